@@ -1,0 +1,43 @@
+# Two commands set everything up: `make demo` and `make test`. The rest is for those who change the code.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# One install per purpose, done again when what it depends on changes.
+install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
+	@echo "make test   set up, then run all tests"
+	@echo "make lint   formatter, linter, type checker and import contracts"
+	@echo "make bench  the comparisons quoted in the documentation"
+	@echo "make clean  remove the environment and everything generated"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tokenmargin needs Python 3.11 or newer; run make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing tokenmargin [$*] into $(VENV) ..."
+	@$(install) '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.installed-report
+	@$(BIN)/tokenmargin demo --out out/demo
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+lint: $(VENV)/.installed-report $(VENV)/.installed-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) out runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,51 @@
+"""Which tokens softmax attention selects, and with what margin.
+
+Names are loaded on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tokenmargin._version import __version__
+
+_EXPORTS = {
+    "tokenmargin.attention": (
+        "CorrelationLoss",
+        "CustomLoss",
+        "ExponentialLoss",
+        "JointObjective",
+        "LogisticLoss",
+        "PromptObjective",
+    ),
+    "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve"),
+    "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
+    "tokenmargin.instances": (
+        "PAPER_PROBLEMS",
+        "figure1a",
+        "figure1b",
+        "figure1c",
+        "figure3a",
+        "figure3b",
+        "figure5",
+        "figure8",
+        "random_problem",
+        "shared_vocabulary_problem",
+    ),
+    "tokenmargin.margin": ("MarginSolution", "label_margin", "max_margin", "relaxed_max_margin"),
+    "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
+    "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tokenmargin' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,340 @@
+"""Losses, and the objectives they give: value, gradient, and a direction of descent that stays right at any norm.
+
+The textbook gradient `s_t (gamma_t - f)` loses its direction once the selected weight rounds to 1: the selected
+token's coefficient is then a difference of equal numbers. Here the selected token is a pivot whose coefficient is
+minus the sum of the others, and `gamma_t - f = (gamma_t - gamma_pivot) + sum_u s_u (gamma_pivot - gamma_u)`, in which
+nothing cancels. Magnitudes are kept as logarithms, so the unit direction is right long after the gradient itself has
+underflowed.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.geometry import AbstractGeometry
+from tokenmargin.problem import TokenProblem
+
+__all__ = [
+    "LOSSES",
+    "AbstractLoss",
+    "AbstractObjective",
+    "CorrelationLoss",
+    "CustomLoss",
+    "Descent",
+    "ExponentialLoss",
+    "JointObjective",
+    "LogisticLoss",
+    "PromptObjective",
+]
+
+
+class AbstractLoss(abc.ABC):
+    """A decreasing loss of the margin `u = Y f` (Assumption A)."""
+
+    @abc.abstractmethod
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`loss(u)`."""
+
+    @abc.abstractmethod
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`log(-loss'(u))`: finite where the slope itself has underflowed."""
+
+    @abc.abstractmethod
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        """`(M0, M1)` on [low, high]: Lipschitz constant of the slope, and a bound on its modulus."""
+
+
+@dataclass(frozen=True)
+class LogisticLoss(AbstractLoss):
+    """`log(1 + exp(-u))`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.logaddexp(0.0, -u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-np.logaddexp(0.0, u))
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        # loss'' = s(u) s(-u) peaks at 0; |loss'| = s(-u) is largest at the left end.
+        nearest = min(max(0.0, low), high)
+        return float(1 / (2 + 2 * np.cosh(nearest))), float(np.exp(self.log_slope(np.asarray(low))))
+
+
+@dataclass(frozen=True)
+class ExponentialLoss(AbstractLoss):
+    """`exp(-u)`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.exp(-u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return float(np.exp(-low)), float(np.exp(-low))
+
+
+@dataclass(frozen=True)
+class CorrelationLoss(AbstractLoss):
+    """`-u`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-u)
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.zeros_like(u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class CustomLoss(AbstractLoss):
+    """A loss of your own: any differentiable, strictly decreasing function.
+
+    **Arguments**
+    - `function`: `loss(u)`, applied to arrays elementwise.
+    - `derivative`: `loss'(u)`, negative everywhere it is asked for.
+    - `lipschitz`, `bound`: `M0` and `M1` of Assumption A, needed only for the step-size rule.
+
+    >>> hinge = CustomLoss(lambda u: np.arctan(-u), lambda u: -1 / (1 + u**2), lipschitz=0.65, bound=1.0)
+    >>> float(hinge.log_slope(np.array(0.0)))
+    0.0
+    """
+
+    function: Callable[[Float[Array, "..."]], Float[Array, "..."]]
+    derivative: Callable[[Float[Array, "..."]], Float[Array, "..."]]
+    lipschitz: float | None = None
+    bound: float | None = None
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(self.function(u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        slope = np.asarray(self.derivative(u))
+        if not (slope < 0).all():
+            raise ValueError(
+                f"the loss must be strictly decreasing: its derivative is {slope.max():g} on outputs in "
+                f"[{np.min(u):g}, {np.max(u):g}]; return a negative derivative there"
+            )
+        return np.asarray(np.log(-slope))
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        if self.lipschitz is None or self.bound is None:
+            raise ValueError("the step-size rule needs CustomLoss(lipschitz=M0, bound=M1); give them, or give a step")
+        return self.lipschitz, self.bound
+
+
+LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
+    ("logistic", LogisticLoss()),
+    ("exponential", ExponentialLoss()),
+    ("correlation", CorrelationLoss()),
+)
+
+
+class Descent(NamedTuple):
+    """The direction of steepest descent, block by block, and how steep it is.
+
+    - `direction`: minus the gradient, each block scaled to unit length (zero where the gradient is exactly zero).
+    - `log_norm`: logarithm of each block's gradient norm (minus infinity where it is zero).
+    """
+
+    direction: Float[Array, "... D"]
+    log_norm: Float[Array, "... blocks"]
+
+
+class _Attention(NamedTuple):
+    """One forward pass, with what the stable gradient needs of it. The pivot is the token of largest weight."""
+
+    weights: Float[Array, "... n T"]  # softmax weights
+    log_weights: Float[Array, "... n T"]
+    pivot: Bool[Array, "... n T"]
+    output: Float[Array, "... n"]  # Y_i f_i
+    lead: Float[Array, "... n T"]  # gamma_t - f, without cancellation
+
+
+def _attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> _Attention:
+    chosen = logits.argmax(axis=-1)[..., None]
+    pivot = chosen == np.arange(logits.shape[-1])
+    relative = logits - logits.max(axis=-1, keepdims=True)
+    weights = np.exp(relative)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total
+    best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
+    ahead = best - scores
+    shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
+    return _Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
+
+
+def _unit(geometry: AbstractGeometry, vector: Float[Array, "... D"], log_scale: Float[Array, "..."]) -> Descent:
+    """Scale `exp(log_scale) vector` to unit length and report the logarithm of its length."""
+    length = geometry.norm(vector)[..., None]
+    with np.errstate(divide="ignore"):
+        log_norm = log_scale[..., None] + np.log(length)
+    return Descent(vector / np.where(length > 0, length, 1.0), log_norm)
+
+
+def _shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
+    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
+    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
+
+
+def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[Array, "... n"]) -> Descent:
+    """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
+    with np.errstate(divide="ignore"):
+        logs = log_slope[..., None] + state.log_weights + np.log(np.abs(state.lead))
+    logs[state.pivot] = -np.inf
+    sizes, log_scale = _shifted(logs, (-2, -1))
+    coefficients = np.copysign(sizes, state.lead)
+    coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
+    return _unit(keys, keys.pullback(coefficients), log_scale - np.log(keys.n))
+
+
+@dataclass(frozen=True)
+class AbstractObjective(abc.ABC):
+    """The training risk `mean_i loss(Y_i f(X_i))` as a function of a flat parameter made of blocks.
+
+    Every method takes parameters with leading axes: many starts are evaluated in one call.
+    """
+
+    problem: TokenProblem
+    loss: AbstractLoss = field(default_factory=LogisticLoss)
+
+    @property
+    @abc.abstractmethod
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        """Name and geometry of each block of the parameter, in order."""
+
+    @abc.abstractmethod
+    def start(self) -> Float[Array, " D"]:
+        """Where training starts unless told otherwise."""
+
+    @abc.abstractmethod
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        """The margins `Y_i f(X_i)`."""
+
+    @abc.abstractmethod
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        """Unit direction of steepest descent per block, and the logarithm of the gradient norm."""
+
+    @property
+    def dimension(self) -> int:
+        """Length of the flat parameter."""
+        return sum(geometry.dimension for _, geometry in self.blocks)
+
+    def split(self, theta: Float[Array, "... D"]) -> dict[str, Float[Array, "... D_block"]]:
+        """The blocks of a flat parameter by name."""
+        parts, begin = {}, 0
+        for name, geometry in self.blocks:
+            parts[name] = theta[..., begin : begin + geometry.dimension]
+            begin += geometry.dimension
+        return parts
+
+    def prompt(self, theta: Float[Array, "... D"]) -> Float[Array, "... D_keys"]:
+        """The attention parameter p: the last block."""
+        return theta[..., self.dimension - self.problem.keys.dimension :]
+
+    def expand(self, per_block: Float[Array, "... blocks"]) -> Float[Array, "... D"]:
+        """One number per block, repeated over the block's coordinates."""
+        return np.repeat(per_block, [geometry.dimension for _, geometry in self.blocks], axis=-1)
+
+    def norms(self, theta: Float[Array, "... D"]) -> Float[Array, "... blocks"]:
+        """Length of each block."""
+        parts = self.split(theta)
+        return np.stack([geometry.norm(parts[name]) for name, geometry in self.blocks], axis=-1)
+
+    def value(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """The training risk."""
+        return np.asarray(self.loss.value(self.outputs(theta)).mean(axis=-1))
+
+    def gradient(self, theta: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """The plain gradient; it underflows where `descent` does not."""
+        direction, log_norm = self.descent(theta)
+        return np.asarray(-self.expand(np.exp(log_norm)) * direction)
+
+
+@dataclass(frozen=True)
+class PromptObjective(AbstractObjective):
+    """The risk as a function of the attention parameter p alone; the head is fixed.
+
+    >>> from tokenmargin.instances import figure1a
+    >>> objective = PromptObjective(figure1a())
+    >>> direction, log_norm = objective.descent(np.array([0.0, 5000.0, 0.0]))
+    >>> direction.round(3), bool(np.exp(log_norm[0]) == 0.0)
+    (array([-0.1  ,  0.995,  0.   ]), True)
+    """
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("prompt", self.problem.keys),)
+
+    def start(self) -> Float[Array, " D"]:
+        return self.problem.keys.zero()
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self._attend(theta).output
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self._attend(theta)
+        return _prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
+
+    def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
+        logits = self.problem.keys.logits(theta)
+        return _attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+
+    def smoothness(self) -> float:
+        """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.
+
+        This is the bound that the proof of Lemma 6 reaches before it puts `|v| |X_i|` for `|gamma_i|` to print (24); it
+        is never larger, and it does not ask how keys and values are tied.
+        """
+        problem = self.problem
+        visible = problem.scores[problem.mask]
+        m0, m1 = self.loss.constants(float(visible.min()), float(visible.max()))
+        gamma = np.linalg.norm(problem.scores, axis=1)
+        grams = (problem.keys.gram_of(row[here]) for row, here in zip(problem.keys.index, problem.mask, strict=True))
+        spectral = np.array([max(np.linalg.eigvalsh(gram)[-1], 0.0) for gram in grams])  # |K_i|^2
+        return float((spectral * (m0 * gamma**2 + 3 * m1 * gamma)).mean())
+
+
+@dataclass(frozen=True)
+class JointObjective(AbstractObjective):
+    """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("head", self.problem.values), ("prompt", self.problem.keys))
+
+    def start(self) -> Float[Array, " D"]:
+        head = self.problem.values.zero() if self.problem.head is None else self.problem.head
+        return np.concatenate([head, self.problem.keys.zero()])
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self._attend(theta).output
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self._attend(theta)
+        log_slope = self.loss.log_slope(state.output)
+        slopes, log_scale = _shifted(log_slope, (-1,))
+        feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
+        values = self.problem.values
+        head = _unit(values, values.pullback(feature_weights), log_scale - np.log(values.n))
+        prompt = _prompt_descent(self.problem.keys, state, log_slope)
+        return Descent(
+            np.concatenate([head.direction, prompt.direction], axis=-1),
+            np.concatenate([head.log_norm, prompt.log_norm], axis=-1),
+        )
+
+    def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
+        parts = self.split(theta)
+        values = self.problem.values
+        scores = self.problem.labels[:, None] * values.gather(values.project(parts["head"]))
+        return _attend(self.problem.keys.logits(parts["prompt"]), scores)

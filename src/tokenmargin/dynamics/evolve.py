@@ -1,0 +1,144 @@
+"""evolve: run a descent method on an objective and keep what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractObjective
+from tokenmargin.dynamics.methods import AbstractMethod
+from tokenmargin.selection import attention_weights, saturation, select
+
+__all__ = ["OBSERVABLES", "Trajectory", "evolve"]
+
+Observable = Callable[[AbstractObjective, Array], Array]
+
+OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
+    {
+        "point": lambda objective, theta: theta.copy(),
+        "norm": lambda objective, theta: objective.norms(theta),
+        "loss": lambda objective, theta: objective.value(theta),
+        "output": lambda objective, theta: objective.outputs(theta),
+        "saturation": lambda objective, theta: saturation(objective.problem.keys, objective.prompt(theta)),
+        "selected": lambda objective, theta: select(objective.problem.keys, objective.prompt(theta)),
+        "weights": lambda objective, theta: attention_weights(objective.problem.keys, objective.prompt(theta)),
+        "log_gradient": lambda objective, theta: objective.descent(theta).log_norm,
+    }
+)
+"""What a trajectory can keep, by name; each array's first axis is the kept step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Where a run ended and what was kept on the way.
+
+    **Attributes**
+    - `objective`, `method`: what was run.
+    - `final`: the last point, with the leading axes of the starts.
+    - `steps`: number of steps taken.
+    - `at`: the steps at which something was kept.
+    - `kept`: the observables asked for, by name.
+    - `interrupted`: whether the run was stopped by Ctrl-C before its last step.
+    """
+
+    objective: AbstractObjective
+    method: AbstractMethod
+    final: Float[Array, "... D"]
+    steps: int
+    at: Int[Array, " kept"]
+    kept: Mapping[str, Array]
+    interrupted: bool = False
+
+    @property
+    def prompt(self) -> Float[Array, "... D_keys"]:
+        """The attention parameter p at the end."""
+        return self.objective.prompt(self.final)
+
+    @property
+    def selected(self) -> Int[Array, "... n"]:
+        """The token of largest weight in each input at the end."""
+        return select(self.objective.problem.keys, self.prompt)
+
+    @property
+    def saturation(self) -> Float[Array, "..."]:
+        """Mean largest softmax weight at the end."""
+        return saturation(self.objective.problem.keys, self.prompt)
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self.kept:
+            raise KeyError(f"{name!r} was not kept; ask for it with evolve(..., keep=({name!r},))")
+        return self.kept[name]
+
+
+def evolve(
+    objective: AbstractObjective,
+    method: AbstractMethod,
+    *,
+    steps: int,
+    start: Float[Array, "... D"] | None = None,
+    keep: Iterable[str] = (),
+    every: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Trajectory:
+    """Run `steps` steps of `method` from `start`, or from many starts at once along its leading axes.
+
+    **Arguments**
+    - `objective`: a prompt or joint objective.
+    - `method`: gradient descent or normalised gradient descent.
+    - `steps`: how many.
+    - `start`: first point; the objective's own start by default.
+    - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
+    - `progress`: called with the number of steps done, about a hundred times in all.
+
+    Ctrl-C ends the run early and returns what was reached.
+
+    >>> from tokenmargin.attention import PromptObjective
+    >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
+    >>> from tokenmargin.instances import figure1a
+    >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
+    >>> path.selected, bool(path.saturation > 0.999)
+    (array([0]), True)
+    """
+    if steps < 0 or every < 1:
+        raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
+    names = tuple(keep)
+    unknown = [name for name in names if name not in OBSERVABLES]
+    if unknown:
+        raise ValueError(f"cannot keep {unknown[0]!r}; choose from {', '.join(OBSERVABLES)}")
+    theta = objective.start() if start is None else np.array(start, dtype=np.float64)
+    if theta.ndim < 1 or theta.shape[-1] != objective.dimension:
+        raise ValueError(f"start must have {objective.dimension} numbers in its last axis, got shape {theta.shape}")
+    if not np.isfinite(theta).all():
+        raise ValueError("start must be finite")
+    method = method.prepared(objective)
+
+    at: list[int] = []
+    kept: dict[str, list[Array]] = {name: [] for name in names}
+
+    def record(step: int) -> None:
+        at.append(step)
+        for name in names:
+            kept[name].append(OBSERVABLES[name](objective, theta))
+
+    tick = max(steps // 100, 1)
+    done, interrupted = 0, False
+    try:
+        for step in range(steps):
+            if names and step % every == 0:
+                record(step)
+            descent = objective.descent(theta)
+            theta = theta + objective.expand(method.lengths(descent)) * descent.direction
+            done = step + 1
+            if progress is not None and done % tick == 0:
+                progress(done)
+    except KeyboardInterrupt:
+        interrupted = True
+    if names and (not at or at[-1] != done):
+        record(done)
+    arrays = {name: np.stack(values) for name, values in kept.items()}
+    return Trajectory(objective, method, theta, done, np.array(at, dtype=int), MappingProxyType(arrays), interrupted)

@@ -1,0 +1,77 @@
+"""Descent methods: how far to go along the direction of steepest descent."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractObjective, Descent, PromptObjective
+
+__all__ = ["AbstractMethod", "GradientDescent", "NormalizedGradientDescent"]
+
+
+def _checked_step(step: float) -> None:
+    if not (np.isfinite(step) and step > 0):
+        raise ValueError(f"step must be a positive number, got {step}")
+
+
+class AbstractMethod(abc.ABC):
+    """A rule for the length of a step."""
+
+    @abc.abstractmethod
+    def prepared(self, objective: AbstractObjective) -> AbstractMethod:
+        """The same method with everything that depends on the objective settled, once per run."""
+
+    @abc.abstractmethod
+    def lengths(self, descent: Descent) -> Float[Array, "... blocks"]:
+        """How far to move each block along its unit direction."""
+
+
+@dataclass(frozen=True)
+class GradientDescent(AbstractMethod):
+    """`p(t+1) = p(t) - step * gradient`; without a step, `1 / L_p` with the smoothness constant (24)."""
+
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            _checked_step(self.step)
+
+    def prepared(self, objective: AbstractObjective) -> GradientDescent:
+        if self.step is not None:
+            return self
+        if not isinstance(objective, PromptObjective):
+            raise ValueError(
+                "the step-size rule 1 / L_p is stated for the prompt alone; give GradientDescent(step=...)"
+            )
+        smoothness = objective.smoothness()
+        if smoothness == 0:
+            raise ValueError("L_p is zero: keys or scores are all zero and nothing depends on p; give a step")
+        return GradientDescent(step=1 / smoothness)
+
+    def lengths(self, descent: Descent) -> Float[Array, "... blocks"]:
+        assert self.step is not None, "prepared() settles the step"
+        return np.asarray(self.step * np.exp(descent.log_norm))
+
+
+@dataclass(frozen=True)
+class NormalizedGradientDescent(AbstractMethod):
+    """`p(t+1) = p(t) - step * gradient / |gradient|`, each block by its own norm.
+
+    A block whose gradient is exactly zero stays where it is.
+    """
+
+    step: float = 0.1
+
+    def __post_init__(self) -> None:
+        _checked_step(self.step)
+
+    def prepared(self, objective: AbstractObjective) -> NormalizedGradientDescent:
+        return self
+
+    def lengths(self, descent: Descent) -> Float[Array, "... blocks"]:
+        return np.full(descent.log_norm.shape, self.step)

@@ -1,0 +1,349 @@
+"""The two geometries: a dictionary of vectors plus an index from (input, position) to its rows.
+
+What the theory needs of the tokens is a linear map to logits, its adjoint, and an inner product:
+
+    logits(p)[i, t] = <k_it, p>,    pullback(w) = sum_it w_it k_it,    inner(p, q) = <p, q>.
+
+`Coordinates` holds the m x d array of vectors; a parameter is a d-vector. `Gram` holds only the m x m inner
+products; a parameter is its m coefficients on the dictionary. Every algorithm of the package is written once,
+against this interface, so it runs on both, and on dimensions that no array could hold.
+
+A vocabulary shared by all inputs costs its own size and not n x T x d. A dictionary may also hold rows that no
+token points to: that is how a start or a head outside the span of the tokens gets a place in a Gram matrix.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+__all__ = ["AbstractGeometry", "Coordinates", "Gram", "bilinear"]
+
+
+def _frozen(array: Array) -> Array:
+    """A read-only view: geometries are values, and are shared freely."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
+
+
+def _checked_index(index: object, mask: object, rows: int) -> tuple[Array, Array]:
+    """Validate the (n, T) index and mask of a dictionary with `rows` vectors."""
+    index = np.asarray(index)
+    if index.ndim != 2 or index.size == 0:
+        raise ValueError(
+            f"index must have shape (n, T) with n, T >= 1, got {index.shape}; pass one row of tokens per input"
+        )
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"index must hold integers (rows of the dictionary), got dtype {index.dtype}")
+    mask = np.ones(index.shape, dtype=bool) if mask is None else np.asarray(mask)
+    if mask.shape != index.shape or mask.dtype != bool:
+        raise ValueError(
+            f"mask must be boolean with the shape of the tokens {index.shape}, got {mask.dtype} {mask.shape}; "
+            "True marks a token that is there"
+        )
+    empty = np.flatnonzero(~mask.any(axis=1))
+    if empty.size:
+        raise ValueError(f"input {empty[0]} has no token left under the mask; drop it or unmask one of its tokens")
+    visible = index[mask]
+    if visible.min() < 0 or visible.max() >= rows:
+        raise ValueError(
+            f"index points outside the dictionary: it must lie in 0..{rows - 1}, got {visible.min()}..{visible.max()}"
+        )
+    # Hidden positions may hold anything (-1 by habit); point them at row 0 so that gathering never fails.
+    return np.where(mask, index, 0).astype(np.intp, copy=False), mask
+
+
+def _checked_numbers(name: str, array: object, shape: str) -> Array:
+    """Validate a two-dimensional array of finite real numbers and return it as float64."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"{name} must have shape {shape} with no empty axis, got {array.shape}")
+    array = array.astype(np.float64, copy=False)
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))[0]
+        raise ValueError(
+            f"{name} must be finite, got {array[tuple(bad)]} at {tuple(bad.tolist())}; remove or impute that token"
+        )
+    return array
+
+
+class AbstractGeometry(abc.ABC):
+    """A dictionary of vectors and the tokens that point into it.
+
+    **Attributes**
+    - `index`: row of the dictionary for token `t` of input `i`.
+    - `mask`: which positions hold a token; inputs shorter than T are padded.
+    """
+
+    index: Int[Array, "n T"]
+    mask: Bool[Array, "n T"]
+
+    @property
+    @abc.abstractmethod
+    def dimension(self) -> int:
+        """Length of the array that holds a parameter."""
+
+    @property
+    @abc.abstractmethod
+    def rows(self) -> int:
+        """Number of vectors in the dictionary."""
+
+    @abc.abstractmethod
+    def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
+        """Inner product of `p` with every vector of the dictionary."""
+
+    @abc.abstractmethod
+    def combine(self, coefficients: Float[Array, "... m"]) -> Float[Array, "... D"]:
+        """The parameter `sum_j coefficients_j e_j`: the adjoint of `project`."""
+
+    @abc.abstractmethod
+    def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """Inner product of two parameters."""
+
+    @abc.abstractmethod
+    def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
+        """Inner products among the given rows of the dictionary."""
+
+    @abc.abstractmethod
+    def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
+        """Rows `a_j` of a Euclidean space with the inner products of `e_plus[j] - e_minus[j]` (or of `e_plus[j]`)."""
+
+    @property
+    @abc.abstractmethod
+    def resolution(self) -> float:
+        """Length below which a difference of two vectors cannot be told from rounding."""
+
+    @property
+    def n(self) -> int:
+        """Number of inputs."""
+        return int(self.index.shape[0])
+
+    @property
+    def T(self) -> int:
+        """Largest number of tokens of an input."""
+        return int(self.index.shape[1])
+
+    @cached_property
+    def lengths(self) -> Int[Array, " n"]:
+        """Number of tokens of each input."""
+        return self.mask.sum(axis=1)
+
+    @cached_property
+    def _dense(self) -> bool:
+        """Every token has its own row, in order: gathering and scattering are reshapes."""
+        tokens = self.index.size
+        return bool(self.mask.all() and tokens <= self.rows and (self.index.ravel() == np.arange(tokens)).all())
+
+    def zero(self) -> Float[Array, " D"]:
+        """The zero parameter."""
+        return np.zeros(self.dimension)
+
+    def norm(self, p: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """Length of a parameter, without overflow or underflow on the way."""
+        scale = np.abs(p).max(axis=-1, keepdims=True)
+        scale[scale == 0] = 1.0
+        unit = p / scale
+        return np.asarray(scale[..., 0] * np.sqrt(np.maximum(self.inner(unit, unit), 0.0)))
+
+    def gather(self, rows: Float[Array, "... m"]) -> Float[Array, "... n T"]:
+        """Values per dictionary row, laid out per token."""
+        if self._dense:
+            return rows[..., : self.index.size].reshape(*rows.shape[:-1], *self.index.shape)
+        return rows[..., self.index]
+
+    def scatter(self, tokens: Float[Array, "... n T"]) -> Float[Array, "... m"]:
+        """Sum of token values per dictionary row: the adjoint of `gather`. Hidden positions must hold zero."""
+        lead = tokens.shape[:-2]
+        if self._dense:
+            rows = np.zeros((*lead, self.rows))
+            rows[..., : self.index.size] = tokens.reshape(*lead, -1)
+            return rows
+        flat = tokens.reshape(-1, self.index.size)
+        where = self.index.ravel()
+        sums = [np.bincount(where, weights=row, minlength=self.rows) for row in flat]
+        return np.array(sums).reshape(*lead, self.rows)
+
+    def logits(self, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+        """`<k_it, p>` for every token; minus infinity where there is none."""
+        logits = self.gather(self.project(p))
+        return logits if self._dense else np.where(self.mask, logits, -np.inf)
+
+    def pullback(self, weights: Float[Array, "... n T"]) -> Float[Array, "... D"]:
+        """`sum_it w_it k_it`, the adjoint of `logits` (hidden positions are ignored)."""
+        weights = weights if self._dense else np.where(self.mask, weights, 0.0)
+        return self.combine(self.scatter(weights))
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates(AbstractGeometry):
+    """Vectors given by coordinates; a parameter is a d-vector.
+
+    >>> tokens = Coordinates.of([[[0.0, 1.0], [1.0, 0.0]]])
+    >>> tokens.logits(np.array([2.0, 3.0]))
+    array([[3., 2.]])
+    """
+
+    vectors: Float[Array, "m d"]
+    index: Int[Array, "n T"]
+    mask: Bool[Array, "n T"] = None  # type: ignore[assignment]  # None: every position holds a token
+
+    def __post_init__(self) -> None:
+        vectors = _checked_numbers("vectors", self.vectors, "(m, d)")
+        index, mask = _checked_index(self.index, self.mask, len(vectors))
+        object.__setattr__(self, "vectors", _frozen(vectors))
+        object.__setattr__(self, "index", _frozen(index))
+        object.__setattr__(self, "mask", _frozen(mask))
+
+    @classmethod
+    def of(cls, tokens: object, mask: object = None) -> Coordinates:
+        """One vector per token: `tokens` has shape (n, T, d)."""
+        array = np.asarray(tokens)
+        if array.ndim != 3 or 0 in array.shape:
+            raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
+        n, T, d = array.shape
+        if mask is not None and np.asarray(mask).shape == (n, T):
+            # Padding often holds NaN; it is never read, but the dictionary must be finite.
+            array = np.where(np.asarray(mask, dtype=bool)[..., None], array, 0)
+        return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)  # type: ignore[arg-type]
+
+    @property
+    def dimension(self) -> int:
+        return int(self.vectors.shape[1])
+
+    @property
+    def rows(self) -> int:
+        return int(self.vectors.shape[0])
+
+    @property
+    def tokens(self) -> Float[Array, "n T d"]:
+        """The vectors laid out per token (a copy of size n x T x d; zeros where there is no token)."""
+        return np.where(self.mask[..., None], self.vectors[self.index], 0.0)
+
+    def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
+        return p @ self.vectors.T
+
+    def combine(self, coefficients: Float[Array, "... m"]) -> Float[Array, "... D"]:
+        return coefficients @ self.vectors
+
+    def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
+        return np.asarray(np.einsum("...d,...d->...", p, q))
+
+    def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
+        chosen = self.vectors[rows]
+        return chosen @ chosen.T
+
+    def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
+        return self.vectors[plus] if minus is None else self.vectors[plus] - self.vectors[minus]
+
+    @property
+    def resolution(self) -> float:
+        return 0.0  # close floats subtract exactly
+
+    def as_gram(self, extra: Float[Array, "k d"] | None = None) -> Gram:
+        """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary."""
+        vectors = self.vectors if extra is None else np.concatenate([self.vectors, np.atleast_2d(extra)])
+        return Gram(vectors @ vectors.T, self.index, self.mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Gram(AbstractGeometry):
+    """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
+
+    Coefficients are not unique when the vectors are dependent; every quantity of the theory is.
+    """
+
+    matrix: Float[Array, "m m"]
+    index: Int[Array, "n T"]
+    mask: Bool[Array, "n T"] = None  # type: ignore[assignment]  # None: every position holds a token
+
+    def __post_init__(self) -> None:
+        matrix = _checked_numbers("matrix", self.matrix, "(m, m)")
+        if matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(
+                f"matrix must be square (inner products of the dictionary with itself), got {matrix.shape}"
+            )
+        largest = np.abs(matrix).max()
+        if np.abs(matrix - matrix.T).max() > 1e-12 * largest:
+            raise ValueError("matrix must be symmetric: it holds inner products; symmetrise it with (G + G.T) / 2")
+        # Rounding in a product of m terms leaves negative eigenvalues up to about m eps |G|; more is not a Gram matrix.
+        if np.linalg.eigvalsh(matrix)[0] < -1e-12 * len(matrix) * largest:
+            raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
+        index, mask = _checked_index(self.index, self.mask, len(matrix))
+        object.__setattr__(self, "matrix", _frozen(matrix))
+        object.__setattr__(self, "index", _frozen(index))
+        object.__setattr__(self, "mask", _frozen(mask))
+
+    @property
+    def dimension(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def rows(self) -> int:
+        return int(self.matrix.shape[0])
+
+    def unit(self, row: int) -> Float[Array, " m"]:
+        """The dictionary vector `row` itself, as a parameter."""
+        return np.eye(1, self.rows, row)[0]
+
+    def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
+        return p @ self.matrix
+
+    def combine(self, coefficients: Float[Array, "... m"]) -> Float[Array, "... D"]:
+        return coefficients
+
+    def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
+        return np.asarray(np.einsum("...d,...d->...", p @ self.matrix, q))
+
+    def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
+        return self.matrix[np.ix_(rows, rows)]
+
+    def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
+        matrix = self.matrix[plus]
+        if minus is not None:
+            matrix = matrix - self.matrix[minus]
+        products = matrix[:, plus] - (matrix[:, minus] if minus is not None else 0.0)
+        values, vectors = np.linalg.eigh((products + products.T) / 2)
+        # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
+        kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
+        return vectors[:, kept] * np.sqrt(values[kept])
+
+    @property
+    def resolution(self) -> float:
+        # |a - b|^2 = <a,a> - 2 <a,b> + <b,b> is known to a few eps of its terms.
+        return float(np.sqrt(8 * np.finfo(float).eps * self.matrix.diagonal().max()))
+
+
+def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:
+    """Geometry of the matrix parameter W in the logits `<k_it, W' z_i> = <z_i k_it', W>`.
+
+    The tokens become the rank-one matrices `z_i k_it'`, whose inner products are products of inner products. In
+    coordinates a parameter is W flattened row by row; in Gram space it is the Hadamard product of two Gram matrices.
+    One query shared by all inputs leaves the dictionary its size; a query per input gives every token its own row.
+
+    **Arguments**
+    - `keys`: the tokens.
+    - `queries`: `z`, or one `z_i` per input.
+    """
+    queries = np.asarray(queries, dtype=np.float64)
+    if queries.ndim not in (1, 2) or (queries.ndim == 2 and len(queries) != keys.n):
+        raise ValueError(f"queries must have shape (q,) or (n, q) with n = {keys.n}, got {queries.shape}")
+    if not np.isfinite(queries).all():
+        raise ValueError("queries must be finite")
+    if queries.ndim == 1:
+        rows, index, of_row = np.arange(keys.rows), keys.index, np.zeros(keys.rows, dtype=np.intp)
+    else:
+        rows, index = keys.index.ravel(), np.arange(keys.index.size).reshape(keys.index.shape)
+        of_row = np.repeat(np.arange(keys.n), keys.T)
+    z = np.atleast_2d(queries)
+    if isinstance(keys, Coordinates):
+        outer = z[of_row][:, :, None] * keys.vectors[rows][:, None, :]
+        return Coordinates(outer.reshape(len(rows), -1), index, keys.mask)
+    return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask)

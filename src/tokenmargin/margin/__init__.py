@@ -1,0 +1,69 @@
+"""The max-margin problems whose solutions are the limits of attention, solved with certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+from numpy import ndarray as Array
+
+from tokenmargin.margin.constraints import (
+    Constraints,
+    attention_constraints,
+    label_constraints,
+    relaxed_constraints,
+)
+from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.margin.solver import TOLERANCE, solve
+from tokenmargin.problem import TokenProblem
+
+__all__ = [
+    "TOLERANCE",
+    "Certificate",
+    "Constraints",
+    "MarginSolution",
+    "label_margin",
+    "max_margin",
+    "relaxed_max_margin",
+    "solve",
+    "support_inputs",
+]
+
+
+def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+    """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
+
+    >>> from tokenmargin.instances import figure1b
+    >>> max_margin(figure1b(), [0]).vector.round(4)
+    array([-0.099 ,  0.9901,  0.    ])
+    """
+    return solve(attention_constraints(problem, selected))
+
+
+def label_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+    """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
+    return solve(label_constraints(problem, selected))
+
+
+def support_inputs(
+    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], *, tolerance: float = 1e-7
+) -> Bool[Array, " n"]:
+    """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
+    head = label_margin(problem, selected)
+    if not head.is_optimal:
+        raise ValueError(
+            f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
+        )
+    outputs = problem.values.logits(head.vector)[np.arange(problem.n), np.asarray(selected)]
+    return np.asarray(problem.labels * outputs <= 1 + tolerance)
+
+
+def relaxed_max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+    """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
+
+    >>> from tokenmargin.instances import figure3b
+    >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6)
+    array([1., 0.])
+    """
+    return solve(relaxed_constraints(problem, selected, support_inputs(problem, selected)))

@@ -1,0 +1,91 @@
+"""The constraints of a max-margin problem, as pairs of dictionary rows: `<e_plus - e_minus, p> >= bound`.
+
+Each function here poses one of the papers' problems; `solve` in the module beside answers all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.geometry import AbstractGeometry
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import checked_selection
+
+__all__ = ["Constraints", "attention_constraints", "label_constraints", "relaxed_constraints"]
+
+
+@dataclass(frozen=True, eq=False)
+class Constraints:
+    """`sign_j <e_plus[j] - e_minus[j], p> >= bound_j`, or `=` where `equality` says so; minimise |p|.
+
+    **Attributes**
+    - `geometry`: where the vectors live.
+    - `plus`, `minus`: rows of the dictionary; `minus` is None when the constraints are on single vectors.
+    - `bound`: right-hand sides.
+    - `token`: the (input, position) each constraint speaks of, for reading multipliers.
+    - `sign`: +1 or -1 per constraint.
+    - `equality`: which constraints are equalities.
+    """
+
+    geometry: AbstractGeometry
+    plus: Int[Array, " k"]
+    minus: Int[Array, " k"] | None
+    bound: Float[Array, " k"]
+    token: Int[Array, "k 2"]
+    sign: Float[Array, " k"] | None = None
+    equality: Bool[Array, " k"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.plus)
+
+    def rows(self) -> Float[Array, "k r"]:
+        """The constraint vectors, up to an isometry of their span."""
+        rows = self.geometry.differences(self.plus, self.minus)
+        return rows if self.sign is None else rows * self.sign[:, None]
+
+    def combine(self, multipliers: Float[Array, " k"]) -> Float[Array, " D"]:
+        """`sum_j multipliers_j (constraint vector j)` as a parameter of the geometry."""
+        weights = multipliers if self.sign is None else multipliers * self.sign
+        coefficients = np.bincount(self.plus, weights=weights, minlength=self.geometry.rows)
+        if self.minus is not None:
+            coefficients -= np.bincount(self.minus, weights=weights, minlength=self.geometry.rows)
+        return self.geometry.combine(coefficients)
+
+
+def attention_constraints(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Constraints:
+    """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
+    alpha = checked_selection(problem, selected)
+    others = problem.mask.copy()
+    others[np.arange(problem.n), alpha] = False
+    token = np.argwhere(others)
+    index = problem.keys.index
+    plus = index[token[:, 0], alpha[token[:, 0]]]
+    return Constraints(problem.keys, plus, index[others], np.ones(len(token)), token)
+
+
+def relaxed_constraints(
+    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], support: Bool[Array, " n"]
+) -> Constraints:
+    """The relaxed problem (10): margin 1 on the inputs in `support`, mere selection (margin 0) on the others."""
+    hard = attention_constraints(problem, selected)
+    bound = np.where(np.asarray(support, dtype=bool)[hard.token[:, 0]], 1.0, 0.0)
+    return Constraints(hard.geometry, hard.plus, hard.minus, bound, hard.token)
+
+
+def label_constraints(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Constraints:
+    """SVM for the head: `Y_i <v, x_{i alpha_i}> >= 1`."""
+    alpha = checked_selection(problem, selected)
+    inputs = np.arange(problem.n)
+    return Constraints(
+        geometry=problem.values,
+        plus=problem.values.index[inputs, alpha],
+        minus=None,
+        bound=np.ones(problem.n),
+        token=np.stack([inputs, alpha], axis=1),
+        sign=problem.labels,
+    )

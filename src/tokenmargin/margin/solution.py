@@ -1,0 +1,81 @@
+"""MarginSolution: the answer to a max-margin problem, with the evidence for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+__all__ = ["Certificate", "MarginSolution", "Status"]
+
+Status = Literal["optimal", "infeasible", "inaccurate"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Residuals of the optimality conditions, each relative to the problem's own scale.
+
+    - `primal`: largest violation of a constraint, in units of the margin.
+    - `dual`: most negative multiplier of an inequality, relative to the largest.
+    - `complementarity`: largest product of multiplier and slack, relative to |p|^2.
+    - `gap`: duality gap, relative to |p|^2.
+    - `farkas`: |M' farkas| over `sum_j farkas_j |row_j|`, for infeasible problems (else infinity).
+
+    The vector is built from the multipliers, so stationarity holds by construction.
+    """
+
+    primal: float = np.inf
+    dual: float = np.inf
+    complementarity: float = np.inf
+    gap: float = np.inf
+    farkas: float = np.inf
+
+    @property
+    def residual(self) -> float:
+        """The largest residual of the claim made: of optimality, or of infeasibility where that is proven better."""
+        return min(max(self.primal, self.dual, self.complementarity, self.gap), self.farkas)
+
+
+@dataclass(frozen=True, eq=False)
+class MarginSolution:
+    """The solution of `min |p|` under linear constraints, and why to believe it.
+
+    **Attributes**
+    - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven to tolerance.
+    - `vector`: the minimiser, a parameter of the problem's geometry; zeros when infeasible.
+    - `margin`: `1 / |p|`; zero when infeasible, infinity when there is nothing to separate.
+    - `multipliers`: one per constraint.
+    - `active`: constraints with a positive multiplier.
+    - `tokens`: (input, position) of each constraint.
+    - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`, proving infeasibility; None otherwise.
+    - `certificate`: the residuals.
+    - `seconds`: time taken.
+    """
+
+    status: Status
+    vector: Float[Array, " D"]
+    margin: float
+    multipliers: Float[Array, " k"]
+    tokens: Int[Array, "k 2"]
+    certificate: Certificate
+    farkas: Float[Array, " k"] | None = None
+    seconds: float = 0.0
+
+    @property
+    def active(self) -> Int[Array, " a"]:
+        """Indices of the constraints that hold the solution: those with a non-zero multiplier."""
+        return np.flatnonzero(self.multipliers)
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the vector is proven to be the minimiser."""
+        return self.status == "optimal"
+
+    def __repr__(self) -> str:
+        return (
+            f"MarginSolution({self.status}, margin={self.margin:.6g}, active={len(self.active)} of {len(self.tokens)}, "
+            f"residual={self.certificate.residual:.1e})"
+        )
