@@ -12,7 +12,6 @@ from tokenmargin.instances import figure1b, random_problem
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 
-
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
