@@ -21,7 +21,7 @@ _EXPORTS = {
     "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
-        "PAPER_PROBLEMS",
+        "NAMED_PROBLEMS",
         "figure1a",
         "figure1b",
         "figure1c",
@@ -31,6 +31,7 @@ _EXPORTS = {
         "figure8",
         "random_problem",
         "shared_vocabulary_problem",
+        "three_limits",
     ),
     "tokenmargin.margin": ("MarginSolution", "label_margin", "max_margin", "relaxed_max_margin"),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
