@@ -24,7 +24,7 @@ _EXPORTS = {
     "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
-        "PAPER_PROBLEMS",
+        "NAMED_PROBLEMS",
         "figure1a",
         "figure1b",
         "figure1c",
@@ -34,6 +34,7 @@ _EXPORTS = {
         "figure8",
         "random_problem",
         "shared_vocabulary_problem",
+        "three_limits",
     ),
     "tokenmargin.margin": ("MarginSolution", "label_margin", "max_margin", "relaxed_max_margin"),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),

@@ -17,7 +17,7 @@ from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
 
 __all__ = [
-    "PAPER_PROBLEMS",
+    "NAMED_PROBLEMS",
     "figure1a",
     "figure1b",
     "figure1c",
@@ -28,6 +28,7 @@ __all__ = [
     "figure9",
     "random_problem",
     "shared_vocabulary_problem",
+    "three_limits",
 ]
 
 
@@ -104,12 +105,22 @@ def figure8() -> TokenProblem:
     return _planar([[(1.0, 0.0, 1.0), (0.0, 0.0, 0.0)], [(-2.0, 1.0, 1.0), (0.0, 0.0, 0.0)]])
 
 
+def three_limits() -> TokenProblem:
+    """Two inputs of four tokens in the plane with three limit directions: an instance of our own, to demonstrate."""
+    return _planar(
+        [
+            [(-0.1, -0.6, 0.8), (-0.5, -0.2, 0.1), (0.0, 0.2, 0.3), (0.1, 1.0, 0.6)],
+            [(-0.3, -0.6, 0.7), (0.5, 0.5, 0.3), (-0.7, 0.1, 0.4), (-0.1, 0.1, 0.2)],
+        ]
+    )
+
+
 def figure9(d: int, *, rng: np.random.Generator) -> TokenProblem:
     """One trial of Figures 9 and 10: four inputs of six random tokens in `d` dimensions."""
     return random_problem(n=4, T=6, d=d, rng=rng)
 
 
-PAPER_PROBLEMS: MappingProxyType[str, Callable[[], TokenProblem]] = MappingProxyType(
+NAMED_PROBLEMS: MappingProxyType[str, Callable[[], TokenProblem]] = MappingProxyType(
     {
         "fig1a": figure1a,
         "fig1b": figure1b,
@@ -118,9 +129,10 @@ PAPER_PROBLEMS: MappingProxyType[str, Callable[[], TokenProblem]] = MappingProxy
         "fig3b": figure3b,
         "fig5": figure5,
         "fig8": figure8,
+        "three-limits": three_limits,
     }
 )
-"""The figures' problems that take no argument, by name: what the command line accepts in place of a file."""
+"""Problems that take no argument, by name: what the command line accepts in place of a file."""
 
 
 def _on_sphere(rng: np.random.Generator, shape: tuple[int, ...]) -> Float[Array, "..."]:

@@ -1,0 +1,5 @@
+import sys
+
+from tokenmargin.cli import main
+
+sys.exit(main())

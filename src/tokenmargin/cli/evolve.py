@@ -1,0 +1,152 @@
+"""`tokenmargin evolve`: train on a problem and compare where it went with the certified direction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+
+if TYPE_CHECKING:
+    from tokenmargin.attention import AbstractObjective
+    from tokenmargin.dynamics import AbstractMethod, Trajectory
+
+__all__ = ["evolve"]
+
+KEPT_POINTS = 1000
+
+
+def evolve(
+    problem: str,
+    /,
+    *,
+    method: Literal["ngd", "gd"] = "ngd",
+    step: float | None = None,
+    steps: int = 1000,
+    start: str | None = None,
+    train: Literal["prompt", "joint"] = "prompt",
+    loss: Literal["logistic", "exponential", "correlation"] = "logistic",
+    save: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Train attention and name the direction it reached.
+
+    The final direction is compared with the certified max-margin direction of the tokens it selects (for joint
+    training, with the relaxed one).
+
+    **Examples**
+
+        tokenmargin evolve fig1b --start 0,-1,0
+        tokenmargin evolve problem.npz --method gd --steps 100000 --json
+
+    Parameters
+    ----------
+    problem:
+        A .npz or .json file, or the name of a figure, such as fig1c.
+    method:
+        Normalised gradient descent (ngd) or gradient descent (gd).
+    step:
+        Step size; by default 0.1 for ngd and 1/L_p for gd.
+    steps:
+        Number of steps.
+    start:
+        First p, as numbers separated by commas (for joint training: v, then p). Default: zero, and the problem's head.
+    train:
+        The attention vector alone (prompt), or head and attention vector together (joint).
+    loss:
+        The loss of the margin.
+    save:
+        Write the trajectory (up to 1000 points of it) to this .npz file.
+    json:
+        Write one JSON object to standard output.
+    """
+    import numpy as np
+
+    from tokenmargin.dynamics import evolve as run
+
+    data = read_problem(problem)
+    if save is not None and save.suffix != ".npz":
+        raise UsageError(f"--save writes a .npz file, got {save.name!r}")
+    with usage_errors():
+        objective = _objective(data, train, loss)
+        rule = _method(method, step).prepared(objective)
+        first = None if start is None else np.array(numbers(start, float, "--start"))
+        keep = () if save is None else ("point", "norm", "loss", "saturation")
+        with progress_bar(f"{method}, {steps} steps", steps) as progress:
+            path = run(
+                objective,
+                rule,
+                steps=steps,
+                start=first,
+                keep=keep,
+                every=max(steps // KEPT_POINTS, 1),
+                progress=progress,
+            )
+    if save is not None:
+        np.savez_compressed(save, at=path.at, **path.kept)  # type: ignore[arg-type]
+        say(f"wrote {save}")
+    report = _report(path)
+    if json:
+        emit_json(report)
+    else:
+        _print(report)
+    return 1 if path.interrupted else 0
+
+
+def _objective(problem: Any, train: str, loss: str) -> AbstractObjective:
+    from tokenmargin.attention import LOSSES, JointObjective, PromptObjective
+
+    kind = PromptObjective if train == "prompt" else JointObjective
+    return kind(problem, dict(LOSSES)[loss])
+
+
+def _method(method: str, step: float | None) -> AbstractMethod:
+    from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent
+
+    if method == "gd":
+        return GradientDescent(step)
+    return NormalizedGradientDescent() if step is None else NormalizedGradientDescent(step)
+
+
+def _report(path: Trajectory) -> dict[str, Any]:
+    from tokenmargin.attention import JointObjective
+    from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
+    from tokenmargin.selection import angle, cosine
+
+    problem, selected = path.objective.problem, path.selected
+    separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
+    solution = (relaxed_max_margin if separable else max_margin)(problem, selected)
+    aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
+    return {
+        "final": path.final,
+        "norm": float(problem.keys.norm(path.prompt)),
+        "loss": float(path.objective.value(path.final)),
+        "selected": selected,
+        "saturation": float(path.saturation),
+        "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
+        "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
+        "direction": {
+            "problem": "relaxed" if separable else "att-svm",
+            "status": solution.status,
+            "vector": solution.vector if solution.is_optimal else None,
+            "margin": solution.margin,
+        },
+        "steps": path.steps,
+        "interrupted": path.interrupted,
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    import numpy as np
+
+    direction = report["direction"]
+    with np.printoptions(precision=6, suppress=True, threshold=12):
+        print(f"final       {report['final']}")
+        print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
+        print(f"selected    {', '.join(map(str, report['selected']))} (mean weight {report['saturation']:.6f})")
+        if report["angle"] is None:
+            print(f"direction   none to compare with: the selection is {direction['status']}")
+        else:
+            evidence = f"{direction['problem']}, certified, margin {direction['margin']:.6g}"
+            print(f"direction   {direction['vector']} ({evidence})")
+            print(f"angle       {report['angle']:.3e} rad (cosine {report['cosine']:.8f})")

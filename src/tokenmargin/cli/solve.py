@@ -1,0 +1,101 @@
+"""`tokenmargin solve`: the max-margin direction of one selection, with its certificate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tokenmargin.cli.common import emit_json, numbers, read_problem, usage_errors
+
+if TYPE_CHECKING:
+    from tokenmargin.margin import MarginSolution
+    from tokenmargin.problem import TokenProblem
+
+__all__ = ["solution_report", "solve"]
+
+
+def solve(
+    problem: str,
+    /,
+    *,
+    select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,
+    json: bool = False,
+) -> int:
+    """Find the shortest p that separates the selected token of every input from its others.
+
+    Exit code 0 when the answer is proven (optimal or infeasible), 1 when it is inaccurate.
+
+    **Examples**
+
+        tokenmargin solve fig1b --select 1
+        tokenmargin solve problem.npz --select 0,2,1 --json
+
+    Parameters
+    ----------
+    problem:
+        A .npz or .json file with keys (n,T,d), labels (n), head (d) or scores (n,T), and optionally values and mask;
+        or the name of a figure, such as fig1c.
+    select:
+        The selected token of each input, counted from 0. By default the tokens of highest score.
+    json:
+        Write one JSON object to standard output.
+    """
+    from tokenmargin.margin import max_margin
+    from tokenmargin.selection import optimal_tokens
+
+    data = read_problem(problem)
+    chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else numbers(select, int, "--select")
+    with usage_errors():
+        solution = max_margin(data, chosen)
+    report = solution_report(data, chosen, solution)
+    if json:
+        emit_json(report)
+    else:
+        _print(report)
+    return 1 if solution.status == "inaccurate" else 0
+
+
+def solution_report(problem: TokenProblem, selected: list[int], solution: MarginSolution) -> dict[str, Any]:
+    """Everything about one solution, in plain types."""
+    import numpy as np
+
+    from tokenmargin.selection import is_globally_optimal, is_locally_optimal, neighbours
+
+    solved = solution.status == "optimal"
+    near = np.argwhere(neighbours(problem, solution.vector, selected)) if solved else np.zeros((0, 2), dtype=int)
+    return {
+        "status": solution.status,
+        "selected": list(selected),
+        "vector": solution.vector if solution.status != "infeasible" else None,
+        "margin": solution.margin,
+        "residual": solution.certificate.residual,
+        "active": solution.tokens[solution.active],
+        "multipliers": solution.multipliers[solution.active],
+        "neighbours": near,
+        "locally_optimal": solved and is_locally_optimal(problem, solution.vector, selected),
+        "globally_optimal": is_globally_optimal(problem, selected),
+        "farkas": solution.farkas,
+        "seconds": solution.seconds,
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    import numpy as np
+
+    print(f"status            {report['status']} (residual {report['residual']:.1e})")
+    print(f"selected          {', '.join(map(str, report['selected']))}")
+    if report["vector"] is not None:
+        with np.printoptions(precision=6, suppress=True, threshold=12):
+            print(f"vector            {report['vector']}")
+        print(f"margin            {report['margin']:.8g}")
+        print(f"neighbours        {_pairs(report['neighbours'])}")
+        print(f"locally optimal   {'yes' if report['locally_optimal'] else 'no'}")
+    else:
+        print("no direction selects these tokens: a Farkas vector proves it (--json prints it)")
+    print(f"globally optimal  {'yes' if report['globally_optimal'] else 'no'}")
+
+
+def _pairs(tokens: Any) -> str:
+    shown = ", ".join(f"token {t} of input {i}" for i, t in tokens[:8])
+    return (shown or "none") + (f" and {len(tokens) - 8} more" if len(tokens) > 8 else "")

@@ -1,0 +1,126 @@
+"""Figure 5 of *Max-Margin Token Selection in Attention Mechanism*: how loss and score bend the path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin.attention import LOSSES, AbstractLoss, PromptObjective
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.tables import PAPER_B, columns, token_table
+from tokenmargin.instances import figure5
+from tokenmargin.margin import max_margin
+from tokenmargin.selection import angle
+
+__all__ = ["Figure5"]
+
+
+def _predicted_height(loss: AbstractLoss, score: float) -> float:
+    """Where the path of Figure 5 levels off: the height y at which the two inputs pull equally.
+
+    At p = (x, y) with x large the gradients are `|l'(C)| C exp(-x-y)` along (1, 1) and `|l'(1)| exp(-x+y)` along
+    (1, -1); they balance at `y = log(C |l'(C)| / |l'(1)|) / 2`.
+    """
+    slopes = loss.log_slope(np.array([score, 1.0]))
+    return float((np.log(score) + slopes[0] - slopes[1]) / 2)
+
+
+@dataclass(frozen=True)
+class Figure5(AbstractExperiment):
+    """`tokenmargin reproduce fig5`: about 4 s; correlation loss bends towards the high score, logistic to the low."""
+
+    figure: ClassVar[str] = "fig5"
+    source: ClassVar[str] = PAPER_B
+    title: ClassVar[str] = "How loss and score bend the path before the limit"
+
+    steps: int = 1000
+    step: float = 0.1
+    scores: tuple[float, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100)
+
+    @classmethod
+    def quick(cls) -> Self:
+        return cls()
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls()
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        rows: list[dict[str, object]] = []
+        paths: dict[str, list[Array]] = {name: [] for name in ("loss", "score", "step", "x", "y")}
+        losses = [(name, loss) for name, loss in LOSSES if name in ("correlation", "logistic")]
+        for done, score in enumerate(self.scores):
+            problem = figure5(score)
+            for name, loss in losses:
+                path = evolve(
+                    PromptObjective(problem, loss),
+                    NormalizedGradientDescent(self.step),
+                    steps=self.steps,
+                    keep=("point",),
+                )
+                points = path["point"]
+                solution = max_margin(problem, path.selected)
+                for column, values in (
+                    ("loss", np.full(len(points), name)),
+                    ("score", np.full(len(points), float(score))),
+                    ("step", path.at),
+                    ("x", points[:, 0]),
+                    ("y", points[:, 1]),
+                ):
+                    paths[column].append(values)
+                # The limit is (1, 0), so the height that remains is the bias: up is the token of score C.
+                rows.append(
+                    {
+                        "loss": name,
+                        "score": float(score),
+                        "height": float(points[-1, 1]),
+                        "predicted": _predicted_height(loss, float(score)),
+                        "angle": float(angle(problem.keys, path.final, solution.vector)),
+                        "residual": solution.certificate.residual,
+                    }
+                )
+            if progress is not None:
+                progress((done + 1) / len(self.scores))
+        summary = columns(rows)
+        tables = {
+            "tokens": token_table(figure5(1.0)),
+            "paths": {name: np.concatenate(columns) for name, columns in paths.items()},
+            "bias": summary,
+        }
+        return Result(self, tables, self._findings(summary))
+
+    def _findings(self, bias: Table) -> tuple[Finding, ...]:
+        uneven = bias["score"] > 1
+        height = {name: bias["height"][uneven & (bias["loss"] == name)] for name in ("correlation", "logistic")}
+        known = bias["score"] <= 10
+        return (
+            Finding(
+                "correlation loss: least height at the end, C > 1",
+                float(height["correlation"].min()),
+                low=0.1,
+                source="bias to the high score",
+            ),
+            Finding(
+                "logistic loss: greatest height at the end, C > 1",
+                float(height["logistic"].max()),
+                high=-0.01,
+                source="bias to the low score",
+            ),
+            Finding(
+                "largest distance of a height from the closed form",
+                float(np.abs(bias["height"] - bias["predicted"]).max()),
+                high=1e-3,
+                source="balance of the two inputs' gradients",
+            ),
+            Finding(
+                "largest angle to (1, 0) at the end, C up to 10",
+                float(bias["angle"][known].max()),
+                high=0.05,
+                source="Theorem 2",
+            ),
+        )

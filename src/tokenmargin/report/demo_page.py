@@ -1,0 +1,70 @@
+"""The page of the demonstration: the problem, its limits, and where each start went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenmargin.experiments import Result, Table
+from tokenmargin.report.figures import draw
+from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, write_page
+
+__all__ = ["NEXT", "write_demo_page"]
+
+NEXT = """\
+tokenmargin solve three-limits --select 0,0     # one certified direction
+tokenmargin evolve fig1b --start 0,-1,0         # a start that reaches a local limit
+tokenmargin reproduce fig3b                     # a figure of the paper, expected beside measured
+tokenmargin --help"""
+
+
+def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Path:
+    """Write the demonstration's page and return its path."""
+    tokens, limits, directions = (result.tables[name] for name in ("tokens", "limits", "directions"))
+    problem = Section(
+        "The problem",
+        (
+            "Each input is a handful of tokens in the plane. Attention gives token t of input i the weight "
+            "softmax(<k_it, p>), and training moves p to lower the loss. A star marks the token of highest score.",
+        ),
+        tables=(_table(tokens, ("input", "token", "x", "y", "score", "optimal")),),
+    )
+    atlas = Section(
+        "Where can it converge?",
+        (
+            f"There are {counts['all']} ways to pick one token per input. {counts['infeasible']} of them no direction "
+            f"can pick: each has a Farkas certificate. {counts['limits']} are locally optimal: descent that starts near "
+            "one of these directions converges to it (Theorem 3). GMM marks the globally optimal one.",
+        ),
+        tables=(_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
+    )
+    runs = Section(
+        "Where did it converge?",
+        ("Normalised gradient descent from a ring of starts, and the angle of each run to its certified direction.",),
+        svg=inline_svg(draw(result), "demo"),
+        tables=(
+            _table(limits, ("start_x", "start_y", "selected", "limit", "angle", "cosine", "norm")),
+            findings_table(result),
+        ),
+    )
+    return write_page(
+        path,
+        title="Attention selects tokens with a margin",
+        lead=result.experiment.title + ".",
+        sections=(problem, atlas, runs, Section("What to try next", code=NEXT)),
+        command="tokenmargin demo",
+    )
+
+
+def _table(table: Table, columns: tuple[str, ...]) -> PageTable:
+    chosen = [table[name].tolist() for name in columns]
+    return PageTable(columns, [[_cell(value) for value in row] for row in zip(*chosen, strict=True)])
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else ""
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)

@@ -1,0 +1,183 @@
+"""Static figures: each draws a Result's tables, and changes none of the user's matplotlib settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy import ndarray as Array
+
+from tokenmargin.experiments import Result, Table
+
+__all__ = ["DRAWINGS", "draw", "save_figure"]
+
+# Okabe and Ito's palette: distinct to colour-blind readers.
+INPUT_COLOURS = ("#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9", "#D55E00")
+GLOBAL, LOCAL, RELAXED, MUTED = "#D55E00", "#0072B2", "#009E73", "#8a8a8a"
+PLOTTED_STEPS = 200  # of a thousand, as in the papers
+
+
+def draw(result: Result) -> Figure:
+    """The figure of a result."""
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    DRAWINGS[result.experiment.figure](result, axes)
+    axes.set_title(result.experiment.title, fontsize=8.5, wrap=True)
+    return figure
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write SVG, PDF and PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{suffix}" for suffix in ("svg", "pdf", "png")]
+    for path in paths:
+        # Without a date, the same result gives the same file.
+        metadata = (
+            {"Date": None} if path.suffix == ".svg" else {"CreationDate": None} if path.suffix == ".pdf" else None
+        )
+        figure.savefig(path, dpi=160, metadata=metadata)
+    return paths
+
+
+def draw_prompt_paths(result: Result, ax: Axes) -> None:
+    """Tokens, the certified rays, and the path of p from every start."""
+    tables = result.tables
+    tokens, limits = tables["tokens"], tables["limits"]
+    widest = max(np.hypot(tokens["x"], tokens["y"]).max(), np.hypot(limits["start_x"], limits["start_y"]).max())
+    reach = 3 * float(widest)
+    _draw_tokens(ax, tokens)
+    directions = tables["directions"]
+    for kind, x, y in zip(directions["direction"], directions["x"], directions["y"], strict=True):
+        if kind in ("GMM", "LMM"):
+            _draw_ray(ax, x, y, colour=GLOBAL if kind == "GMM" else LOCAL, label=str(kind), reach=reach)
+    paths = tables["paths"]
+    for start in np.unique(paths["start"]):
+        chosen = (paths["start"] == start) & (np.hypot(paths["x"], paths["y"]) <= 2 * reach)
+        _draw_path(ax, paths["x"][chosen], paths["y"][chosen], colour=MUTED, label="path of p" if start == 0 else None)
+    _finish_plane(ax, reach)
+
+
+def draw_joint_paths(result: Result, ax: Axes) -> None:
+    """Tokens with their labels, the paths of p and v, and the directions they reach."""
+    tables = result.tables
+    _draw_tokens(ax, tables["tokens"])
+    reach = 4.0
+    relaxed = result.experiment.figure == "fig3b"
+    looks = {
+        "p_mm": (MUTED if relaxed else GLOBAL, "p^mm"),
+        "p_relax": (GLOBAL if relaxed else None, "p^relax"),
+        "v_mm": (LOCAL, "v^mm"),
+    }
+    directions = tables["directions"]
+    for name, x, y in zip(directions["direction"], directions["x"], directions["y"], strict=True):
+        colour, label = looks[name]
+        if colour is not None:
+            _draw_ray(ax, x, y, colour=colour, label=label, reach=reach)
+    paths = tables["paths"]
+    for name, colour in (("p", GLOBAL), ("v", LOCAL)):
+        x, y = paths[f"{name}_x"], paths[f"{name}_y"]
+        near = np.hypot(x, y) <= 2 * reach
+        _draw_path(ax, x[near], y[near], colour=colour, label=f"path of {name}")
+    _finish_plane(ax, reach)
+
+
+def draw_probabilities(result: Result, ax: Axes) -> None:
+    """Softmax and logistic probability along training."""
+    paths = result.tables["paths"]
+    shown = paths["step"] <= PLOTTED_STEPS
+    for column, colour, label in (
+        ("softmax_probability", GLOBAL, "softmax, mean over inputs"),
+        ("logistic_probability", LOCAL, "logistic, mean over inputs"),
+    ):
+        ax.plot(paths["step"][shown], paths[column][shown], color=colour, label=label)
+    _finish_curves(ax, "probability")
+
+
+def draw_growth(column: str, label: str) -> Callable[[Result, Axes], None]:
+    """One quantity under normalised and under plain descent."""
+
+    def draw_curves(result: Result, ax: Axes) -> None:
+        curves = result.tables["curves"]
+        for method, colour, name in (("ngd", GLOBAL, "normalised descent"), ("gd", LOCAL, "gradient descent")):
+            ax.plot(curves["step"], curves[f"{column}_{method}"], color=colour, label=name)
+        _finish_curves(ax, label)
+
+    return draw_curves
+
+
+def draw_loss_bias(result: Result, ax: Axes) -> None:
+    """Paths of p for growing scores under two losses, and the height each must settle at."""
+    tables = result.tables
+    _draw_tokens(ax, tables["tokens"])
+    paths, bias = tables["paths"], tables["bias"]
+    scores = np.unique(paths["score"])
+    for loss, colour in (("correlation", GLOBAL), ("logistic", LOCAL)):
+        for score in scores[scores <= 10]:
+            chosen = (paths["loss"] == loss) & (paths["score"] == score) & (paths["x"] <= 10)
+            shade = 0.25 + 0.75 * score / 10
+            ax.plot(paths["x"][chosen], paths["y"][chosen], color=colour, alpha=shade, linewidth=1)
+            height = bias["predicted"][(bias["loss"] == loss) & (bias["score"] == score)][0]
+            ax.plot([9.6, 10], [height, height], color=colour, alpha=shade, linewidth=3)
+        ax.plot([], [], color=colour, label=f"{loss} loss, C = 1..10")
+    ax.axhline(0, color=MUTED, linestyle="--", linewidth=1, label="p^mm = (1, 0)")
+    ax.set(xlim=(-0.5, 10), ylim=(-3.6, 2.2), xlabel="p, first coordinate", ylabel="p, second coordinate")
+    ax.legend(fontsize=8, loc="lower left", frameon=False)
+
+
+def _draw_tokens(ax: Axes, tokens: Table) -> None:
+    for i in np.unique(tokens["input"]):
+        for optimal, marker, size in ((True, "*", 130), (False, "o", 36)):
+            here = (tokens["input"] == i) & (tokens["optimal"] == optimal)
+            colour = INPUT_COLOURS[int(i) % len(INPUT_COLOURS)]
+            label = f"input {i}" if optimal else None
+            ax.scatter(tokens["x"][here], tokens["y"][here], s=size, marker=marker, color=colour, label=label,
+                       zorder=3, edgecolors="white", linewidths=0.5)  # fmt: skip
+
+
+def _draw_ray(ax: Axes, x: float, y: float, *, colour: str, label: str, reach: float) -> None:
+    scale = 2 * reach / np.hypot(x, y)
+    ax.plot([0, scale * x], [0, scale * y], linestyle="--", color=colour, linewidth=1.6, label=label, zorder=2)
+
+
+def _draw_path(ax: Axes, x: Array, y: Array, *, colour: str, label: str | None) -> None:
+    ax.plot(x, y, color=colour, linewidth=1, label=label, zorder=1)
+    ax.plot(x[0], y[0], marker=".", color=colour, markersize=5, zorder=1)
+
+
+def _finish_plane(ax: Axes, reach: float) -> None:
+    ax.set(
+        xlim=(-reach, reach),
+        ylim=(-reach, reach),
+        aspect="equal",
+        xlabel="first coordinate",
+        ylabel="second coordinate",
+    )
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    ax.legend(unique.values(), unique.keys(), fontsize=8, loc="best", frameon=False)
+
+
+def _finish_curves(ax: Axes, label: str) -> None:
+    ax.set(xlabel="step", ylabel=label)
+    ax.legend(fontsize=8, frameon=False)
+
+
+DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
+    {
+        "demo": draw_prompt_paths,
+        "fig1a": draw_prompt_paths,
+        "fig1b": draw_prompt_paths,
+        "fig1c": draw_prompt_paths,
+        "fig3a": draw_joint_paths,
+        "fig3b": draw_joint_paths,
+        "fig3c": draw_probabilities,
+        "fig4a": draw_growth("saturation", "mean largest softmax weight"),
+        "fig4b": draw_growth("norm", "norm of p"),
+        "fig5": draw_loss_bias,
+        "fig8": draw_prompt_paths,
+    }
+)

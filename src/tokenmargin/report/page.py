@@ -1,0 +1,84 @@
+"""One self-contained HTML page: text, tables and inline pictures; no script, no network."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from tokenmargin._version import __version__
+from tokenmargin.experiments import Result
+
+__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "result_section", "write_page"]
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A small table of strings."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a page: paragraphs, a picture, tables, a listing; each optional."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    svg: Markup | None = None
+    tables: Sequence[PageTable] = ()
+    code: str = ""
+
+
+def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section], command: str) -> Path:
+    """Render the page and write it."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tokenmargin.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    page = environment.get_template("page.html")
+    text = page.render(title=title, lead=lead, sections=sections, command=command, version=__version__)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def inline_svg(figure: Figure, prefix: str) -> Markup:
+    """The figure as SVG to put into a page; `prefix` keeps the ids of several figures apart."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    return Markup(svg)  # our own drawing, not input
+
+
+def findings_table(result: Result) -> PageTable:
+    """Expected beside measured."""
+    return PageTable(
+        ("what", "measured", "expected", "as expected", "source"),
+        [
+            (f.what, f"{f.measured:.6g}", f.expected, "yes" if f.holds else "no", f.source)
+            for f in result.findings
+        ],
+    )  # fmt: skip
+
+
+def result_section(result: Result, figure: Figure) -> Section:
+    """An experiment on a page: its picture and its findings."""
+    name = result.experiment.figure
+    return Section(
+        title=f"{name}: {result.experiment.title}",
+        paragraphs=(f"Source: {result.experiment.source}.", *result.notes),
+        svg=inline_svg(figure, name),
+        tables=(findings_table(result),),
+    )
