@@ -17,7 +17,7 @@ from tokenmargin.corpus import TokenCorpus
 from tokenmargin.dynamics import FirstStep, first_step
 from tokenmargin.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
 from tokenmargin.problem import TokenProblem
-from tokenmargin.theory.limits import Limit, follow
+from tokenmargin.theory.limits import Limit, follow, selects
 
 __all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
 
@@ -103,17 +103,16 @@ class EmbeddingInstance:
     @cached_property
     def posed(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
         """The problem of training p after the first step, and the selection that `selection` asks for."""
-        return tuple((step.after.problem(), self._chosen(step.after, k)) for k, step in enumerate(self.steps))
+        problems = [step.after.problem() for step in self.steps]
+        if self.selection == "random":
+            return tuple((problem, selects(problem, self.point(k))) for k, problem in enumerate(problems))
+        chosen = self.corpus.important if self.selection == "important" else self.corpus.mask
+        return tuple((problem, chosen) for problem in problems)
 
-    def _chosen(self, embeddings: Embeddings, k: int) -> Bool[Array, "n T"]:
-        if self.selection == "important":
-            return self.corpus.important
-        if self.selection == "everything":
-            return self.corpus.mask
-        geometry = embeddings.geometry
-        direction = geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.rows))
-        logits = geometry.logits(direction)
-        return np.asarray(logits == logits.max(axis=1, keepdims=True))
+    def point(self, k: int) -> Float[Array, " D"]:
+        """A random combination of the vectors after the first step: any `p_o`."""
+        geometry = self.steps[k].after.geometry
+        return geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.rows))
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:

@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
-from tokenmargin.dynamics import FlowPath, flow
+from tokenmargin.dynamics.flow import FlowPath, flow
 from tokenmargin.margin import Constraints, MarginSolution, solve
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 
-__all__ = ["Limit", "class_max_margin", "follow", "selected_in_the_limit"]
+__all__ = ["Limit", "class_constraints", "class_max_margin", "follow", "selected_in_the_limit", "selects"]
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
@@ -26,6 +26,12 @@ def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: flo
     logits = problem.keys.logits(p)
     behind = logits.max(axis=1, keepdims=True) - logits
     return np.asarray((behind <= tie * behind[problem.mask].max()) & problem.mask)
+
+
+def selects(problem: TokenProblem, p: Float[Array, " D"]) -> Bool[Array, "n T"]:
+    """`S_X(p)` (8): the tokens of largest logit, exactly."""
+    logits = problem.keys.logits(p)
+    return np.asarray(logits == logits.max(axis=1, keepdims=True))
 
 
 def class_constraints(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> Constraints:

@@ -7,7 +7,7 @@ import numpy as np
 from tokenmargin.theory.claim import Slack, above, below
 from tokenmargin.theory.instances import EmbeddingInstance, enough_step
 
-__all__ = ["assumption4", "concentrated", "deviation", "flat_attention", "regime", "share"]
+__all__ = ["assumption4", "concentrated", "deviation", "flat_attention", "lacking", "quantile", "regime", "share"]
 
 
 def deviation(x: EmbeddingInstance) -> float:
@@ -39,6 +39,16 @@ def regime(x: EmbeddingInstance) -> tuple[Slack, ...]:
         flat_attention(x),
         above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
     )
+
+
+def lacking(angle: float) -> float:
+    """`1 - cos(angle)` without cancellation; 2, its largest value, where there is no angle."""
+    return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
+
+
+def quantile(values: list[float], x: EmbeddingInstance) -> float:
+    """The value that all but a share delta of the draws stay below."""
+    return float(np.quantile(values, 1 - x.delta, method="inverted_cdf"))
 
 
 def share(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:

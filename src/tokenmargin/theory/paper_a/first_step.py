@@ -9,7 +9,7 @@ from tokenmargin.corpus import TokenCorpus
 from tokenmargin.embedding import EmbeddingObjective
 from tokenmargin.theory.claim import Claim, Findings, below
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, flat_attention, share
+from tokenmargin.theory.paper_a.conditions import concentrated, deviation, flat_attention, quantile, share
 
 __all__ = ["CLAIMS"]
 
@@ -22,15 +22,15 @@ def initialisation(x: EmbeddingInstance) -> Findings:
     for start in x.starts():
         a, b = start.overlaps
         pv = start.geometry.inner(start.prompt, start.head)
-        products.append(max(np.abs(a).max(), np.abs(b).max(), abs(float(pv))))
-        lengths.append(start.norms[:-1].max())
+        products.append(float(max(np.abs(a).max(), np.abs(b).max(), abs(pv))))
+        lengths.append(float(start.norms[:-1].max()))
     facts = [product <= bound and length <= 2 for product, length in zip(products, lengths, strict=True)]
     return Findings(
         hypotheses=(),
         conclusion=(
             share("all of (14)", facts, x),
-            below("inner products, (1 - delta) quantile", np.quantile(products, 1 - x.delta), bound),
-            below("lengths, (1 - delta) quantile", np.quantile(lengths, 1 - x.delta), 2),
+            below("inner products, (1 - delta) quantile", quantile(products, x), bound),
+            below("lengths, (1 - delta) quantile", quantile(lengths, x), 2),
         ),
     )
 
@@ -44,7 +44,7 @@ def lemma2(x: EmbeddingInstance) -> Findings:
         hypotheses=concentrated(x),
         conclusion=(
             share("errors within (6)", [error <= bound for error in errors], x),
-            below("largest error, (1 - delta) quantile", np.quantile(errors, 1 - x.delta), bound),
+            below("largest error, (1 - delta) quantile", quantile(errors, x), bound),
         ),
     )
 
@@ -55,13 +55,13 @@ def lemma11(x: EmbeddingInstance) -> Findings:
     tokens = [float(step.after.norms[:-2].max()) for step in x.steps]
     prompts = [float(step.after.norms[-2]) for step in x.steps]
     most, most_prompt = 2 * (1 + 2 * x.step), 2 + x.steps[0].bound(x.dimension)
-    facts = [E <= most and p <= most_prompt for E, p in zip(tokens, prompts, strict=True)]
+    facts = [token <= most and p <= most_prompt for token, p in zip(tokens, prompts, strict=True)]
     return Findings(
         hypotheses=concentrated(x),
         conclusion=(
             share("both bounds", facts, x),
-            below("longest E_s, (1 - delta) quantile", np.quantile(tokens, 1 - x.delta), most),
-            below("|p|, (1 - delta) quantile", np.quantile(prompts, 1 - x.delta), most_prompt),
+            below("longest E_s, (1 - delta) quantile", quantile(tokens, x), most),
+            below("|p|, (1 - delta) quantile", quantile(prompts, x), most_prompt),
         ),
     )
 
@@ -78,7 +78,7 @@ def lemma12(x: EmbeddingInstance) -> Findings:
         hypotheses=(*concentrated(x), flat_attention(x)),
         conclusion=(
             share("risk within the bound", [loss <= bound for loss in losses], x),
-            below("risk, (1 - delta) quantile", np.quantile(losses, 1 - x.delta), bound),
+            below("risk, (1 - delta) quantile", quantile(losses, x), bound),
         ),
     )
 
@@ -96,8 +96,8 @@ CLAIMS = (
         example=lambda: EmbeddingInstance.of(4, 3, dimension=256, draws=400),
         refutation=lambda: _one_token(300),
         note=(
-            "Printed without a condition. With one token and delta = 1/2 it fails in any dimension (three normals, each "
-            "allowed 1.18 deviations); in low dimension the lengths exceed 2. It holds for |S| >= 3 and d >= 256."
+            "Printed without a condition. With one token and delta = 1/2 it fails in any dimension (three normals, "
+            "each allowed 1.18 deviations); in low dimension the lengths exceed 2. It holds for |S| >= 3 and d >= 256."
         ),
     ),
     Claim(

@@ -11,68 +11,79 @@ from numpy import ndarray as Array
 from tokenmargin.attention import PromptObjective
 from tokenmargin.margin import MarginSolution
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import cosine
+from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.limits import class_constraints, class_max_margin
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, regime, share
+from tokenmargin.theory.paper_a.conditions import concentrated, deviation, lacking, quantile, regime, share
 
 __all__ = ["CLAIMS"]
 
 RESIDUAL = 1e-9
 """Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
-ALIGNED = 1 - 1e-6
-"""What a cosine must reach at the end of the flow, where the angle is still falling like 1/|p|."""
+MISALIGNED = 1e-6
+"""The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
 
 
 def lemma3(x: EmbeddingInstance) -> Findings:
     """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
-    residual, excess, uniqueness = 0.0, np.inf, np.inf
-    for problem, chosen in x.posed:
-        constraints = class_constraints(problem, chosen)
-        solution = class_max_margin(problem, chosen)
+    residual, uniqueness = 0.0, np.inf
+    for k, (problem, chosen) in enumerate(x.posed):
+        solution, keys = class_max_margin(problem, chosen), problem.keys
         residual = max(residual, solution.certificate.residual)
-        feasible = _feasible(problem, chosen, constraints.equality, solution)
-        length, best = float(problem.keys.norm(feasible)) ** 2, float(problem.keys.norm(solution.vector)) ** 2
-        excess = min(excess, length - best)
-        apart = float(problem.keys.norm(feasible - solution.vector)) ** 2
-        uniqueness = min(uniqueness, (length - best - apart) / length)
+        other = x.point(k) / _smallest_gap(problem, chosen, x.point(k))
+        longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
+        apart = float(keys.norm(other - solution.vector)) ** 2
+        uniqueness = min(uniqueness, (longer - apart) / float(keys.norm(other)) ** 2)
     return Findings(
         hypotheses=(),
         conclusion=(
             below("KKT residual of the solution found", residual, 1e-10),
-            above("another feasible point is longer by", excess, 0, strict=True),
-            # |p|^2 >= |p^|^2 + |p - p^|^2 for every feasible p: only p^ itself has its length
-            above("|p|^2 - |p^|^2 - |p - p^|^2, relative", uniqueness, 0, tolerance=RESIDUAL),
+            # |p|^2 >= |p^|^2 + |p - p^|^2 for every feasible p, as p_o / tau is: only p^ itself has its length
+            above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", uniqueness, 0, tolerance=RESIDUAL),
         ),
     )
 
 
-def _feasible(
-    problem: TokenProblem, chosen: Bool[Array, "n T"], equality: Bool[Array, " k"] | None, solution: MarginSolution
-) -> Float[Array, " D"]:
-    """A feasible point other than the solution: `p_o` scaled to margin 1, or twice the solution under ties."""
-    return 2 * solution.vector
+def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Array, " D"]) -> float:
+    constraints = class_constraints(problem, chosen)
+    logits = problem.keys.project(p)
+    gaps = logits[constraints.plus] - logits[constraints.minus]
+    return float(gaps[constraints.bound > 0].min(initial=np.inf))
 
 
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
-    solvable, difference, smallest = 0.0, 0.0, np.inf
-    for problem, chosen in x.posed:
-        constraints = class_constraints(problem, chosen)
-        M = constraints.rows()
-        vector = np.linalg.pinv(M) @ np.ones(len(M))
-        solvable = max(solvable, float(np.abs(M @ vector - 1).max()))
-        lengths = float(np.linalg.norm(vector)), 1 / class_max_margin(problem, chosen).margin
-        difference = max(difference, lengths[0] / lengths[1] - 1)
-        smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
+    unsolved, excess, _ = _pseudo_inverse(x)
     return Findings(
-        hypotheses=(below("residual of M p = 1", solvable, RESIDUAL),),
-        conclusion=(
-            above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
-            below("|M^+ 1| / |p^| - 1", difference, 0, tolerance=RESIDUAL),
-        ),
+        hypotheses=(below("residual of M p = 1", unsolved, RESIDUAL),),
+        conclusion=(below("|M^+ 1| / |p^| - 1", excess, 0, tolerance=RESIDUAL),),
     )
+
+
+def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
+    """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the max-margin vector is
+    `M^+ 1`."""
+    unsolved, excess, smallest = _pseudo_inverse(x)
+    return Findings(
+        hypotheses=(
+            below("residual of M p = 1", unsolved, RESIDUAL),
+            above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
+        ),
+        conclusion=(below("|M^+ 1| / |p^| - 1", excess, 0, tolerance=RESIDUAL),),
+    )
+
+
+def _pseudo_inverse(x: EmbeddingInstance) -> tuple[float, float, float]:
+    """Over the draws: residual of `M p = 1`, relative excess of |M^+ 1| over |p^|, smallest multiplier."""
+    unsolved, excess, smallest = 0.0, 0.0, np.inf
+    for problem, chosen in x.posed:
+        M = class_constraints(problem, chosen).rows()
+        vector = np.linalg.pinv(M) @ np.ones(len(M))
+        unsolved = max(unsolved, float(np.abs(M @ vector - 1).max()))
+        excess = max(excess, float(np.linalg.norm(vector)) * class_max_margin(problem, chosen).margin - 1)
+        smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
+    return unsolved, excess, smallest
 
 
 def theorem5(x: EmbeddingInstance) -> Findings:
@@ -80,18 +91,15 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     bound, and a limit of its direction selects every completely positive and negative token and is the max-margin
     direction of what it selects."""
     important = x.corpus.important
-    cosines = [
-        float(cosine(problem.keys, limit.path.prompt, limit.solution.vector)) if limit.solution.is_optimal else -1.0
-        for (problem, _), limit in zip(x.posed, x.limits, strict=True)
-    ]
+    misaligned = [lacking(limit.angle) for limit in x.limits]
     slopes = [limit.slope for limit in x.limits]
     return Findings(
         hypotheses=regime(x),
         conclusion=(
             share(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),
             share("all important tokens selected", [bool(limit.chosen[important].all()) for limit in x.limits], x),
-            share("aligned with the max-margin direction", [c >= ALIGNED for c in cosines], x),
-            above("cosine, delta quantile", np.quantile(cosines, x.delta), ALIGNED),
+            share("aligned with the max-margin direction", [c <= MISALIGNED for c in misaligned], x),
+            below("1 - cosine, (1 - delta) quantile", quantile(misaligned, x), MISALIGNED),
             below("exponent of the angle in |p|, median", np.median(slopes), -0.9),
         ),
     )
@@ -133,10 +141,7 @@ def lemma20(x: EmbeddingInstance) -> Findings:
     """At the solution of (9) some constraint is tight: a selected token is ahead of another by exactly 1."""
     worst = 0.0
     for problem, chosen in x.posed:
-        constraints = class_constraints(problem, chosen)
-        logits = problem.keys.project(class_max_margin(problem, chosen).vector)
-        gaps = (logits[constraints.plus] - logits[constraints.minus])[constraints.bound > 0]
-        worst = max(worst, abs(float(gaps.min(initial=np.inf)) - 1))
+        worst = max(worst, abs(_smallest_gap(problem, chosen, class_max_margin(problem, chosen).vector) - 1))
     return Findings((), (equal("furthest smallest gap from 1", worst, 0, tolerance=RESIDUAL),))
 
 
@@ -148,7 +153,7 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     need = (2 * x.step * (n * deviation(x) + 44 * np.sqrt(2) * n)) ** 4
     return Findings(
         hypotheses=(*concentrated(x), above("d, for E_s nearly orthogonal", x.dimension, need)),
-        conclusion=(below("longest |p^|, (1 - delta) quantile", np.quantile(lengths, 1 - x.delta), 4 * n),),
+        conclusion=(below("longest |p^|, (1 - delta) quantile", quantile(lengths, x), 4 * n),),
     )
 
 
@@ -172,14 +177,15 @@ def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
 
 
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
-    cosines = [
-        float(cosine(problem.keys, limit.path.prompt, class_max_margin(problem, x.corpus.important).vector))
+    angles = [
+        float(angle(problem.keys, limit.path.prompt, class_max_margin(problem, x.corpus.important).vector))
         for (problem, _), limit in zip(x.posed, x.limits, strict=True)
     ]
+    misaligned = [lacking(a) for a in angles]
     exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return (
         share("only important tokens selected", exactly, x),
-        above("cosine with the important tokens' direction, delta quantile", np.quantile(cosines, x.delta), ALIGNED),
+        below("1 - cosine with their direction, (1 - delta) quantile", quantile(misaligned, x), MISALIGNED),
     )
 
 
@@ -211,14 +217,77 @@ def _mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
     return 1 - _length(class_max_margin(problem, important)) / min(rivals)
 
 
-_THEOREM = {"draws": 5}
-
 CLAIMS = (
     Claim(
         "A.lemma3",
         lemma3,
         "bounded",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
-        note="A p_o that ties everything gives the solution 0, which has no direction.",
+        note="A p_o that ties all tokens has the solution 0, which is unique but has no direction.",
+    ),
+    Claim(
+        "A.lemma3-closed-form",
+        closed_form,
+        "bounded",
+        example=lambda: EmbeddingInstance.of(2, 2, selection="important"),
+        refutation=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+        note=(
+            "Part of the proof of Lemma 3. A KKT point also needs multipliers (M M')^+ 1 >= 0; where one is negative, "
+            "its constraint is slack and M^+ 1 is too long."
+        ),
+    ),
+    Claim(
+        "A.lemma3-closed-form-with-signs",
+        closed_form_with_signs,
+        "bounded",
+        example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
+        outside=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+        note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary.",
+    ),
+    Claim(
+        "A.lemma6",
+        lemma6,
+        "sampled",
+        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, draws=5),
+    ),
+    Claim(
+        "A.lemma19",
+        lemma19,
+        "sampled",
+        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=2, draws=5),
+        note=(
+            "The hypothesis is never met: tying all sequences of one label and pushing the other along v halves the "
+            "norm, so mu is near -1, also for equal alpha_s. The conclusion holds without it: see A.lemma19-without-mu."
+        ),
+    ),
+    Claim(
+        "A.lemma19-without-mu",
+        lemma19_without_mu,
+        "sampled",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
+        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=5),
+    ),
+    Claim(
+        "A.lemma20",
+        lemma20,
+        "bounded",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
+        refutation=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
+        note="A selection of everything leaves no constraint to be tight; the statement needs one token not selected.",
+    ),
+    Claim(
+        "A.lemma21",
+        lemma21,
+        "bounded",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=20),
+        outside=lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),
+        note="Lemma 19 prints 44 n where the proof of Lemma 21 uses 44 sqrt(2) n; the larger is required here.",
+    ),
+    Claim(
+        "A.theorem5",
+        theorem5,
+        "sampled",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
+        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=5),
     ),
 )
