@@ -3,8 +3,8 @@
 The loss sees the embeddings only through the two vectors `a = E p` and `b = E v`, so its gradient in E has rank two:
 `dL/dE_s = c_s p + e_s v`, where `e_s` sums `g_i s_t` and `c_s` sums `g_i s_t (b_{x_t} - f_i)` over the occurrences of
 s, and `dL/dp = E' c`, `dL/dv = E' e`. A step gathers numbers, not vectors. The AdamW update runs over blocks of rows
-small enough for the cache, and leaves the next step's a and b behind: E, its two moments are read once and written once, and
-E is read once more for the heads' gradient, so a step moves seven times the matrix.
+small enough for the cache, and leaves the next step's a and b behind: E and its two moments are read once and written
+once, and E is read once more for the heads' gradient, so a step moves seven times the matrix.
 """
 
 from __future__ import annotations
