@@ -20,6 +20,9 @@ VERBS = (
     ("solve", "The max-margin direction of one selection, with its certificate."),
     ("evolve", "Train attention on a problem and name the direction it reached."),
     ("reproduce", "The papers' figures: table, picture, and expected against measured."),
+    ("data", "Get a public dataset, from its source or from your copy."),
+    ("prepare", "Labelled text to token ids, with a table of what each step did."),
+    ("train", "Train attention with all its embeddings on prepared text."),
 )
 """The commands; each lives in the module of its name, in a function of its name."""
 

@@ -91,13 +91,13 @@ PLANS: dict[str, list[Job]] = {
             for seed in range(3)
         ),
         *_printed("one-layer", range(3), ("imdb", "yelp", "yelp-balanced")),
-        *_grid("one-layer", "yelp", ONE_LAYER_SETTINGS),
+        *_grid("one-layer", "yelp-balanced", ONE_LAYER_SETTINGS),
         *_grid("one-layer", "imdb", ONE_LAYER_SETTINGS),
     ],
     "two-layer": [
-        *_grid("two-layer", "yelp", TWO_LAYER_SETTINGS),
+        *_grid("two-layer", "yelp-balanced", TWO_LAYER_SETTINGS),
         *_grid("two-layer", "imdb", [{"rate": 1e-4, "epochs": 80}]),
-        *_printed("two-layer", (0,), ("yelp",)),
+        *_printed("two-layer", (0,), ("yelp-balanced", "yelp")),
     ],
     "two-layer-imdb": _printed("two-layer", (0,), ("imdb",)),
 }
