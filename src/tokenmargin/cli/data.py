@@ -24,7 +24,7 @@ def data(
 
     Exit code 1 when it cannot be had; the message says how to bring your own copy.
 
-    **Examples**
+    Examples:
 
         tokenmargin data list
         tokenmargin data get imdb

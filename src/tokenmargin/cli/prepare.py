@@ -35,7 +35,7 @@ def prepare(
 
     Rows that cannot be used are reported with their line numbers and set aside.
 
-    **Examples**
+    Examples:
 
         tokenmargin prepare reviews.csv --out reviews.safetensors
         tokenmargin prepare imdb --pipeline paper --vocabulary vocab.txt --out imdb.safetensors

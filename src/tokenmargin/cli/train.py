@@ -41,11 +41,11 @@ def train(
     A run found in the folder is resumed. Ctrl-C ends it after the step in hand, with a checkpoint. Exit code 1 when it
     was interrupted.
 
-    **Examples**
+    Examples:
 
         tokenmargin prepare sentences --out sentences.safetensors
         tokenmargin train sentences.safetensors --out runs/sentences
-        tokenmargin train imdb.safetensors --out runs/imdb --dimension 2048 --epochs 500 --rate 0.01 --milestones 100,200
+        tokenmargin train imdb.safetensors --out runs/imdb --dimension 2048 --epochs 5 --rate 0.0003
 
     Parameters
     ----------
@@ -158,9 +158,8 @@ def _report(result: TrainingRun, corpus: TokenCorpus) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
-    print(
-        f"{report['status']} after {report['epochs']} epochs: loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}"
-    )
+    print(f"{report['status']} after {report['epochs']} epochs")
+    print(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
     print(
         f"rank correlation of E.v with the posterior difference {report['rho_v']:+.3f}, of E.p with its modulus "
         f"{report['rho_p']:+.3f}; sign of E.v right on {report['sign']:.1%} of {report['clear']} clear tokens"
