@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from tokenmargin.text.prepared import PreparedText, Step
 from tokenmargin.text.words import PUNCTUATION, find_words
 
-__all__ = ["PAPER", "PLAIN", "Pipeline", "prepare"]
+__all__ = ["PAPER", "PLAIN", "Pipeline", "prepare", "spell"]
 
 STOP_LISTS = ("none", "nltk")
 STEMMERS = ("none", "english", "porter")
@@ -147,6 +147,15 @@ def prepare(
         steps=tuple(ledger.steps),
         choices=pipeline.describe(),
     )
+
+
+def spell(words: Sequence[str], pipeline: Pipeline) -> list[str]:
+    """The stem of each word in lower case, empty for a stop word.
+
+    >>> spell(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
+    ['', 'walk']
+    """
+    return _stemmed([_fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
 
 
 def _fold(word: str) -> str:
