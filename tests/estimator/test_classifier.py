@@ -89,7 +89,9 @@ def test_gradient_against_differences(k):
 
     original, solver.minimize = solver.minimize, catch
     try:
-        solver.fit_weights(presence, classes, share, start=start, penalty=solver.Penalty(0.1, 0.2), iterations=1)
+        solver.fit_weights(
+            presence, classes, share, start=start, origin=start, penalty=solver.Penalty(0.1, 0.2), iterations=1
+        )
     finally:
         solver.minimize = original
     at = seen["first"] + 0.3 * rng.standard_normal(len(seen["first"]))

@@ -15,14 +15,30 @@ from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
+from tokenmargin.cli.explain import explain
+from tokenmargin.cli.fit import fit
+from tokenmargin.cli.predict import predict
 from tokenmargin.cli.prepare import prepare
+from tokenmargin.cli.report import report
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.solve import solve
 from tokenmargin.cli.train import train
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (
+    demo,
+    solve,
+    evolve,
+    reproduce,
+    data,
+    prepare,
+    train,
+    fit,
+    predict,
+    explain,
+    report,
+)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

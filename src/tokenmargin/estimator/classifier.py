@@ -74,7 +74,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         logit_penalty: float = 8.0,
         value_penalty: float = 8.0,
         max_iter: int = 100,
-        tol: float = 1e-3,
+        tol: float = 1e-4,
         class_weight: str | dict[Any, float] | None = None,
         validation_fraction: float = 0.1,
         warm_start: bool = False,
@@ -125,10 +125,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             )
         self.classes_ = classes
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(encoded, codes, weight / weight.sum(), start=self.weights_ if again else None)
+            self._train(
+                encoded, codes, weight / weight.sum(), learned=getattr(self, "_learned", None) if again else None
+            )
         return self
 
-    def _train(self, encoded: Encoded, codes: Array, share: Array, *, start: Weights | None) -> None:
+    def _train(self, encoded: Encoded, codes: Array, share: Array, *, learned: Weights | None) -> None:
         k, uniform = len(self.classes_), self.attention == "uniform"
         presence = encoded.presence(len(self.vocabulary_))
         penalty = Penalty(np.inf if uniform else self.logit_penalty / len(codes), self.value_penalty / len(codes))
@@ -140,16 +142,19 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         if held is not None:
             kept = ~held
             part = share[kept] / share[kept].sum()
-            first = start or start_weights(presence[kept], codes[kept], part, k, uniform=uniform)
-            start, losses = fit_weights(
-                presence[kept], codes[kept], part, start=first, iterations=self.max_iter, **settings
-            )
-            self.validation_ = validate(decide(presence[held], start), codes[held], share[held], codes)
+            origin = start_weights(presence[kept], codes[kept], part, k, uniform=uniform)
+            found, losses = fit_weights(
+                presence[kept], codes[kept], part,
+                start=origin.moved(learned), origin=origin, iterations=self.max_iter, **settings,
+            )  # fmt: skip
+            self.validation_ = validate(decide(presence[held], found), codes[held], codes)
+            learned = found.since(origin)
             iterations = min(ITERATIONS_AFTER_CHECK, self.max_iter)
         origin = start_weights(presence, codes, share, k, uniform=uniform)
         self.weights_, more = fit_weights(
-            presence, codes, share, start=start or origin, origin=origin, iterations=iterations, **settings
+            presence, codes, share, start=origin.moved(learned), origin=origin, iterations=iterations, **settings
         )
+        self._learned = self.weights_.since(origin)
         self.loss_curve_ = losses + more
         self.n_iter_ = len(self.loss_curve_)
         self._texts = len(codes)

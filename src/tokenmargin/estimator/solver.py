@@ -49,6 +49,18 @@ class Weights:
     sink_logit: float
     sink_values: Float[Array, " k"]
 
+    def since(self, origin: Weights) -> Weights:
+        """The same with logits counted from those of `origin`: what training changed."""
+        return Weights(self.logits - origin.logits, self.values, self.sink_logit - origin.sink_logit, self.sink_values)
+
+    def moved(self, learned: Weights | None) -> Weights:
+        """These weights with what training changed elsewhere, as `since` gives it."""
+        if learned is None:
+            return self
+        return Weights(
+            self.logits + learned.logits, learned.values, self.sink_logit + learned.sink_logit, learned.sink_values
+        )
+
 
 @dataclass(frozen=True)
 class Penalty:
@@ -141,20 +153,19 @@ def fit_weights(
     share: Float[Array, " n"],
     *,
     start: Weights,
-    origin: Weights | None = None,
+    origin: Weights,
     penalty: Penalty,
     iterations: int,
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-4,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[Weights, list[float]]:
     """Lower the loss from `start` by L-BFGS; returns the weights and the loss at every iteration.
 
     **Arguments**
     - `classes`, `share`: the class of each text, and its weight; the weights add up to one.
-    - `origin`: what the ridge pulls the logits to; `start` unless given.
-    - `tolerance`: stop once an iteration lowers the loss by less than this part of it.
+    - `origin`: what the ridge pulls the logits to.
+    - `tolerance`: stop once an iteration lowers the loss by less than this.
     """
-    origin = origin or start
     data, (m, k) = _Halves(presence), start.values.shape
     data.transpose()
     unit = float(np.exp(origin.sink_logit))

@@ -69,7 +69,7 @@ def split_held_out(codes: Array, fraction: float, rng: RandomState) -> Array | N
     return None if few else held
 
 
-def validate(outputs: Array, codes: Array, share: Array, all_codes: Array) -> Validation:
+def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
     """Judge decisions on held-out texts; `all_codes` says which class is the most frequent."""
     decided = (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
     right = decided == codes

@@ -1,0 +1,107 @@
+"""`tokenmargin fit`: train the classifier on labelled text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+from tokenmargin.cli.common import UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli.model import command_line, data_hash, read_rows, versions
+
+__all__ = ["fit"]
+
+
+def fit(
+    source: str,
+    /,
+    *,
+    out: Path,
+    text: str = "text",
+    label: str = "label",
+    ngrams: int = 1,
+    tokenizer: Literal["words", "paper"] = "words",
+    min_count: int = 2,
+    balanced: bool = False,
+    seed: int = 0,
+    json: bool = False,
+) -> int:
+    """Train a classifier that says which tokens decide, and write a model folder.
+
+    Examples:
+
+        tokenmargin fit sentences --out model
+        tokenmargin fit reviews.csv --text review --label sentiment --ngrams 3 --out model
+
+    Parameters
+    ----------
+    source:
+        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, or
+        sentences (built in).
+    out:
+        The model folder to write.
+    text:
+        The column with the texts.
+    label:
+        The column with the labels.
+    ngrams:
+        The longest n-gram that counts as a token.
+    tokenizer:
+        Lower-case words, or the paper's pipeline (stop words dropped, stems).
+    min_count:
+        How often a word must occur to be known.
+    balanced:
+        Give rare classes the weight of frequent ones.
+    seed:
+        Chooses the texts held out to measure the accuracy.
+    json:
+        Write one JSON object to standard output.
+    """
+    with needs_extra("classify"):
+        from tokenmargin.estimator import ModelFileError, TokenSelectionClassifier, save_model
+    rows = read_rows(source, text=text, label=label)
+    classes = Counter(rows.labels)
+    if len(classes) < 2:
+        raise UsageError(
+            f"{source}: all {len(rows.texts)} rows have the label {rows.labels[0]!r}; two classes are needed"
+        )
+    if len(classes) > max(100, len(rows.texts) // 5):
+        raise UsageError(f"{source}: column {label!r} has {len(classes)} distinct labels; is it the label column?")
+    with progress_bar("training", 50) as advance, usage_errors():
+        model = TokenSelectionClassifier(
+            tokenizer,
+            ngrams=ngrams,
+            min_count=min_count,
+            class_weight="balanced" if balanced else None,
+            random_state=seed,
+            progress=lambda step, loss: advance(step),
+        ).fit(rows.texts, rows.labels)
+    notes = {
+        "data": source,
+        "data sha256": data_hash(rows.texts, rows.labels),
+        "seed": seed,
+        "command": command_line(),
+        **versions(),
+    }
+    try:
+        save_model(model, out, notes=notes)
+    except (ModelFileError, OSError) as error:
+        complain(str(error))
+        return 1
+    check = model.validation_
+    say(f"{len(rows.texts)} texts, {len(classes)} classes, {len(model.vocabulary_)} tokens, {model.n_iter_} iterations")
+    say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
+    if json:
+        emit_json(
+            {
+                "model": str(out),
+                "texts": len(rows.texts),
+                "classes": dict(classes),
+                "tokens": len(model.vocabulary_),
+                "accuracy": check.accuracy if check else None,
+                "signal": check.signal if check else None,
+            }
+        )
+    else:
+        print(out)
+    return 0

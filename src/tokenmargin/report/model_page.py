@@ -1,0 +1,240 @@
+"""The report of a classifier: one HTML file with its tokens, its decisions, its tests and its origin."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from numpy import ndarray as Array
+
+from tokenmargin._version import __version__
+from tokenmargin.estimator import Explanation, TokenSelectionClassifier
+from tokenmargin.estimator.trust import Trust
+
+__all__ = ["ModelReport", "model_figures", "write_model_report"]
+
+PLOTTED, LISTED, FIRST = 2000, 5000, 50
+COLUMNS = {
+    "token": "token",
+    "count": "texts",
+    "posterior_difference": "posterior difference",
+    "signed_frequency": "signed frequency",
+    "attention_logit": "⟨E,p⟩",
+    "value": "⟨E,v⟩",
+    "selected": "selected",
+    "contribution": "contribution",
+    "class": "class",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReport:
+    """What a report shows; without `examples` it holds no text, only tokens."""
+
+    model: TokenSelectionClassifier
+    trust: Trust | None = None
+    examples: Sequence[Explanation] = ()
+    truths: Sequence[Any] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    command: str = "tokenmargin report"
+
+
+def write_model_report(report: ModelReport, path: Path) -> Path:
+    """Write the page, whole or not at all."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tokenmargin.report"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("model.html").render(**_context(report))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(page, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def _context(report: ModelReport) -> dict[str, Any]:
+    model = report.model
+    table = model.token_importance_.head(LISTED)
+    shown = {name: title for name, title in COLUMNS.items() if name in table.columns}
+    rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
+    negative, positive = (
+        str(c) for c in (model.classes_ if len(model.classes_) == 2 else ("other classes", "its class"))
+    )
+    check = model.validation_
+    return {
+        "title": "Which tokens decide",
+        "lead": f"A classifier of {len(model.classes_)} classes ({', '.join(map(str, model.classes_[:6]))}"
+        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens.",
+        "verdict": f"Held out while training: {check}." if check else "No texts were held out while training.",
+        "trusted": check is None or check.signal,
+        "tokens": f"{len(model.vocabulary_):,}",
+        "negative": negative,
+        "positive": positive,
+        "plots": [_scatter(table.head(PLOTTED).columns, name) for name in ("attention_logit", "value")],
+        "columns": list(shown.values()),
+        "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
+        "examples": [_example(one, truth) for one, truth in _with_truths(report)],
+        "trust": _trust_rows(report.trust),
+        "curves": _curves(model.loss_curve_, report.trust),
+        "provenance": [(name, str(value)) for name, value in report.provenance.items()],
+        "version": __version__,
+        "command": report.command,
+        "data": _script({"columns": list(shown.values()), "rows": rows}),
+    }  # fmt: skip
+
+
+def _script(data: object) -> Markup:
+    """JSON inside a script element, which only a "<" could end or change."""
+    return Markup(json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"))
+
+
+def _with_truths(report: ModelReport) -> list[tuple[Explanation, Any]]:
+    truths = list(report.truths) or [None] * len(report.examples)
+    return list(zip(report.examples, truths, strict=True))
+
+
+def _plain(column: Array) -> list[Any]:
+    return [float(f"{value:.6g}") for value in column] if column.dtype.kind == "f" else column.tolist()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _scatter(columns: Mapping[str, Array], name: str) -> dict[str, Any]:
+    x, y = columns["posterior_difference"], columns[name]
+    low, high = (float(y.min()), float(y.max())) if len(y) else (0.0, 1.0)
+    if name == "value":
+        low, high = min(low, 0.0), max(high, 0.0)
+    span = high - low or 1.0
+    up = 275 - 255 * (y - low) / span
+    size = 1.5 + 4.5 * np.sqrt(columns["count"] / max(columns["count"].max(initial=1), 1))
+    return {
+        "label": COLUMNS[name] + (": attention" if name == "attention_logit" else ": value"),
+        "low": _short(low),
+        "high": _short(high),
+        "zero": f"{275 - 255 * (0 - low) / span:.1f}" if low <= 0 <= high else "280",
+        "points": [(f"{230 + 176 * a:.1f}", f"{b:.1f}", f"{c:.1f}") for a, b, c in zip(x, up, size, strict=True)],
+    }
+
+
+def _example(one: Explanation, truth: Any) -> dict[str, Any]:
+    largest = max((abs(word.contribution) for word in one.words), default=0.0) or 1.0
+    parts, place = [], 0
+    for word in one.words:
+        if word.start > place:
+            parts.append({"text": one.text[place : word.start], "style": ""})
+        colour = "plus" if word.contribution > 0 else "minus"
+        parts.append({
+            "text": one.text[word.start : word.end],
+            "style": f"rgba(var(--{colour}), {0.7 * abs(word.contribution) / largest:.3f})",
+            "note": f"weight {word.weight:.4f}, contribution {word.contribution:+.4f}",
+            "chosen": one.span == (word.start, word.end),
+        })  # fmt: skip
+        place = word.end
+    parts.append({"text": one.text[place:], "style": ""})
+    return {
+        "label": str(one.label),
+        "truth": None if truth is None else str(truth),
+        "decision": f"{one.decision:+.2f}",
+        "selected": one.selected or "nothing",
+        "competitor": one.competitor or "nothing",
+        "margin": f"{one.margin:.2f}",
+        "parts": parts,
+    }
+
+
+def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
+    if trust is None:
+        return []
+    at = list(trust.deletion.k).index(5)
+    return [
+        (
+            f"accuracy on {trust.held_out} texts held out of {trust.texts}",
+            f"{trust.accuracy:.1%}, 95% interval {trust.low:.1%} to {trust.high:.1%}; "
+            f"standard deviation over seeds {trust.spread:.2%}",
+        ),
+        ("always the most frequent class", f"{trust.majority:.1%}"),
+        ("the same with uniform attention", f"{trust.uniform:.1%}"),
+        ("TF-IDF and logistic regression", f"{trust.logistic:.1%}"),
+        ("agreement of token importance over seeds", f"rank correlation {trust.agreement:.3f}"),
+        (
+            "five words deleted",
+            f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "
+            f"{trust.deletion.random[at]:.1%} when any go",
+        ),
+    ]
+
+
+def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]]:
+    curves = []
+    if trust is not None:
+        deletion = trust.deletion
+        curves.append(
+            _curve(
+                np.array(deletion.k, float),
+                [deletion.top, deletion.random],
+                label="Decisions that stay when words are deleted: the strongest (solid), any (dashed)",
+                across="words deleted",
+                bounds=(min(float(deletion.top.min()), float(deletion.random.min())), 1.0),
+            )
+        )
+    if len(losses) > 1:
+        steps = np.arange(1, len(losses) + 1, dtype=float)
+        values = np.array(losses)
+        bounds = (float(values.min()), float(values.max()))
+        label = "Training: loss with penalties; a jump is where the texts held out are added"
+        curves.append(_curve(steps, [values], label=label, across="iteration", bounds=bounds))
+    return curves
+
+
+def _curve(x: Array, lines: list[Array], *, label: str, across: str, bounds: tuple[float, float]) -> dict[str, Any]:
+    low, high = bounds
+    left = 50 + 360 * (x - x[0]) / ((x[-1] - x[0]) or 1.0)
+    paths = []
+    for y in lines:
+        up = 215 - 195 * (y - low) / ((high - low) or 1.0)
+        paths.append("M" + " L".join(f"{a:.1f},{b:.1f}" for a, b in zip(left, up, strict=True)))
+    return {
+        "label": label, "across": across, "paths": paths, "low": _short(low), "high": _short(high),
+        "first": f"{x[0]:g}", "last": f"{x[-1]:g}",
+    }  # fmt: skip
+
+
+def model_figures(report: ModelReport) -> dict[str, Figure]:
+    """The report's pictures for print: two scatter plots, the loss, and the deletion test."""
+    table = report.model.token_importance_.head(PLOTTED)
+    figures = {}
+    for name in ("attention_logit", "value"):
+        figure, axes = _blank("posterior difference", COLUMNS[name])
+        axes.scatter(table["posterior_difference"], table[name], s=6, alpha=0.4, color="#0072B2", linewidths=0)
+        for token, x, y in zip(*(table.head(12)[key] for key in ("token", "posterior_difference", name)), strict=True):
+            axes.annotate(str(token).replace("$", r"\$"), (x, y), fontsize=6)
+        figures[name] = figure
+    figure, axes = _blank("iteration", "loss")
+    axes.plot(np.arange(1, len(report.model.loss_curve_) + 1), report.model.loss_curve_, color="#0072B2")
+    figures["training"] = figure
+    if report.trust is not None:
+        deletion = report.trust.deletion
+        figure, axes = _blank("words deleted", "decisions that stay")
+        axes.plot(deletion.k, deletion.top, color="#0072B2", label="the strongest")
+        axes.plot(deletion.k, deletion.random, color="#D55E00", linestyle="--", label="any")
+        axes.legend(frameon=False)
+        figures["deletion"] = figure
+    return figures
+
+
+def _blank(across: str, up: str) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(across)
+    axes.set_ylabel(up.replace("⟨", "<").replace("⟩", ">"))
+    return figure, axes

@@ -1,0 +1,98 @@
+"""The report in a real browser: it renders without a network, and search, brush and download work."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tokenmargin.estimator import TokenSelectionClassifier
+from tokenmargin.estimator.trust import assess
+from tokenmargin.report.figures import save_figure
+from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
+from tokenmargin.text.sentences import make_sentences
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report():
+    made = make_sentences(300, np.random.default_rng(0))
+    texts = [*made.texts, "</script><b>bold</b> dreadful"]
+    labels = [*made.labels, "-1"]
+    model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
+    trust = assess(model, texts, labels, rng=np.random.default_rng(0))
+    return ModelReport(model, trust, list(model.explain(texts[-4:])), labels[-4:], {"data": "sentences"})
+
+
+@pytest.fixture(scope="module")
+def page_path(report, tmp_path_factory):
+    return write_model_report(report, tmp_path_factory.mktemp("report") / "report.html")
+
+
+def test_one_file_and_no_address(page_path):
+    text = page_path.read_text(encoding="utf-8")
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<b>bold</b>" not in text
+    assert [path.name for path in page_path.parent.iterdir()] == ["report.html"]
+
+
+def test_no_texts(report, tmp_path):
+    page = write_model_report(ModelReport(report.model, report.trust), tmp_path / "private.html")
+    assert "neighbour had told" not in page.read_text(encoding="utf-8")
+
+
+def test_deletion_beats_chance(report):
+    deletion = report.trust.deletion
+    assert deletion.top[0] == deletion.random[0] == 1.0
+    assert (deletion.top[1:] < deletion.random[1:] - 0.1).all()
+
+
+def test_figures(report, tmp_path):
+    for name, figure in model_figures(report).items():
+        assert all(path.stat().st_size > 0 for path in save_figure(figure, tmp_path, name))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as session:
+        running = session.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 390)])
+def test_in_a_browser(browser, page_path, scheme, width):
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(page_path.as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    rows = page.locator("#tokens tbody tr")
+    page.fill("#search", "dreadful")
+    assert rows.count() == 1
+    assert rows.first.inner_text().startswith("dreadful")
+    assert page.locator("#map circle.hit").count() == 2  # the same token in both plots
+    page.click("#clear")
+    box = page.locator("#map svg").first.bounding_box()
+    page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 0.8 * box["height"], steps=4)
+    page.mouse.up()
+    shown = page.locator("#shown").inner_text()
+    assert 0 < int(shown.split()[0]) < int(shown.split()[2])
+    with page.expect_download() as download:
+        page.click("#csv")
+    content = open(download.value.path(), encoding="utf-8").read().splitlines()
+    assert content[0].startswith("token,texts")
+    assert len(content) == 1 + int(shown.split()[0])
+    assert complaints == []
+    context.close()
