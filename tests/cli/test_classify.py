@@ -30,7 +30,7 @@ def model(reviews, tmp_path):
 def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
     out = tmp_path / "decided.csv"
     assert main(["predict", str(model), str(reviews), "--text", "review", "--out", str(out)]) == 0
-    rows = list(csv.DictReader(out.open()))
+    rows = list(csv.DictReader(out.read_text().splitlines()))
     assert len(rows) == 60
     assert [row["predicted"] for row in rows[:2]] == ["good", "bad"]
     capsys.readouterr()

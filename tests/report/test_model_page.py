@@ -91,7 +91,7 @@ def test_in_a_browser(browser, page_path, scheme, width):
     assert 0 < int(shown.split()[0]) < int(shown.split()[2])
     with page.expect_download() as download:
         page.click("#csv")
-    content = open(download.value.path(), encoding="utf-8").read().splitlines()
+    content = download.value.path().read_text(encoding="utf-8").splitlines()
     assert content[0].startswith("token,texts")
     assert len(content) == 1 + int(shown.split()[0])
     assert complaints == []

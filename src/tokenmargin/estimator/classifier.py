@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from tokenmargin.estimator.documents import check_documents, check_labels
 from tokenmargin.estimator.encoder import Encoded, Vocabulary
-from tokenmargin.estimator.explanation import Explanations, explain_encoded
+from tokenmargin.estimator.explanation import Explanations, explain_all
 from tokenmargin.estimator.importance import TokenTable, token_statistics
 from tokenmargin.estimator.solver import Penalty, Weights, decide, fit_weights, start_weights
 from tokenmargin.estimator.tokenizers import Tokenizer, join_tokens, read_tokens
@@ -71,8 +71,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         ngrams: int = 1,
         min_count: int = 2,
         attention: str = "learned",
-        logit_penalty: float = 8.0,
-        value_penalty: float = 8.0,
+        logit_penalty: float = 4.0,
+        value_penalty: float = 4.0,
         max_iter: int = 100,
         tol: float = 1e-4,
         class_weight: str | dict[Any, float] | None = None,
@@ -198,16 +198,14 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """Attention weight and contribution of every word, the selected token and its margin, for each text."""
         check_is_fitted(self, "weights_")
         documents = check_documents(X)
-        encoded = self._encode(documents)
-        outputs = decide(encoded.presence(len(self.vocabulary_)), self.weights_)
+        outputs, arrays = explain_all(documents, self.tokenizer, self.vocabulary_, self.weights_)
         decided = _decided(outputs)
-        column = np.zeros(len(outputs), int) if outputs.shape[1] == 1 else decided
         return Explanations(
             texts=[join_tokens(document) for document in documents],
             names=self.vocabulary_.names,
             labels=self.classes_[decided],
             probabilities=_probabilities(outputs)[np.arange(len(outputs)), decided],
-            **explain_encoded(encoded, self.weights_, column),
+            **arrays,
         )
 
     @cached_property
