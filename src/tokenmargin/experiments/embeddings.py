@@ -187,7 +187,11 @@ class FigureA1(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, seeds=(0,))
+
+    @classmethod
+    def tuned(cls) -> Self:
+        return replace(super().tuned(), rate=2.5e-4, scale=0.1)
 
 
 @dataclass(frozen=True)
@@ -252,4 +256,8 @@ class FigureA4(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, seeds=(0,))
+
+    @classmethod
+    def tuned(cls) -> Self:
+        return replace(super().tuned(), rate=2.5e-4, scale=0.1)
