@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -20,6 +21,7 @@ from tokenmargin.problem import TokenProblem
 __all__ = [
     "NEIGHBOUR_TOLERANCE",
     "ConeConstants",
+    "Selection",
     "angle",
     "attention_weights",
     "checked_selection",
@@ -40,12 +42,15 @@ __all__ = [
     "selected_tokens",
 ]
 
+Selection: TypeAlias = Sequence[int] | Array
+"""One token per input, counted from 0."""
+
 # A neighbour's margin is 1 up to the rounding of a polished solve (about 1e-12); a genuine non-neighbour this close
 # to 1 is indistinguishable from one in double precision.
 NEIGHBOUR_TOLERANCE = 1e-7
 
 
-def checked_selection(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Int[Array, " n"]:
+def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, " n"]:
     """Validate one selected token per input and return it as an integer array."""
     alpha = np.asarray(selected)
     if alpha.shape != (problem.n,) or alpha.dtype.kind not in "iu":
@@ -105,15 +110,13 @@ def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
     return np.asarray(scores == scores.max(axis=1, keepdims=True))
 
 
-def is_globally_optimal(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> bool:
+def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
     """Whether every selected token is optimal (Definition 1): its max-margin direction is a GMM."""
     alpha = checked_selection(problem, selected)
     return bool(optimal_tokens(problem)[np.arange(problem.n), alpha].all())
 
 
-def margins(
-    problem: TokenProblem, p: Float[Array, " D"], selected: Sequence[int] | Int[Array, " n"]
-) -> Float[Array, "n T"]:
+def margins(problem: TokenProblem, p: Float[Array, " D"], selected: Selection) -> Float[Array, "n T"]:
     """`<k_{i alpha_i} - k_it, p>`: how far the selected token is ahead of each; infinity where there is no token."""
     alpha = checked_selection(problem, selected)
     logits = problem.keys.logits(p)
@@ -123,7 +126,7 @@ def margins(
 def neighbours(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> Bool[Array, "n T"]:
@@ -137,7 +140,7 @@ def neighbours(
 def score_gaps(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> Float[Array, " n"]:
@@ -151,7 +154,7 @@ def score_gaps(
 def is_locally_optimal(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> bool:
@@ -250,7 +253,7 @@ class ConeConstants:
 def cone_constants(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> ConeConstants:

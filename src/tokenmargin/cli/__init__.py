@@ -18,6 +18,7 @@ __all__ = ["VERBS", "app", "main"]
 VERBS = (
     ("demo", "A guided run: one problem, all its limits, and which start reaches which."),
     ("solve", "The max-margin direction of one selection, with its certificate."),
+    ("atlas", "Every direction in which attention can converge: all locally optimal selections."),
     ("evolve", "Train attention on a problem and name the direction it reached."),
     ("reproduce", "The papers' figures: table, picture, and expected against measured."),
 )

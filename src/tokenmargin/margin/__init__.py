@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from tokenmargin.margin.arcs import Arc, selection_arcs
+from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.choices import ChoiceSolution, choice_margin
@@ -43,6 +41,7 @@ __all__ = [
     "class_margin",
     "closed_form",
     "corpus_margin",
+    "is_planar",
     "label_margin",
     "max_margin",
     "max_margin_batch",
@@ -54,7 +53,7 @@ __all__ = [
 ]
 
 
-def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
 
     >>> from tokenmargin.instances import figure1b
@@ -74,14 +73,12 @@ def class_margin(problem: TokenProblem, selection: Bool[Array, "n T"]) -> Margin
     return solve(class_constraints(problem, selection))
 
 
-def label_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def label_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
     return solve(label_constraints(problem, selected))
 
 
-def support_inputs(
-    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], *, tolerance: float = 1e-7
-) -> Bool[Array, " n"]:
+def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: float = 1e-7) -> Bool[Array, " n"]:
     """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
     head = label_margin(problem, selected)
     if not head.is_optimal:
@@ -92,11 +89,11 @@ def support_inputs(
     return np.asarray(problem.labels * outputs <= 1 + tolerance)
 
 
-def relaxed_max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
 
     >>> from tokenmargin.instances import figure3b
-    >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6)
+    >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6) + 0.0
     array([1., 0.])
     """
     return solve(relaxed_constraints(problem, selected, support_inputs(problem, selected)))

@@ -145,14 +145,14 @@ def atlas(
     problem: TokenProblem,
     *,
     budget: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Atlas:
     """Every feasible and locally optimal selection of `problem`, with its certified direction.
 
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
-    - `progress`: called with the number of selections decided and their total, after every block.
+    - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.instances import figure8
     >>> for limit in atlas(figure8()).limits:
@@ -166,7 +166,7 @@ def atlas(
     while blocks and not walk.spent:
         blocks.extend(reversed(walk.extended(blocks.pop())))
         if progress is not None:
-            progress(walk.feasible + walk.infeasible, walk.leaves[0])
+            progress(walk.feasible + walk.infeasible)
     return Atlas(
         limits=tuple(sorted(walk.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))),
         selections=walk.leaves[0],
@@ -212,7 +212,7 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """The state of one walk through the tree of selections: counters, budget and what was found."""
 
-    def __init__(self, problem: TokenProblem, budget: float) -> None:
+    def __init__(self, problem: TokenProblem, budget: int | float) -> None:
         self.problem, self.budget = problem, budget
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
@@ -258,7 +258,7 @@ class _Walk:
     def _inherited(self, block: _Block, tokens: _Input) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
         margins = np.matmul(block.vectors, tokens.units.reshape(-1, block.vectors.shape[1]).T)
-        margins = margins.reshape(-1, *tokens.lengths.shape) * tokens.lengths
+        margins = margins.reshape(len(margins), *tokens.lengths.shape) * tokens.lengths
         separated = (margins >= 1).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 

@@ -76,14 +76,14 @@ def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> MarginBatch:
     """ATT-SVM for every row of `selected`, each with its own keys or all with the same.
 
     **Arguments**
     - `keys`: the tokens, of shape (B, n, T, d), or (1, n, T, d) when all selections are of one problem.
     - `selected`: one token per input and problem.
-    - `progress`: called with the number of problems done and B, after every block.
+    - `progress`: called with the number of problems done, after every block.
 
     >>> keys = np.array([[[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [0.5, 1.0]]]])
     >>> batch = max_margin_batch(keys, np.array([[1, 1, 1], [0, 1, 1]]))
@@ -109,7 +109,7 @@ def max_margin_batch(
     ):
         _record(results, where, systems, solve_systems(systems))
         if progress is not None:
-            progress(where.stop, B)
+            progress(where.stop)
     return results
 
 

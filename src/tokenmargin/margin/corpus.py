@@ -102,14 +102,11 @@ def argmax_pairs(
     - `ids`: tokens of all sequences, one after the other; sequence i is `ids[offsets[i] : offsets[i + 1]]`.
     """
     ids, offsets = _checked_sequences(ids, offsets, len(logits))
-    values = logits[ids]
-    best = np.repeat(np.maximum.reduceat(values, offsets[:-1]), np.diff(offsets))
-    chosen = values >= best - tolerance
-    first = np.flatnonzero(chosen)
-    sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    head = np.empty(len(offsets) - 1, dtype=np.intp)
-    head[sequence[first][::-1]] = ids[first][::-1]  # the first selected token of each sequence is written last
-    return _merged(ids, head[sequence], chosen, len(logits))
+    values, lengths = logits[ids], np.diff(offsets)
+    chosen = values >= np.repeat(np.maximum.reduceat(values, offsets[:-1]), lengths) - tolerance
+    # Of tied tokens the one of lowest row stands for all.
+    heads = np.minimum.reduceat(np.where(chosen, ids, len(logits)), offsets[:-1])
+    return _merged(ids, np.repeat(heads, lengths), chosen, len(logits))
 
 
 def selected_pairs(
@@ -204,14 +201,14 @@ def corpus_margin(
     *,
     start: Float[Array, " d"] | None = None,
     gap: float = 1e-7,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> CorpusMargin:
     """The shortest p that satisfies all `pairs`, to a certified relative gap in its norm.
 
     **Arguments**
     - `start`: a vector whose tightest constraints are taken first; the one that made the selection is a good one.
     - `gap`: duality gap at which to stop.
-    - `progress`: called with the round and its gap (infinite until a feasible vector is known).
+    - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
 
     >>> vectors = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, -1.0], [0.5, 1.0]])
     >>> pairs = selected_pairs(np.array([0, 1, 0, 2, 0, 3]), np.array([0, 2, 4, 6]), np.array([1, 2, 3]), vocabulary=4)
@@ -243,7 +240,7 @@ def corpus_margin(
         if rounds and least > 0 and np.linalg.norm(p) / least < upper:
             best, upper = p / least, float(np.linalg.norm(p) / least)
         if progress is not None:
-            progress(rounds, upper / lower - 1 if lower > 0 else np.inf)
+            progress(upper / lower - 1 if lower > 0 else np.inf)
         cuts = _worst(margins, pairs, master, first=not rounds)
         if (lower > 0 and upper / lower - 1 <= gap) or not len(cuts):
             break
