@@ -9,6 +9,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
+from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.choices import ChoiceSolution, choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
@@ -20,7 +21,6 @@ from tokenmargin.margin.constraints import (
 from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
-from tokenmargin.margin.system import TOLERANCE
 from tokenmargin.problem import TokenProblem
 
 __all__ = [

@@ -23,9 +23,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
+from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.system import TOLERANCE, Systems, solve_systems
+from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
@@ -118,7 +119,7 @@ class Atlas:
 class _Block(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
-    `residuals` are those of `Residuals`, infinite where the prefix has not been solved.
+    `residuals` are the table of `Residuals`, infinite where the prefix has not been solved.
     """
 
     prefixes: Int[Array, "B j"]
@@ -275,7 +276,7 @@ class _Walk:
         self.solves += room
         children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
         children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
-        children.residuals[todo] = np.stack(verdicts.residuals[:4], axis=1)
+        children.residuals[todo] = verdicts.residuals.table
         if verdicts.farkas is not None:
             ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
             alive[ruled_out] = False

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import TOLERANCE, Systems, normalised
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import TOLERANCE, Systems, Verdicts, normalised, solve_systems
+from tokenmargin.margin.system import Verdicts, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
@@ -159,7 +160,7 @@ def _record(results: MarginBatch, where: slice, systems: Systems, verdicts: Verd
     multipliers = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
     results.multipliers[where] = multipliers
     results.vectors[where] = verdicts.residuals.vectors * systems.scale[:, None]
-    results.residuals[where, :4] = np.stack(verdicts.residuals[:4], axis=1)
+    results.residuals[where, :4] = verdicts.residuals.table
     norm = verdicts.residuals.norm * systems.scale
     results.margins[where] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
     if verdicts.farkas is None:

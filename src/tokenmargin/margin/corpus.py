@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import daqp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import TOLERANCE, normalised
+from tokenmargin.margin.master import Master
 from tokenmargin.margin.solution import Status
-from tokenmargin.margin.system import TOLERANCE, normalised, solve_systems
+from tokenmargin.margin.system import solve_systems
 
 __all__ = ["CorpusMargin", "RowPairs", "argmax_pairs", "corpus_margin", "selected_pairs"]
 
@@ -30,7 +31,6 @@ PER_TOKEN = 2
 """Constraints of one selected token added in a round: more of the same hardly turn the solution."""
 MASTER = 12
 """Largest master problem, as a multiple of the dimension, before slack constraints are dropped."""
-_INFINITE = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,49 +152,6 @@ def _merged(ids: Array, heads: Array, chosen: Bool[Array, " N"], vocabulary: int
     )
 
 
-class _Master:
-    """The constraints in play, as unit rows, and the multipliers of the last solve."""
-
-    def __init__(self, vectors: Float[Array, "m d"]) -> None:
-        self.vectors = vectors
-        d = vectors.shape[1]
-        self.rows, self.bound, self.multipliers = np.zeros((0, d)), np.zeros(0), np.zeros(0)
-        self.pairs = np.zeros(0, dtype=np.intp)
-
-    def add(self, pairs: Int[Array, " c"], plus: Int[Array, " c"], minus: Int[Array, " c"]) -> None:
-        """Take new constraints in; drop idle ones when the master has grown too large."""
-        keep = slice(None)
-        if len(self.pairs) + len(pairs) > MASTER * self.rows.shape[1]:
-            keep = np.flatnonzero(self.multipliers)  # type: ignore[assignment]
-        new = self.vectors[plus] - self.vectors[minus]
-        lengths = np.sqrt(np.einsum("kd,kd->k", new, new))
-        lengths[lengths == 0] = 1.0
-        self.rows = np.concatenate([self.rows[keep], new / lengths[:, None]])
-        self.bound = np.concatenate([self.bound[keep], 1 / lengths])
-        self.multipliers = np.concatenate([self.multipliers[keep], np.zeros(len(pairs))])
-        self.pairs = np.concatenate([self.pairs[keep], pairs])
-
-    def solve(self) -> bool:
-        """Re-solve from the last active set; False when the constraints in play have no solution."""
-        scale = self.bound.max()
-        _, _, flag, info = daqp.solve(
-            None, None, self.rows, np.full(len(self.rows), _INFINITE), self.bound / scale,
-            (self.multipliers > 0).astype(np.intc), dual_start=-self.multipliers / scale, iter_limit=1_000_000,
-        )  # fmt: skip
-        self.multipliers = np.maximum(-np.asarray(info["lam"]) * scale, 0.0)
-        return bool(flag > 0)
-
-    @property
-    def vector(self) -> Float[Array, " d"]:
-        return self.multipliers @ self.rows
-
-    @property
-    def lower_bound(self) -> float:
-        """A norm that no feasible vector can undercut: `bound' lambda / |rows' lambda|`."""
-        length = float(np.linalg.norm(self.vector))
-        return float(self.bound @ self.multipliers) / length if length > 0 else 0.0
-
-
 def corpus_margin(
     vectors: Float[Array, "m d"],
     pairs: RowPairs,
@@ -217,7 +174,7 @@ def corpus_margin(
     """
     began = time.perf_counter()
     dictionary = _tied(np.asarray(vectors, dtype=np.float64), pairs.ties)
-    master = _Master(dictionary)
+    master = Master(dictionary.shape[1])
     p = dictionary[pairs.heads].mean(axis=0) if start is None else np.asarray(start, dtype=np.float64)
     best, upper, lower, rounds = np.zeros(dictionary.shape[1]), np.inf, 0.0, 0
 
@@ -244,18 +201,18 @@ def corpus_margin(
         cuts = _worst(margins, pairs, master, first=not rounds)
         if (lower > 0 and upper / lower - 1 <= gap) or not len(cuts):
             break
-        master.add(cuts, pairs.plus(cuts), pairs.rivals[cuts])
+        _take(master, cuts, dictionary[pairs.plus(cuts)] - dictionary[pairs.rivals[cuts]])
         rounds += 1
         if not master.solve():
             farkas = _refuted(master)
             if farkas is None:
                 break
             held = np.flatnonzero(farkas)
-            return answer("infeasible", np.zeros_like(p), master.pairs[held], farkas[held])
+            return answer("infeasible", np.zeros_like(p), master.numbers[held], farkas[held])
         p, lower = master.vector, max(lower, master.lower_bound)
     held = np.flatnonzero(master.multipliers)
     status: Status = "optimal" if lower > 0 and upper / lower - 1 <= gap else "inaccurate"
-    return answer(status, best, master.pairs[held], master.multipliers[held] * master.bound[held])
+    return answer(status, best, master.numbers[held], master.multipliers[held] * master.bound[held])
 
 
 def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array, "m d"]:
@@ -268,13 +225,22 @@ def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array,
     return vectors - (vectors @ axes.T) @ axes
 
 
-def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: _Master, *, first: bool) -> Int[Array, " c"]:
+def _take(master: Master, cuts: Int[Array, " c"], raw: Float[Array, "c d"]) -> None:
+    """Take new constraints into play; drop idle ones when the master has grown too large."""
+    if len(master) + len(cuts) > MASTER * raw.shape[1]:
+        master.forget_idle()
+    lengths = np.sqrt(np.einsum("kd,kd->k", raw, raw))
+    lengths[lengths == 0] = 1.0
+    master.add(cuts, raw / lengths[:, None], 1 / lengths)
+
+
+def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: Master, *, first: bool) -> Int[Array, " c"]:
     """The most violated constraints not in play yet, at most a few of one head; in the first round the tightest."""
     number = CUTS * master.rows.shape[1]
     candidates = np.arange(len(margins)) if first else np.flatnonzero(margins < 1 - TOLERANCE)
     if len(candidates) > 20 * number:
         candidates = candidates[np.argpartition(margins[candidates], 20 * number)[: 20 * number]]
-    candidates = candidates[~np.isin(candidates, master.pairs)]
+    candidates = candidates[~np.isin(candidates, master.numbers)]
     candidates = candidates[np.argsort(margins[candidates], kind="stable")]
     heads = pairs.plus(candidates)
     by_head = np.argsort(heads, kind="stable")
@@ -285,7 +251,7 @@ def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: _Master, *, fir
     return candidates[rank < PER_TOKEN][:number]
 
 
-def _refuted(master: _Master) -> Float[Array, " k"] | None:
+def _refuted(master: Master) -> Float[Array, " k"] | None:
     """A Farkas vector of the constraints in play (in units of their original rows), or None when there is no proof."""
     verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
     if verdict.farkas is None or verdict.farkas.residual[0] > TOLERANCE:
