@@ -32,8 +32,8 @@ from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
 __all__ = ["Atlas", "LimitDirection", "atlas"]
 
-BLOCK = 1024
-"""Prefixes examined at once."""
+BLOCK = 64
+"""Prefixes extended at once: their constraints stay in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +182,7 @@ def atlas(
 def _inputs(problem: TokenProblem) -> list[_Input]:
     """The rows `k_it - k_iu` of every pair, up to an isometry of the span of the keys."""
     keys = problem.keys
-    if isinstance(keys, Coordinates) and keys.dimension <= 2 * keys.rows:
-        vectors = keys.vectors
-    elif isinstance(keys, Coordinates):
-        vectors = np.asarray(np.linalg.qr(keys.vectors.T, mode="r")).T
-    else:
-        vectors = keys.differences(np.arange(keys.rows), None)
+    vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i])
@@ -200,6 +195,20 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         lengths[lengths == 0] = 1.0
         inputs.append(_Input(order, others, raw / lengths[:, :, None], lengths))
     return inputs
+
+
+def _in_span(keys: Coordinates) -> Float[Array, "m r"]:
+    """Coordinates of the vectors in the span of the differences within inputs, where that has fewer dimensions.
+
+    Rotating loses relative digits of near-duplicates, so it is done only when it saves much.
+    """
+    first = keys.index[np.arange(keys.n), keys.mask.argmax(axis=1)]
+    inputs, positions = np.nonzero(keys.mask)
+    differences = keys.vectors[keys.index[inputs, positions]] - keys.vectors[first[inputs]]
+    differences = differences[differences.any(axis=1)]
+    if keys.dimension <= 2 * len(differences) or not len(differences):
+        return keys.vectors
+    return keys.vectors @ np.linalg.qr(differences.T)[0]
 
 
 def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> bool:

@@ -13,7 +13,7 @@ from tokenmargin.margin.certificate import TOLERANCE, Residuals, Systems, judge
 from tokenmargin.margin.master import propose_by_cuts
 from tokenmargin.margin.rescue import Refutation, rescue
 
-__all__ = ["Farkas", "Verdicts", "solve_systems"]
+__all__ = ["Farkas", "Verdicts", "narrowed", "solve_systems"]
 
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
@@ -36,14 +36,17 @@ class Verdicts(NamedTuple):
     farkas: Farkas | None
 
 
-def solve_systems(systems: Systems, *, by_multipliers: bool = False) -> Verdicts:
+def solve_systems(
+    systems: Systems, *, narrow: Float[Array, "B k s"] | None = None, by_multipliers: bool = False
+) -> Verdicts:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
 
     **Arguments**
+    - `narrow`: `narrowed(systems.rows)`, where that has been prepared.
     - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the
       last digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
     """
-    multipliers = propose(systems)
+    multipliers = propose(systems, narrowed(systems.rows) if narrow is None else narrow)
     residuals = judge(systems, multipliers)
     failed = residuals.largest > TOLERANCE
     if not failed.any():
@@ -62,9 +65,9 @@ def solve_systems(systems: Systems, *, by_multipliers: bool = False) -> Verdicts
     return Verdicts(multipliers, residuals, farkas)
 
 
-def propose(systems: Systems) -> Float[Array, "B k"]:
+def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:
     """Multipliers from daqp, one system after the other (threads lose: the solver holds the lock half the time)."""
-    rows, bound, equality = _narrow(systems.rows), systems.bound, systems.equality
+    bound, equality = systems.bound, systems.equality
     multipliers = np.zeros(bound.shape)
     upper = np.full(bound.shape[1], _INFINITE)
     if equality is not None:
@@ -92,7 +95,7 @@ def _propose_with_ties(
     return multipliers
 
 
-def _narrow(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
+def narrowed(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     """Rows with the same inner products in at most k dimensions, by Cholesky where the rows are independent.
 
     Squaring the rows costs digits, but a proposal is judged against the rows themselves.
