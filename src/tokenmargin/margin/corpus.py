@@ -172,47 +172,87 @@ def corpus_margin(
     >>> corpus_margin(vectors, pairs).vector.round(6)
     array([1.333333, 0.333333])
     """
-    began = time.perf_counter()
-    dictionary = _tied(np.asarray(vectors, dtype=np.float64), pairs.ties)
-    master = Master(dictionary.shape[1])
-    p = dictionary[pairs.heads].mean(axis=0) if start is None else np.asarray(start, dtype=np.float64)
-    best, upper, lower, rounds = np.zeros(dictionary.shape[1]), np.inf, 0.0, 0
-
-    def answer(status: Status, vector: Array, held: Array, weights: Array) -> CorpusMargin:
-        norm = float(np.linalg.norm(vector))
-        rows = np.stack([pairs.plus(held), pairs.rivals[held]], axis=1)
-        reached = max(upper / lower - 1, 0.0) if lower > 0 else np.inf
-        margin = 0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf
-        seconds = time.perf_counter() - began
-        return CorpusMargin(
-            status, vector, margin, reached, rows, weights, rounds, len(pairs), pairs.occurrences, seconds
-        )
-
+    search = _Search(_tied(np.asarray(vectors, dtype=np.float64), pairs.ties), pairs)
     if not len(pairs):
-        upper = lower = 1.0  # nothing to separate: p = 0 exactly
-        return answer("optimal", best, np.zeros(0, dtype=np.intp), np.zeros(0))
+        return search.answer("optimal")
+    p = search.dictionary[pairs.heads].mean(axis=0) if start is None else np.asarray(start, dtype=np.float64)
     while True:
-        margins = pairs.margins(dictionary @ p)
-        least = float(margins.min())
-        if rounds and least > 0 and np.linalg.norm(p) / least < upper:
-            best, upper = p / least, float(np.linalg.norm(p) / least)
+        margins = search.look(p)
         if progress is not None:
-            progress(upper / lower - 1 if lower > 0 else np.inf)
-        cuts = _worst(margins, pairs, master, first=not rounds)
-        if (lower > 0 and upper / lower - 1 <= gap) or not len(cuts):
-            break
-        _take(master, cuts, dictionary[pairs.plus(cuts)] - dictionary[pairs.rivals[cuts]])
-        rounds += 1
-        if not master.solve():
-            farkas = _refuted(master)
-            if farkas is None:
-                break
-            held = np.flatnonzero(farkas)
-            return answer("infeasible", np.zeros_like(p), master.numbers[held], farkas[held])
-        p, lower = master.vector, max(lower, master.lower_bound)
-    held = np.flatnonzero(master.multipliers)
-    status: Status = "optimal" if lower > 0 and upper / lower - 1 <= gap else "inaccurate"
-    return answer(status, best, master.numbers[held], master.multipliers[held] * master.bound[held])
+            progress(search.gap)
+        cuts = _worst(margins, pairs, search.master, first=not search.rounds)
+        if search.gap <= gap or not len(cuts):
+            return search.answer("optimal" if search.gap <= gap else "inaccurate")
+        if not search.cut(cuts):
+            return search.refute()
+        p = search.master.vector
+
+
+class _Search:
+    """The cutting planes at work: the master, and the bounds on the norm from both sides."""
+
+    def __init__(self, dictionary: Float[Array, "m d"], pairs: RowPairs) -> None:
+        self.dictionary, self.pairs = dictionary, pairs
+        self.master = Master(dictionary.shape[1])
+        self.best = np.zeros(dictionary.shape[1])
+        # Nothing to separate: p = 0, exactly.
+        self.lower, self.upper = (0.0, np.inf) if len(pairs) else (1.0, 1.0)
+        self.rounds, self.began = 0, time.perf_counter()
+
+    @property
+    def gap(self) -> float:
+        """How far the best norm known may be above the least, relatively."""
+        return max(self.upper / self.lower - 1, 0.0) if self.lower > 0 else np.inf
+
+    def look(self, p: Float[Array, " d"]) -> Float[Array, " k"]:
+        """The margins of all constraints at p; the master's p, scaled to satisfy them all, bounds the norm above."""
+        margins = self.pairs.margins(self.dictionary @ p)
+        least, norm = float(margins.min()), float(np.linalg.norm(p))
+        if self.rounds and least > 0 and norm / least < self.upper:
+            self.best, self.upper = p / least, norm / least
+        return margins
+
+    def cut(self, cuts: Int[Array, " c"]) -> bool:
+        """Take constraints into play and re-solve, which bounds the norm below; False when there is no solution."""
+        raw = self.dictionary[self.pairs.plus(cuts)] - self.dictionary[self.pairs.rivals[cuts]]
+        if len(self.master) + len(cuts) > MASTER * raw.shape[1]:
+            self.master.forget_idle()
+        lengths = np.sqrt(np.einsum("kd,kd->k", raw, raw))
+        lengths[lengths == 0] = 1.0
+        self.master.add(cuts, raw / lengths[:, None], 1 / lengths)
+        self.rounds += 1
+        if not self.master.solve():
+            return False
+        self.lower = max(self.lower, self.master.lower_bound)
+        return True
+
+    def refute(self) -> CorpusMargin:
+        """The answer when the master has no solution: infeasible with a Farkas vector, or else inaccurate."""
+        master = self.master
+        verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
+        if verdict.farkas is None or verdict.farkas.residual[0] > TOLERANCE:
+            return self.answer("inaccurate")
+        master.multipliers = verdict.farkas.weights[0] / (verdict.farkas.weights[0] @ master.bound)
+        return self.answer("infeasible")
+
+    def answer(self, status: Status) -> CorpusMargin:
+        """What is known, with the constraints that hold it."""
+        held = np.flatnonzero(self.master.multipliers)
+        numbers = self.master.numbers[held]
+        vector = np.zeros_like(self.best) if status == "infeasible" else self.best
+        norm = float(np.linalg.norm(vector))
+        return CorpusMargin(
+            status=status,
+            vector=vector,
+            margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
+            gap=self.gap,
+            pairs=np.stack([self.pairs.plus(numbers), self.pairs.rivals[numbers]], axis=1),
+            multipliers=self.master.multipliers[held] * self.master.bound[held],
+            rounds=self.rounds,
+            constraints=len(self.pairs),
+            occurrences=self.pairs.occurrences,
+            seconds=time.perf_counter() - self.began,
+        )
 
 
 def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array, "m d"]:
@@ -223,15 +263,6 @@ def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array,
     _, sizes, axes = np.linalg.svd(differences, full_matrices=False)
     axes = axes[sizes > len(axes) * np.finfo(float).eps * sizes[0]] if sizes[0] > 0 else axes[:0]
     return vectors - (vectors @ axes.T) @ axes
-
-
-def _take(master: Master, cuts: Int[Array, " c"], raw: Float[Array, "c d"]) -> None:
-    """Take new constraints into play; drop idle ones when the master has grown too large."""
-    if len(master) + len(cuts) > MASTER * raw.shape[1]:
-        master.forget_idle()
-    lengths = np.sqrt(np.einsum("kd,kd->k", raw, raw))
-    lengths[lengths == 0] = 1.0
-    master.add(cuts, raw / lengths[:, None], 1 / lengths)
 
 
 def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: Master, *, first: bool) -> Int[Array, " c"]:
@@ -249,12 +280,3 @@ def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: Master, *, firs
     rank = np.empty(len(heads), dtype=np.intp)
     rank[by_head] = place
     return candidates[rank < PER_TOKEN][:number]
-
-
-def _refuted(master: Master) -> Float[Array, " k"] | None:
-    """A Farkas vector of the constraints in play (in units of their original rows), or None when there is no proof."""
-    verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
-    if verdict.farkas is None or verdict.farkas.residual[0] > TOLERANCE:
-        return None
-    weights = verdict.farkas.weights[0] * master.bound
-    return weights / weights.sum()
