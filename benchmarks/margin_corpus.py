@@ -16,15 +16,16 @@ import time
 
 import numpy as np
 
-from tokenmargin.margin import RowPairs, argmax_pairs, corpus_margin
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.margin import argmax_pairs, corpus_margin
 
 LENGTH = 20
 
 
 def random_corpus(
     vocabulary: int, d: int, constraints: int, *, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, RowPairs]:
-    """Embeddings, planted p, token ids and the distinct constraints, at least as many as asked for."""
+) -> tuple[np.ndarray, np.ndarray, TokenCorpus]:
+    """Embeddings, planted p, and a corpus with at least as many distinct constraints as asked for."""
     vectors = rng.standard_normal((vocabulary, d)) / np.sqrt(d)
     planted = rng.standard_normal(d) / np.sqrt(d)
     zipf = 1 / np.arange(1, vocabulary + 1)
@@ -32,10 +33,16 @@ def random_corpus(
     sequences = constraints // LENGTH
     while True:
         sequences = int(sequences * 1.5)
-        ids = rng.choice(vocabulary, size=sequences * LENGTH, p=share).astype(np.int32)
-        pairs = argmax_pairs(ids, np.arange(0, len(ids) + 1, LENGTH), vectors @ planted)
-        if len(pairs) >= constraints:
-            return vectors, planted, ids, pairs
+        ids = rng.choice(vocabulary, size=sequences * LENGTH, p=share)
+        corpus = as_corpus(ids, vocabulary)
+        if len(argmax_pairs(corpus, vectors @ planted)) >= constraints:
+            return vectors, planted, corpus
+
+
+def as_corpus(ids: np.ndarray, vocabulary: int) -> TokenCorpus:
+    """Sequences of equal length; the labels play no part here."""
+    sequences = len(ids) // LENGTH
+    return TokenCorpus(ids, np.full(sequences, LENGTH), np.ones(sequences), tuple(map(str, range(vocabulary))))
 
 
 def main() -> None:
@@ -46,9 +53,9 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=1e-6)
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)
-    vectors, planted, ids, _ = random_corpus(arguments.vocabulary, arguments.dimension, arguments.constraints, rng=rng)
+    vectors, planted, corpus = random_corpus(arguments.vocabulary, arguments.dimension, arguments.constraints, rng=rng)
     began = time.perf_counter()
-    pairs = argmax_pairs(ids, np.arange(0, len(ids) + 1, LENGTH), vectors @ planted)
+    pairs = argmax_pairs(corpus, vectors @ planted)
     collected = time.perf_counter() - began
     solution = corpus_margin(
         vectors, pairs, start=planted, gap=arguments.gap,

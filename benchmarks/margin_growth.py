@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import tokenmargin as tm
-from benchmarks.margin_corpus import LENGTH
+from benchmarks.margin_corpus import LENGTH, as_corpus
 from tokenmargin.margin import argmax_pairs, corpus_margin, max_margin
 
 
@@ -40,9 +40,9 @@ def seconds_of_corpus(constraints: int, *, vocabulary: int = 4000, d: int = 128)
     """Time to collect and solve a corpus with this many token occurrences, and the distinct constraints."""
     rng = np.random.default_rng(0)
     vectors, planted = rng.standard_normal((vocabulary, d)) / np.sqrt(d), rng.standard_normal(d)
-    ids = rng.integers(0, vocabulary, constraints // LENGTH * LENGTH)
+    corpus = as_corpus(rng.integers(0, vocabulary, constraints // LENGTH * LENGTH), vocabulary)
     began = time.perf_counter()
-    pairs = argmax_pairs(ids, np.arange(0, len(ids) + 1, LENGTH), vectors @ planted)
+    pairs = argmax_pairs(corpus, vectors @ planted)
     corpus_margin(vectors, pairs, start=planted)
     return time.perf_counter() - began, len(pairs)
 

@@ -15,11 +15,12 @@ __all__ = ["atlas"]
 
 
 def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
-    """List every selection that is feasible and locally optimal, with its certified max-margin direction.
+    """List every direction in which attention can converge: all locally optimal selections.
 
-    Exit code 0 when the atlas is complete, 1 when the budget ran out or a selection could not be decided.
+    Exit code 0 when the atlas is complete, 1 when the budget ran out or a
+    selection could not be decided.
 
-    **Examples**
+    Examples:
 
         tokenmargin atlas fig1b
         tokenmargin atlas problem.npz --budget 100000 --json

@@ -22,6 +22,7 @@ from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corp
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
 from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import Selection
 
 __all__ = [
     "TOLERANCE",

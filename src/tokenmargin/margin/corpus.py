@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.master import Master
 from tokenmargin.margin.solution import Status
@@ -91,57 +92,47 @@ class CorpusMargin:
     seconds: float
 
 
-def argmax_pairs(
-    ids: Int[Array, " N"], offsets: Int[Array, " s"], logits: Float[Array, " m"], *, tolerance: float = 0.0
-) -> RowPairs:
+def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: float = 0.0) -> RowPairs:
     """The constraints of the selection made by `logits = E p`: the tokens of largest logit of every sequence.
 
     Tokens within `tolerance` of the largest logit are selected too, and tied with it.
-
-    **Arguments**
-    - `ids`: tokens of all sequences, one after the other; sequence i is `ids[offsets[i] : offsets[i + 1]]`.
     """
-    ids, offsets = _checked_sequences(ids, offsets, len(logits))
-    values, lengths = logits[ids], np.diff(offsets)
-    chosen = values >= np.repeat(np.maximum.reduceat(values, offsets[:-1]), lengths) - tolerance
+    if logits.shape != (len(corpus.vocabulary),):
+        raise ValueError(
+            f"logits must have one entry per token of the vocabulary, {len(corpus.vocabulary)}, got {logits.shape}"
+        )
+    values, starts = logits[corpus.tokens], _starts(corpus)
+    chosen = values >= np.repeat(np.maximum.reduceat(values, starts), corpus.lengths) - tolerance
     # Of tied tokens the one of lowest row stands for all.
-    heads = np.minimum.reduceat(np.where(chosen, ids, len(logits)), offsets[:-1])
-    return _merged(ids, np.repeat(heads, lengths), chosen, len(logits))
+    heads = np.minimum.reduceat(np.where(chosen, corpus.tokens, len(logits)), starts)
+    return _merged(corpus, heads, chosen)
 
 
-def selected_pairs(
-    ids: Int[Array, " N"], offsets: Int[Array, " s"], selected: Int[Array, " n"], *, vocabulary: int
-) -> RowPairs:
-    """The constraints of a given selection: one row of the dictionary per sequence."""
-    ids, offsets = _checked_sequences(ids, offsets, vocabulary)
-    heads = np.repeat(np.asarray(selected), np.diff(offsets))
-    chosen = ids == heads
-    missing = ~np.logical_or.reduceat(chosen, offsets[:-1])
+def selected_pairs(corpus: TokenCorpus, selected: Int[Array, " n"]) -> RowPairs:
+    """The constraints of a given selection: one token of the vocabulary per sequence."""
+    if selected.shape != corpus.lengths.shape:
+        raise ValueError(f"selected must be one token for each of the {corpus.n} sequences, got {selected.shape}")
+    chosen = corpus.tokens == np.repeat(selected, corpus.lengths)
+    missing = ~np.logical_or.reduceat(chosen, _starts(corpus))
     if missing.any():
         i = int(missing.argmax())
         raise ValueError(f"the selected token {selected[i]} of sequence {i} does not occur in it")
-    return _merged(ids, heads, chosen, vocabulary)
+    return _merged(corpus, selected, chosen)
 
 
-def _checked_sequences(ids: object, offsets: object, vocabulary: int) -> tuple[Array, Array]:
-    tokens, ends = np.asarray(ids), np.asarray(offsets)
-    if tokens.ndim != 1 or ends.ndim != 1 or tokens.dtype.kind not in "iu" or ends.dtype.kind not in "iu":
-        raise ValueError("ids and offsets must be one-dimensional integer arrays")
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != len(tokens) or (np.diff(ends) < 1).any():
-        raise ValueError("offsets must rise from 0 to len(ids), with at least one token in every sequence")
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ValueError(f"ids must lie in 0..{vocabulary - 1}, got {tokens.min()}..{tokens.max()}")
-    return tokens, ends
+def _starts(corpus: TokenCorpus) -> Int[Array, " n"]:
+    return np.cumsum(corpus.lengths) - corpus.lengths
 
 
-def _merged(ids: Array, heads: Array, chosen: Bool[Array, " N"], vocabulary: int) -> RowPairs:
+def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], chosen: Bool[Array, " N"]) -> RowPairs:
     """Mark every (head, rival) pair in a table of heads by vocabulary, and read the distinct ones off it."""
-    unique, rank = np.unique(heads, return_inverse=True)
-    key = rank.astype(np.int64) * vocabulary + ids
+    ids, vocabulary = corpus.tokens, len(corpus.vocabulary)
+    unique, rank = np.unique(selected, return_inverse=True)
     table = np.zeros(len(unique) * vocabulary, dtype=bool)
-    table[key[~chosen]] = True
+    table[(np.repeat(rank * vocabulary, corpus.lengths) + ids)[~chosen]] = True
     distinct = np.flatnonzero(table)
     counts = np.bincount(distinct // vocabulary, minlength=len(unique))
+    heads = np.repeat(selected, corpus.lengths)
     tied = chosen & (ids != heads)
     return RowPairs(
         heads=unique.astype(np.intp),
@@ -167,9 +158,9 @@ def corpus_margin(
     - `gap`: duality gap at which to stop.
     - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
 
+    >>> corpus = TokenCorpus.of([["the", "good"], ["the", "bad"], ["the", "great"]], [1, -1, 1])
     >>> vectors = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, -1.0], [0.5, 1.0]])
-    >>> pairs = selected_pairs(np.array([0, 1, 0, 2, 0, 3]), np.array([0, 2, 4, 6]), np.array([1, 2, 3]), vocabulary=4)
-    >>> corpus_margin(vectors, pairs).vector.round(6)
+    >>> corpus_margin(vectors, selected_pairs(corpus, np.array([1, 2, 3]))).vector.round(6)
     array([1.333333, 0.333333])
     """
     search = _Search(_tied(np.asarray(vectors, dtype=np.float64), pairs.ties), pairs)
