@@ -7,7 +7,7 @@ from jaxtyping import Bool
 from numpy import ndarray as Array
 
 from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
-from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
+from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.choices import ChoiceSolution, choice_margin
@@ -19,6 +19,7 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
+from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
 from tokenmargin.problem import TokenProblem

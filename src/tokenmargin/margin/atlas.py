@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -25,95 +24,17 @@ from numpy import ndarray as Array
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.margin.solver import solve
 from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
-__all__ = ["Atlas", "LimitDirection", "atlas"]
+__all__ = ["atlas"]
 
 BLOCK = 64
 """Prefixes extended at once: their constraints stay in the cache."""
-
-
-@dataclass(frozen=True, eq=False)
-class LimitDirection:
-    """One locally optimal max-margin direction (LMM).
-
-    **Attributes**
-    - `selected`: the token of each input.
-    - `solution`: direction, margin, multipliers and certificate.
-    - `neighbours`: the SVM-neighbours, margin exactly 1.
-    - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
-    - `is_global`: whether the selected tokens are the optimal ones: this is the GMM.
-    """
-
-    selected: Int[Array, " n"]
-    solution: MarginSolution
-    neighbours: Bool[Array, "n T"]
-    gaps: Float[Array, " n"]
-    is_global: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "selected": self.selected.tolist(),
-            "margin": self.solution.margin,
-            "direction": self.solution.vector.tolist(),
-            "neighbours": np.argwhere(self.neighbours).tolist(),
-            "score_gaps": [gap if math.isfinite(gap) else None for gap in self.gaps.tolist()],
-            "gmm": self.is_global,
-            "residual": self.solution.certificate.residual,
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Atlas:
-    """What was found, and how much of the tree was seen.
-
-    **Attributes**
-    - `limits`: the locally optimal selections, the GMM first, then by margin.
-    - `selections`: number of selections, T^n.
-    - `feasible`, `infeasible`: how many were proven to be so.
-    - `undecided`: selections whose status could not be proven in double precision.
-    - `solves`: max-margin problems solved on the way.
-    - `seconds`: time taken.
-    """
-
-    limits: tuple[LimitDirection, ...]
-    selections: int
-    feasible: int
-    infeasible: int
-    undecided: tuple[tuple[int, ...], ...]
-    solves: int
-    seconds: float
-
-    @property
-    def complete(self) -> bool:
-        """Whether every selection was decided."""
-        return self.feasible + self.infeasible == self.selections
-
-    @property
-    def gmm(self) -> LimitDirection | None:
-        """The globally optimal direction, when it is feasible."""
-        return next((limit for limit in self.limits if limit.is_global), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "complete": self.complete,
-            "selections": self.selections,
-            "feasible": self.feasible,
-            "infeasible": self.infeasible,
-            "undecided": [list(selected) for selected in self.undecided],
-            "solves": self.solves,
-            "seconds": self.seconds,
-            "limits": [limit.to_dict() for limit in self.limits],
-        }
-
-    def __repr__(self) -> str:
-        seen = "complete" if self.complete else f"partial ({self.feasible + self.infeasible} decided)"
-        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {self.selections} selections, {seen})"
 
 
 class _Block(NamedTuple):
@@ -342,11 +263,13 @@ class _Walk:
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
         constraints = attention_constraints(self.problem, selected)
+        if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
+            return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
         lengths = np.concatenate([x.lengths[t] for x, t in zip(self.inputs, leaves.prefixes[b], strict=True)])
         multipliers = leaves.multipliers[b] / lengths
         return MarginSolution(
             status="optimal",
-            vector=constraints.combine(multipliers),
+            vector=constraints.parameter(multipliers, leaves.vectors[b]),
             margin=float(1 / np.linalg.norm(leaves.vectors[b])),
             multipliers=multipliers,
             tokens=constraints.token,
