@@ -33,7 +33,7 @@ from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
 __all__ = ["atlas"]
 
-BLOCK = 64
+BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
 
 
@@ -58,7 +58,7 @@ class _Input(NamedTuple):
     """One input with its tokens by descending score, each as the selected one: unit rows to the others."""
 
     order: Int[Array, " t"]
-    others: Int[Array, "t o"]
+    vectors: Float[Array, "t r"]
     units: Float[Array, "t o r"]
     lengths: Float[Array, "t o"]
 
@@ -114,7 +114,7 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         raw = tokens[:, None] - tokens[others]
         lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
         lengths[lengths == 0] = 1.0
-        inputs.append(_Input(order, others, raw / lengths[:, :, None], lengths))
+        inputs.append(_Input(order, tokens, raw / lengths[:, :, None], lengths))
     return inputs
 
 
@@ -251,13 +251,14 @@ class _Walk:
         """Score gaps of the leaves, selected token less best SVM-neighbour, and the neighbours themselves."""
         gaps = np.empty(leaves.prefixes.shape)
         near = np.zeros((*leaves.prefixes.shape, self.problem.T), dtype=bool)
-        rows = np.arange(len(gaps))[:, None]
+        rows = np.arange(len(gaps))
         for i, (tokens, t) in enumerate(zip(self.inputs, leaves.prefixes.T, strict=True)):
-            margins = np.matmul(tokens.units[t], leaves.vectors[:, :, None])[:, :, 0] * tokens.lengths[t]
-            close = margins <= 1 + NEIGHBOUR_TOLERANCE
-            others, scores = tokens.others[t], self.problem.scores[i, tokens.order]
-            gaps[:, i] = scores[t] - np.where(close, scores[others], -np.inf).max(axis=1, initial=-np.inf)
-            near[rows, i, tokens.order[others]] = close
+            logits = leaves.vectors @ tokens.vectors.T
+            close = logits[rows, t][:, None] - logits <= 1 + NEIGHBOUR_TOLERANCE
+            close[rows, t] = False
+            scores = self.problem.scores[i, tokens.order]
+            gaps[:, i] = scores[t] - np.where(close, scores, -np.inf).max(axis=1)
+            near[:, i, tokens.order] = close
         return gaps, near
 
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
