@@ -14,12 +14,13 @@ from scipy.optimize import nnls
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems, farkas_residual, judge
 
-__all__ = ["Refutation", "rescue"]
+__all__ = ["VANISHED", "Refutation", "rescue"]
 
 _EPS = float(np.finfo(float).eps)
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
-_VANISHED = 1e-13  # a remainder at the level of rounding
+VANISHED = 1e-13
+"""A remainder at the level of rounding."""
 
 
 class Refutation(NamedTuple):
@@ -37,7 +38,7 @@ def rescue(
     least = np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
         # The likelier claim first: proving either ends the search.
-        likely_infeasible = remainder < _VANISHED
+        likely_infeasible = remainder < VANISHED
         for claim in ("infeasible", "optimal") if likely_infeasible else ("optimal", "infeasible"):
             if claim == "infeasible":
                 witness, proof = _best_witness(one, u)

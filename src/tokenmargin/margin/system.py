@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import daqp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Residuals, Systems, judge
 from tokenmargin.margin.master import propose_by_cuts
-from tokenmargin.margin.rescue import Refutation, rescue
+from tokenmargin.margin.rescue import VANISHED, Refutation, rescue
 
 __all__ = ["Farkas", "Verdicts", "narrowed", "solve_systems"]
 
@@ -52,7 +52,11 @@ def solve_systems(
     if not failed.any():
         return Verdicts(multipliers, residuals, None)
     farkas = Farkas(np.zeros_like(multipliers), np.full(len(multipliers), np.inf))
-    for b in failed.nonzero()[0].tolist():
+    hopeless = failed & ~multipliers.any(axis=1)
+    if systems.equality is None and hopeless.any():
+        _refute(systems, np.flatnonzero(hopeless), farkas)
+        residuals.table[farkas.residual <= TOLERANCE] = np.inf
+    for b in np.flatnonzero(failed & (farkas.residual > TOLERANCE)).tolist():
         one = systems.one(b)
         rescued = rescue(one, multipliers[b], by_multipliers=by_multipliers)
         if isinstance(rescued, Refutation):
@@ -63,6 +67,26 @@ def solve_systems(
         for array, value in zip(residuals, judge(one, multipliers[b : b + 1], y), strict=True):
             array[b] = value[0]
     return Verdicts(multipliers, residuals, farkas)
+
+
+def _refute(systems: Systems, which: Int[Array, " c"], farkas: Farkas) -> None:
+    """Write Farkas vectors of systems without a proposal, where the least-distance problem gives clear ones.
+
+    See `rescue`, which also handles what is left.
+    """
+    rows, bound = systems.rows[which], systems.bound[which]
+    k, r = rows.shape[1:]
+    cones = np.concatenate([rows, bound[:, :, None]], axis=2)
+    target, upper, lower = np.eye(1, r + 1, r)[0], np.zeros(k), np.full(k, -_INFINITE)
+    weights = np.zeros(bound.shape)
+    for b, cone in enumerate(cones):
+        _, _, flag, info = daqp.solve(None, -target, cone, upper, lower)
+        if flag > 0:
+            weights[b] = info["lam"]
+    reached = np.matmul(weights[:, None, :], cones)[:, 0]
+    proof = np.linalg.norm(reached[:, :r], axis=1) / np.maximum(weights.sum(axis=1), 1.0)
+    clear = (np.abs(1 - reached[:, r]) < VANISHED) & (weights.min(axis=1) >= 0) & (proof <= TOLERANCE)
+    farkas.weights[which[clear]], farkas.residual[which[clear]] = weights[clear], proof[clear]
 
 
 def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:
