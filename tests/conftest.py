@@ -1,5 +1,16 @@
 """Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the package."""
 
-from jaxtyping import install_import_hook
+from collections.abc import Iterator
 
-install_import_hook("tokenmargin", "beartype.beartype")
+import jaxtyping
+import pytest
+
+jaxtyping.install_import_hook("tokenmargin", "beartype.beartype")
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """For runs of many steps: checking shapes would take most of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -18,7 +18,17 @@ _EXPORTS = {
         "LogisticLoss",
         "PromptObjective",
     ),
-    "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve"),
+    "tokenmargin.dynamics": (
+        "FlowPath",
+        "FlowSettings",
+        "GradientDescent",
+        "NormalizedGradientDescent",
+        "Trajectory",
+        "evolve",
+        "evolve_many",
+        "flow",
+        "regularisation_path",
+    ),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
         "NAMED_PROBLEMS",

@@ -93,12 +93,18 @@ def _attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) ->
     return _Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
 
 
-def _unit(geometry: AbstractGeometry, vector: Float[Array, "... D"], log_scale: Float[Array, "..."]) -> Descent:
-    """Scale `exp(log_scale) vector` to unit length and report the logarithm of its length."""
+def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
+    """Scale `exp(log_scale) sum_it w_it k_it` to unit length and report the logarithm of its length.
+
+    A sum that cancels down to rounding has no direction: it is reported as exactly zero.
+    """
+    vector = geometry.pullback(weights)
     length = geometry.norm(vector)[..., None]
+    terms = np.einsum("...nt,nt->...", np.abs(weights), geometry.token_lengths)
+    length = np.where(length > geometry.noise * np.asarray(terms)[..., None], length, 0.0)
     with np.errstate(divide="ignore"):
-        log_norm = log_scale[..., None] + np.log(length)
-    return Descent(vector / np.where(length > 0, length, 1.0), log_norm)
+        log_norm = log_scale + np.log(length)
+    return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
 
 
 def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[Array, "... n"]) -> Descent:
@@ -109,7 +115,7 @@ def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[
     sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
-    return _unit(keys, keys.pullback(coefficients), log_scale - np.log(keys.n))
+    return _unit(keys, coefficients, log_scale - np.log(keys.n))
 
 
 def _seen_from_pivot(keys: AbstractGeometry, state: _Attention, loss: AbstractLoss) -> Pivoted:
@@ -288,7 +294,7 @@ class JointObjective(AbstractObjective):
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
-        head = _unit(values, values.pullback(feature_weights), log_scale - np.log(values.n))
+        head = _unit(values, feature_weights, log_scale - np.log(values.n))
         prompt = _prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),

@@ -7,6 +7,7 @@ scores, `T_i` the SVM-neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -17,6 +18,7 @@ from tokenmargin.problem import TokenProblem
 
 __all__ = [
     "NEIGHBOUR_TOLERANCE",
+    "Selection",
     "angle",
     "attention_weights",
     "checked_selection",
@@ -31,12 +33,15 @@ __all__ = [
     "select",
 ]
 
+Selection: TypeAlias = Sequence[int] | Array
+"""One token per input, counted from 0."""
+
 # A neighbour's margin is 1 up to the rounding of a polished solve (about 1e-12); a genuine non-neighbour this close
 # to 1 is indistinguishable from one in double precision.
 NEIGHBOUR_TOLERANCE = 1e-7
 
 
-def checked_selection(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Int[Array, " n"]:
+def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, " n"]:
     """Validate one selected token per input and return it as an integer array."""
     alpha = np.asarray(selected)
     if alpha.shape != (problem.n,) or alpha.dtype.kind not in "iu":
@@ -96,15 +101,13 @@ def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
     return np.asarray(scores == scores.max(axis=1, keepdims=True))
 
 
-def is_globally_optimal(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> bool:
+def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
     """Whether every selected token is optimal (Definition 1): its max-margin direction is a GMM."""
     alpha = checked_selection(problem, selected)
     return bool(optimal_tokens(problem)[np.arange(problem.n), alpha].all())
 
 
-def margins(
-    problem: TokenProblem, p: Float[Array, " D"], selected: Sequence[int] | Int[Array, " n"]
-) -> Float[Array, "n T"]:
+def margins(problem: TokenProblem, p: Float[Array, " D"], selected: Selection) -> Float[Array, "n T"]:
     """`<k_{i alpha_i} - k_it, p>`: how far the selected token is ahead of each; infinity where there is no token."""
     alpha = checked_selection(problem, selected)
     logits = problem.keys.logits(p)
@@ -114,7 +117,7 @@ def margins(
 def neighbours(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> Bool[Array, "n T"]:
@@ -128,7 +131,7 @@ def neighbours(
 def score_gaps(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> Float[Array, " n"]:
@@ -142,7 +145,7 @@ def score_gaps(
 def is_locally_optimal(
     problem: TokenProblem,
     p: Float[Array, " D"],
-    selected: Sequence[int] | Int[Array, " n"],
+    selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import (
@@ -31,7 +29,7 @@ __all__ = [
 ]
 
 
-def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
 
     >>> from tokenmargin.instances import figure1b
@@ -41,14 +39,12 @@ def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]
     return solve(attention_constraints(problem, selected))
 
 
-def label_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def label_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
     return solve(label_constraints(problem, selected))
 
 
-def support_inputs(
-    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], *, tolerance: float = 1e-7
-) -> Bool[Array, " n"]:
+def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: float = 1e-7) -> Bool[Array, " n"]:
     """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
     head = label_margin(problem, selected)
     if not head.is_optimal:
@@ -59,7 +55,7 @@ def support_inputs(
     return np.asarray(problem.labels * outputs <= 1 + tolerance)
 
 
-def relaxed_max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
 
     >>> from tokenmargin.instances import figure3b

@@ -5,7 +5,6 @@ Each function here poses one of the papers' problems; `solve` in the module besi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import AbstractGeometry
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import checked_selection
+from tokenmargin.selection import Selection, checked_selection
 
 __all__ = ["Constraints", "attention_constraints", "label_constraints", "relaxed_constraints"]
 
@@ -57,7 +56,7 @@ class Constraints:
         return self.geometry.combine(coefficients)
 
 
-def attention_constraints(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Constraints:
+def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
     others = problem.mask.copy()
@@ -68,16 +67,14 @@ def attention_constraints(problem: TokenProblem, selected: Sequence[int] | Int[A
     return Constraints(problem.keys, plus, index[others], np.ones(len(token)), token)
 
 
-def relaxed_constraints(
-    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], support: Bool[Array, " n"]
-) -> Constraints:
+def relaxed_constraints(problem: TokenProblem, selected: Selection, support: Bool[Array, " n"]) -> Constraints:
     """The relaxed problem (10): margin 1 on the inputs in `support`, mere selection (margin 0) on the others."""
     hard = attention_constraints(problem, selected)
     bound = np.where(np.asarray(support, dtype=bool)[hard.token[:, 0]], 1.0, 0.0)
     return Constraints(hard.geometry, hard.plus, hard.minus, bound, hard.token)
 
 
-def label_constraints(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> Constraints:
+def label_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """SVM for the head: `Y_i <v, x_{i alpha_i}> >= 1`."""
     alpha = checked_selection(problem, selected)
     inputs = np.arange(problem.n)
