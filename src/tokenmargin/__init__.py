@@ -18,6 +18,7 @@ _EXPORTS = {
         "LogisticLoss",
         "PromptObjective",
     ),
+    "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
     "tokenmargin.dynamics": (
         "FlowPath",
         "FlowSettings",
@@ -43,6 +44,7 @@ _EXPORTS = {
         "shared_vocabulary_problem",
         "three_limits",
     ),
+    "tokenmargin.limits": ("Limit", "limit_of"),
     "tokenmargin.margin": ("MarginSolution", "label_margin", "max_margin", "relaxed_max_margin"),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
+from tokenmargin.cli.basins import basins
 from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
@@ -19,7 +20,7 @@ from tokenmargin.cli.solve import solve
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce)
+VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, basins, reproduce)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(
