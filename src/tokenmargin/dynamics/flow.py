@@ -50,7 +50,7 @@ class FlowSettings:
 
     tolerance: float = 1e-10
     coupling: Literal["joint", "block"] = "joint"
-    max_steps: int = 100_000
+    max_steps: int = 20_000
 
     def __post_init__(self) -> None:
         if not 1e-13 <= self.tolerance <= 1e-2:
