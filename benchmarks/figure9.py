@@ -1,7 +1,7 @@
 """Figure 9 complete, against the usual way on a sample of the same trials: `python -m benchmarks.figure9`.
 
-The usual way takes one trial at a time: 1000 normalised steps with automatic differentiation in float32, then cvxopt for
-the max-margin direction. Here all trials of a dimension are trained at once, and every direction has a certificate.
+The usual way takes one trial at a time: 1000 normalised steps with automatic differentiation in float32, then cvxopt
+for the max-margin direction. Here all trials of a dimension are trained at once, and every direction has a certificate.
 The second table asks what the arithmetic does to the correlation: the textbook gradient in float32 and float64 against
 the pivoted one, on the same problems.
 """

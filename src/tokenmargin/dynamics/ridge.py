@@ -77,9 +77,11 @@ def ridge_path(
     if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
         raise ValueError(f"radii must be pairs (r, R) of positive numbers that do not shrink, got {radii!r}")
     reduced = Reduced.of(objective)
+    inner = reduced.objective
+    assert isinstance(inner, JointObjective), "a reduced objective is of its own kind"
     found = []
     for k in range(starts):
-        found.append(_follow(reduced.objective, pairs, rng))
+        found.append(_follow(inner, pairs, rng))
         if progress is not None:
             progress((k + 1) / starts)
     found.sort(key=lambda path: float(path[1][-1]))
