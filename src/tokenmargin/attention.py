@@ -26,7 +26,7 @@ from tokenmargin.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
-    signed_log_excess,
+    signed_excess,
 )
 from tokenmargin.problem import TokenProblem
 
@@ -176,13 +176,18 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
-        """`log(risk - risk of selecting)`, exact where the difference itself has underflowed.
+    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+        """Log size and sign of `risk - risk of selecting`, exact where the difference itself has underflowed.
 
         The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
-        gives the infimum. NaN where the risk is below that of the selection.
+        gives the infimum.
         """
         raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
+
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        """Logarithm of the excess risk over that of a selection; NaN where the risk is below it."""
+        size, sign = self.excess(theta, selected)
+        return size if sign > 0 else np.nan
 
     @property
     def dimension(self) -> int:
@@ -249,10 +254,10 @@ class PromptObjective(AbstractObjective):
         state = seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
         return linearisation((prompt_block(state),), self.problem.n)
 
-    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
         scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
         reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
-        return signed_log_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
+        return signed_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
 
     def _attend(self, theta: Float[Array, "... D"]) -> Attention:
         logits = self.problem.keys.logits(theta)

@@ -25,7 +25,7 @@ from tokenmargin.attention import (
 )
 from tokenmargin.curvature import pivoted, prompt_block
 from tokenmargin.geometry import AbstractGeometry, Coordinates
-from tokenmargin.losses import signed_log_excess
+from tokenmargin.losses import signed_excess
 from tokenmargin.problem import TokenProblem
 
 __all__ = ["HeadObjective", "NonlinearHead", "optimal_sets"]
@@ -113,7 +113,7 @@ class HeadObjective(AbstractObjective):
         block = prompt_block(seen, bending=self.problem.labels[:, None, None] * bending)
         return linearisation((block,), self.problem.n)
 
-    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
         problem, values = self.problem, _values(self.problem.values)
         state, _, attended = self._state(theta)
         alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
@@ -125,7 +125,7 @@ class HeadObjective(AbstractObjective):
         gradient = np.einsum("k,knd->nd", _WEIGHTS, self.head.gradient(on_way))
         gaps = problem.labels[:, None] * np.einsum("nd,ntd->nt", gradient, start[:, None] - values)
         reference = alone[inputs, chosen]
-        return signed_log_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
+        return signed_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
 
     def _state(self, theta: Float[Array, "... D"]) -> tuple[Attention, Float[Array, "... n"], Float[Array, "... n d"]]:
         """The forward pass with local scores, the outputs, and the attended vectors."""
