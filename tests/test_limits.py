@@ -97,4 +97,4 @@ def test_a_map_covers_the_plane() -> None:
 
 def test_interval_of_a_share() -> None:
     assert share_interval(0, 10)[0] == 0.0
-    assert share_interval(10, 10)[1] == 1.0
+    assert share_interval(10, 10)[1] == pytest.approx(1.0)

@@ -59,7 +59,7 @@ class Tokens:
         vector = self._times(self.matrix.swapaxes(0, 1), weights)
         return self._times(self.matrix, vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
 
-    def _times(self, matrix: Float[Array, "a b lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
+    def _times(self, matrix: Float[Array, "a b #lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
         if matrix.shape[-1] == 1:
             return np.asarray(matrix[..., 0] @ columns)
         return np.asarray(np.einsum("abl,bl->al", matrix, columns))
@@ -71,7 +71,7 @@ class _Pivots:
     It changes rarely, so it is kept from step to step and looked up again only where another token has overtaken it.
     """
 
-    def __init__(self, logits: Float[Array, "n T lanes"], scores: Float[Array, "n T lanes"]) -> None:
+    def __init__(self, logits: Float[Array, "n T lanes"], scores: Float[Array, "n T #lanes"]) -> None:
         n, T, lanes = logits.shape
         chosen = logits.argmax(axis=1)
         rows = np.arange(n)[:, None] * T + chosen
