@@ -4,6 +4,7 @@ from tokenmargin.dynamics.batch import BatchResult, evolve_many
 from tokenmargin.dynamics.cone import ConePath, cone_path
 from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
+from tokenmargin.dynamics.first_step import FirstStep, first_step
 from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
 from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
@@ -16,6 +17,7 @@ __all__ = [
     "BatchResult",
     "ConePath",
     "Crossing",
+    "FirstStep",
     "FlowPath",
     "FlowSettings",
     "GradientDescent",
@@ -30,6 +32,7 @@ __all__ = [
     "cone_path",
     "evolve",
     "evolve_many",
+    "first_step",
     "flow",
     "regularisation_path",
     "ridge_path",
