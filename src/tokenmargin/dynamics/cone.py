@@ -93,15 +93,13 @@ def cone_path(
         found = cap.minimum(radius, [*near, *cap.random(starts, rng)])
         best.append(min([*best[-1:], found], key=lambda candidate: candidate[0]))
     wanted = [best[k] for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
-    points = np.stack([point for _, point, _ in wanted])
+    points = np.stack([point for _, point in wanted])
     norms = np.linalg.norm(points, axis=1)
-    sines = (
-        np.linalg.norm(points / norms[:, None] - cap.q, axis=1),
-        np.linalg.norm(points / norms[:, None] + cap.q, axis=1),
-    )
+    units = points / norms[:, None]
+    angles = 2 * np.arctan2(np.linalg.norm(units - cap.q, axis=1), np.linalg.norm(units + cap.q, axis=1))
     return ConePath(
         objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), reduced.lift(points), norms,
-        2 * np.arctan2(*sines), np.array([border for _, _, border in wanted]),
+        angles, units @ cap.q <= 1 - width + _INSIDE,
     )  # fmt: skip
 
 
