@@ -50,7 +50,7 @@ class FlowSettings:
 
     tolerance: float = 1e-10
     coupling: Literal["joint", "block"] = "joint"
-    max_steps: int = 100_000
+    max_steps: int = 20_000
 
     def __post_init__(self) -> None:
         if not 1e-13 <= self.tolerance <= 1e-2:
@@ -100,6 +100,16 @@ class FlowPath:
     def prompt(self) -> Float[Array, " D_keys"]:
         """The attention parameter p at the end."""
         return self.objective.prompt(self.final)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps the solver took."""
+        return len(self.arcs) - 1
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped by Ctrl-C."""
+        return self.stop == "interrupted"
 
     @property
     def norm(self) -> float:
