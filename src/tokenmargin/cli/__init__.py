@@ -19,6 +19,7 @@ VERBS = (
     ("demo", "A guided run: one problem, all its limits, and which start reaches which."),
     ("solve", "The max-margin direction of one selection, with its certificate."),
     ("evolve", "Train attention on a problem and name the direction it reached."),
+    ("verify", "The papers' lemmas and theorems: hypotheses and conclusion, measured against their bounds."),
     ("reproduce", "The papers' figures: table, picture, and expected against measured."),
 )
 """The commands; each lives in the module of its name, in a function of its name."""
