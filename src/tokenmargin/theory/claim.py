@@ -53,7 +53,7 @@ class Slack:
         sign = _SIGN[self.relation]
         if sign == 0:
             return self.tolerance - abs(self.measured - self.bound)
-        return sign * (self.bound - self.measured)
+        return sign * (self.bound - self.measured) + 0.0  # no negative zero
 
     @property
     def holds(self) -> bool:
