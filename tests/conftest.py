@@ -1,5 +1,17 @@
-"""Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the package."""
+"""Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the exact rooms."""
 
-from jaxtyping import install_import_hook
+from collections.abc import Iterator
 
-install_import_hook("tokenmargin", "beartype.beartype")
+import jaxtyping
+import pytest
+
+ROOMS = ("geometry", "problem", "instances", "selection", "attention", "margin", "dynamics")
+jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """For runs of many steps: checking shapes would take most of the time."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

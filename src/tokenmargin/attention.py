@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
-from scipy.special import logsumexp
 
 from tokenmargin.curvature import Block, Pivoted, head_block, pivoted, prompt_block, shifted
 from tokenmargin.geometry import AbstractGeometry, Coordinates
@@ -27,6 +26,7 @@ from tokenmargin.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
+    signed_log_excess,
 )
 from tokenmargin.problem import TokenProblem
 
@@ -93,12 +93,18 @@ def _attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) ->
     return _Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
 
 
-def _unit(geometry: AbstractGeometry, vector: Float[Array, "... D"], log_scale: Float[Array, "..."]) -> Descent:
-    """Scale `exp(log_scale) vector` to unit length and report the logarithm of its length."""
+def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
+    """Scale `exp(log_scale) sum_it w_it k_it` to unit length and report the logarithm of its length.
+
+    A sum that cancels down to rounding has no direction: it is reported as exactly zero.
+    """
+    vector = geometry.pullback(weights)
     length = geometry.norm(vector)[..., None]
+    terms = np.einsum("...nt,nt->...", np.abs(weights), geometry.token_lengths)
+    length = np.where(length > geometry.noise * np.asarray(terms)[..., None], length, 0.0)
     with np.errstate(divide="ignore"):
-        log_norm = log_scale[..., None] + np.log(length)
-    return Descent(vector / np.where(length > 0, length, 1.0), log_norm)
+        log_norm = log_scale + np.log(length)
+    return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
 
 
 def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[Array, "... n"]) -> Descent:
@@ -109,7 +115,7 @@ def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[
     sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
-    return _unit(keys, keys.pullback(coefficients), log_scale - np.log(keys.n))
+    return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
 def _seen_from_pivot(keys: AbstractGeometry, state: _Attention, loss: AbstractLoss) -> Pivoted:
@@ -170,8 +176,12 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def log_excess(self, theta: Float[Array, " D"]) -> float:
-        """`log(risk - infimum of the risk)`, exact where the difference itself has underflowed."""
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        """`log(risk - risk of selecting)`, exact where the difference itself has underflowed.
+
+        The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
+        gives the infimum. NaN where the risk is below that of the selection.
+        """
         raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
 
     @property
@@ -239,14 +249,10 @@ class PromptObjective(AbstractObjective):
         state = _seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
         return _linearisation((prompt_block(state),), self.problem.n)
 
-    def log_excess(self, theta: Float[Array, " D"]) -> float:
-        state = self._attend(theta)
-        best = np.where(self.problem.mask, self.problem.scores, -np.inf).max(axis=-1)
-        with np.errstate(divide="ignore"):
-            gaps = state.log_weights + np.log(best[:, None] - self.problem.scores)
-        gaps = np.where(self.problem.mask, gaps, -np.inf)
-        excess = self.loss.log_excess(best, logsumexp(gaps, axis=-1))
-        return float(logsumexp(excess) - np.log(self.problem.n))
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
+        reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
+        return signed_log_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
 
     def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
         logits = self.problem.keys.logits(theta)
@@ -288,7 +294,7 @@ class JointObjective(AbstractObjective):
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
-        head = _unit(values, values.pullback(feature_weights), log_scale - np.log(values.n))
+        head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
         prompt = _prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),

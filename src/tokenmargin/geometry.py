@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
 __all__ = ["AbstractGeometry", "Coordinates", "Gram", "bilinear"]
 
@@ -32,7 +33,7 @@ def _frozen(array: Array) -> Array:
     return view
 
 
-def _checked_index(index: object, mask: object, rows: int) -> tuple[Array, Array]:
+def _checked_index(index: ArrayLike, mask: ArrayLike | None, rows: int) -> tuple[Array, Array]:
     """Validate the (n, T) index and mask of a dictionary with `rows` vectors."""
     index = np.asarray(index)
     if index.ndim != 2 or index.size == 0:
@@ -59,7 +60,7 @@ def _checked_index(index: object, mask: object, rows: int) -> tuple[Array, Array
     return np.where(mask, index, 0).astype(np.intp, copy=False), mask
 
 
-def _checked_numbers(name: str, array: object, shape: str) -> Array:
+def _checked_numbers(name: str, array: ArrayLike, shape: str) -> Array:
     """Validate a two-dimensional array of finite real numbers and return it as float64."""
     array = np.asarray(array)
     if array.dtype.kind not in "fiub":
@@ -109,6 +110,10 @@ class AbstractGeometry(abc.ABC):
         """Inner product of two parameters."""
 
     @abc.abstractmethod
+    def squared_lengths(self) -> Float[Array, " m"]:
+        """`<e_j, e_j>` for every vector of the dictionary."""
+
+    @abc.abstractmethod
     def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
         """Inner products among the given rows of the dictionary."""
 
@@ -118,8 +123,19 @@ class AbstractGeometry(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def noise(self) -> float:
+        """Length of `sum_j c_j e_j`, relative to `sum_j |c_j| |e_j|`, below which it cannot be told from rounding."""
+
+    @property
+    @abc.abstractmethod
     def resolution(self) -> float:
-        """Length below which a difference of two vectors cannot be told from rounding."""
+        """Length below which a difference of two vectors of the dictionary cannot be told from rounding."""
+
+    def _set_tokens(self, index: ArrayLike, mask: ArrayLike | None) -> None:
+        """Validate and store index and mask; part of construction."""
+        checked_index, checked_mask = _checked_index(index, mask, self.rows)
+        object.__setattr__(self, "index", _frozen(checked_index))
+        object.__setattr__(self, "mask", _frozen(checked_mask))
 
     @property
     def n(self) -> int:
@@ -132,9 +148,14 @@ class AbstractGeometry(abc.ABC):
         return int(self.index.shape[1])
 
     @cached_property
-    def lengths(self) -> Int[Array, " n"]:
-        """Number of tokens of each input."""
-        return self.mask.sum(axis=1)
+    def lengths(self) -> Float[Array, " m"]:
+        """Length of every vector of the dictionary."""
+        return np.sqrt(self.squared_lengths())
+
+    @cached_property
+    def token_lengths(self) -> Float[Array, "n T"]:
+        """Length of every token; zero where there is none."""
+        return np.where(self.mask, self.gather(self.lengths), 0.0)
 
     @cached_property
     def _dense(self) -> bool:
@@ -182,7 +203,7 @@ class AbstractGeometry(abc.ABC):
         return self.combine(self.scatter(weights))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Coordinates(AbstractGeometry):
     """Vectors given by coordinates; a parameter is a d-vector.
 
@@ -193,17 +214,15 @@ class Coordinates(AbstractGeometry):
 
     vectors: Float[Array, "m d"]
     index: Int[Array, "n T"]
-    mask: Bool[Array, "n T"] = None  # type: ignore[assignment]  # None: every position holds a token
+    mask: Bool[Array, "n T"]
 
-    def __post_init__(self) -> None:
-        vectors = _checked_numbers("vectors", self.vectors, "(m, d)")
-        index, mask = _checked_index(self.index, self.mask, len(vectors))
-        object.__setattr__(self, "vectors", _frozen(vectors))
-        object.__setattr__(self, "index", _frozen(index))
-        object.__setattr__(self, "mask", _frozen(mask))
+    def __init__(self, vectors: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+        checked = _checked_numbers("vectors", vectors, "(m, d)")
+        object.__setattr__(self, "vectors", _frozen(checked))
+        self._set_tokens(index, mask)
 
     @classmethod
-    def of(cls, tokens: object, mask: object = None) -> Coordinates:
+    def of(cls, tokens: ArrayLike, mask: ArrayLike | None = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
         array = np.asarray(tokens)
         if array.ndim != 3 or 0 in array.shape:
@@ -212,7 +231,7 @@ class Coordinates(AbstractGeometry):
         if mask is not None and np.asarray(mask).shape == (n, T):
             # Padding often holds NaN; it is never read, but the dictionary must be finite.
             array = np.where(np.asarray(mask, dtype=bool)[..., None], array, 0)
-        return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)  # type: ignore[arg-type]
+        return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)
 
     @property
     def dimension(self) -> int:
@@ -241,12 +260,19 @@ class Coordinates(AbstractGeometry):
     def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
         return np.asarray(np.einsum("...d,...d->...", p, q))
 
+    def squared_lengths(self) -> Float[Array, " m"]:
+        return np.einsum("md,md->m", self.vectors, self.vectors)
+
     def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
         chosen = self.vectors[rows]
         return chosen @ chosen.T
 
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
         return self.vectors[plus] if minus is None else self.vectors[plus] - self.vectors[minus]
+
+    @property
+    def noise(self) -> float:
+        return 8 * float(np.finfo(float).eps)
 
     @property
     def resolution(self) -> float:
@@ -258,7 +284,7 @@ class Coordinates(AbstractGeometry):
         return Gram(vectors @ vectors.T, self.index, self.mask)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Gram(AbstractGeometry):
     """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
 
@@ -267,24 +293,22 @@ class Gram(AbstractGeometry):
 
     matrix: Float[Array, "m m"]
     index: Int[Array, "n T"]
-    mask: Bool[Array, "n T"] = None  # type: ignore[assignment]  # None: every position holds a token
+    mask: Bool[Array, "n T"]
 
-    def __post_init__(self) -> None:
-        matrix = _checked_numbers("matrix", self.matrix, "(m, m)")
-        if matrix.shape[0] != matrix.shape[1]:
+    def __init__(self, matrix: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+        checked = _checked_numbers("matrix", matrix, "(m, m)")
+        if checked.shape[0] != checked.shape[1]:
             raise ValueError(
-                f"matrix must be square (inner products of the dictionary with itself), got {matrix.shape}"
+                f"matrix must be square (inner products of the dictionary with itself), got {checked.shape}"
             )
-        largest = np.abs(matrix).max()
-        if np.abs(matrix - matrix.T).max() > 1e-12 * largest:
+        largest = np.abs(checked).max()
+        if np.abs(checked - checked.T).max() > 1e-12 * largest:
             raise ValueError("matrix must be symmetric: it holds inner products; symmetrise it with (G + G.T) / 2")
         # Rounding in a product of m terms leaves negative eigenvalues up to about m eps |G|; more is not a Gram matrix.
-        if np.linalg.eigvalsh(matrix)[0] < -1e-12 * len(matrix) * largest:
+        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest:
             raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
-        index, mask = _checked_index(self.index, self.mask, len(matrix))
-        object.__setattr__(self, "matrix", _frozen(matrix))
-        object.__setattr__(self, "index", _frozen(index))
-        object.__setattr__(self, "mask", _frozen(mask))
+        object.__setattr__(self, "matrix", _frozen(checked))
+        self._set_tokens(index, mask)
 
     @property
     def dimension(self) -> int:
@@ -307,6 +331,9 @@ class Gram(AbstractGeometry):
     def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
         return np.asarray(np.einsum("...d,...d->...", p @ self.matrix, q))
 
+    def squared_lengths(self) -> Float[Array, " m"]:
+        return np.maximum(self.matrix.diagonal(), 0.0)
+
     def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
         return self.matrix[np.ix_(rows, rows)]
 
@@ -318,12 +345,17 @@ class Gram(AbstractGeometry):
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
         kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
-        return vectors[:, kept] * np.sqrt(values[kept])
+        rows = vectors[:, kept] * np.sqrt(values[kept])
+        rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
+        return rows
+
+    @property
+    def noise(self) -> float:
+        return float(np.sqrt(8 * np.finfo(float).eps))  # a squared length is known to a few eps of its terms
 
     @property
     def resolution(self) -> float:
-        # |a - b|^2 = <a,a> - 2 <a,b> + <b,b> is known to a few eps of its terms.
-        return float(np.sqrt(8 * np.finfo(float).eps * self.matrix.diagonal().max()))
+        return self.noise * float(self.lengths.max())
 
 
 def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:

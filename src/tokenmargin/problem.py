@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
 from tokenmargin.geometry import AbstractGeometry, Coordinates, bilinear
 
@@ -27,7 +28,7 @@ class ProblemFileError(ValueError):
     """A problem file that cannot be read, with the file and what is wrong in the message."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class TokenProblem:
     """Inputs, keys, values, labels and scores of a one-layer attention problem.
 
@@ -45,41 +46,41 @@ class TokenProblem:
 
     keys: AbstractGeometry
     labels: Float[Array, " n"]
-    values: AbstractGeometry = None  # type: ignore[assignment]  # None: the keys
-    head: Float[Array, " D"] | None = None
-    scores: Float[Array, "n T"] = None  # type: ignore[assignment]  # None: computed from the head
+    values: AbstractGeometry
+    head: Float[Array, " D"] | None
+    scores: Float[Array, "n T"]
 
-    def __post_init__(self) -> None:
-        values = self.keys if self.values is None else self.values
-        if values.index.shape != self.keys.index.shape or (values.mask != self.keys.mask).any():
+    def __init__(
+        self,
+        keys: AbstractGeometry,
+        labels: ArrayLike,
+        values: AbstractGeometry | None = None,
+        *,
+        head: ArrayLike | None = None,
+        scores: ArrayLike | None = None,
+    ) -> None:
+        values = keys if values is None else values
+        if values.index.shape != keys.index.shape or (values.mask != keys.mask).any():
             raise ValueError(
                 f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
-                f"{self.keys.index.shape} or different masks"
+                f"{keys.index.shape} or different masks"
             )
-        labels = _vector("labels", self.labels, self.keys.n, "one label per input")
-        if not np.isin(labels, (-1.0, 1.0)).all():
-            odd = labels[~np.isin(labels, (-1.0, 1.0))][0]
+        signs = _vector("labels", labels, keys.n, "one label per input")
+        if not np.isin(signs, (-1.0, 1.0)).all():
+            odd = signs[~np.isin(signs, (-1.0, 1.0))][0]
             raise ValueError(f"labels must be -1 or +1, got {odd:g}; map 0/1 labels with 2 * y - 1")
-        if (self.head is None) == (self.scores is None):
+        if (head is None) == (scores is None):
             raise ValueError("give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>)")
-        head = None
-        if self.head is not None:
-            head = _vector("head", self.head, values.dimension, "as long as a value vector")
-            # Gathered from the dictionary: hidden positions get a finite number that nothing reads.
-            scores = labels[:, None] * values.gather(values.project(head))
-        else:
-            scores = np.asarray(self.scores)
-            if scores.shape != self.keys.index.shape or scores.dtype.kind not in "fiub":
-                raise ValueError(
-                    f"scores must be numbers of shape (n, T) = {self.keys.index.shape}, "
-                    f"got {scores.dtype} {scores.shape}"
-                )
-            scores = scores.astype(np.float64)
-        scores = np.where(self.keys.mask, scores, 0.0)
-        if not np.isfinite(scores).all():
-            i, t = np.argwhere(~np.isfinite(scores))[0].tolist()
-            raise ValueError(f"scores must be finite, got {scores[i, t]} for token {t} of input {i}")
-        for name, value in (("values", values), ("labels", labels), ("head", head), ("scores", scores)):
+        if head is not None:
+            head = _vector("head", head, values.dimension, "as long as a value vector")
+            scores = signs[:, None] * values.gather(values.project(head))
+        for name, value in (
+            ("keys", keys),
+            ("labels", signs),
+            ("values", values),
+            ("head", head),
+            ("scores", _score_array(scores, keys.mask)),
+        ):
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
             object.__setattr__(self, name, value)
@@ -87,22 +88,17 @@ class TokenProblem:
     @classmethod
     def of(
         cls,
-        keys: object,
-        labels: object,
+        keys: ArrayLike,
+        labels: ArrayLike,
         *,
-        head: object = None,
-        scores: object = None,
-        values: object = None,
-        mask: object = None,
+        head: ArrayLike | None = None,
+        scores: ArrayLike | None = None,
+        values: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
     ) -> TokenProblem:
         """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
-        return cls(
-            keys=Coordinates.of(keys, mask),
-            labels=labels,  # type: ignore[arg-type]  # validated in __post_init__
-            values=None if values is None else Coordinates.of(values, mask),  # type: ignore[arg-type]
-            head=head,  # type: ignore[arg-type]
-            scores=scores,  # type: ignore[arg-type]
-        )
+        geometry = None if values is None else Coordinates.of(values, mask)
+        return cls(Coordinates.of(keys, mask), labels, geometry, head=head, scores=scores)
 
     @property
     def n(self) -> int:
@@ -130,14 +126,14 @@ class TokenProblem:
         keys = self.keys.as_gram(starts)
         if self.head is None:
             values = keys if self.values is self.keys and starts is None else self.values.as_gram()
-            return replace(self, keys=keys, values=values)
+            return TokenProblem(keys, self.labels, values, scores=self.scores)
         values = self.values.as_gram(self.head[None])
         return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
 
     def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> TokenProblem:
         """The problem of training W in the logits `<k_it, W' z_i>` instead of p; values and scores stay."""
         scores = self.scores if self.head is None else None
-        return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, self.head, scores)  # type: ignore[arg-type]
+        return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
 
     def save(self, path: str | Path) -> None:
         """Write `.npz` or `.json`, by the suffix; a problem in Gram space has no coordinates to write."""
@@ -186,7 +182,7 @@ def load_problem(path: str | Path) -> TokenProblem:
         raise ProblemFileError(f"{path}: {error}") from error
 
 
-def _vector(name: str, value: object, length: int, meaning: str) -> Float[Array, " k"]:
+def _vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
     """Validate a one-dimensional array of finite numbers of the given length."""
     vector = np.asarray(value)
     if vector.dtype.kind not in "fiub" or vector.shape != (length,):
@@ -196,6 +192,18 @@ def _vector(name: str, value: object, length: int, meaning: str) -> Float[Array,
             f"{name} must be finite, got {vector[~np.isfinite(vector)][0]} at {int(np.argmin(np.isfinite(vector)))}"
         )
     return vector.astype(np.float64)
+
+
+def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Array, "n T"]:
+    """Validate the scores; zero where there is no token."""
+    array = np.asarray(scores)
+    if array.shape != mask.shape or array.dtype.kind not in "fiub":
+        raise ValueError(f"scores must be numbers of shape (n, T) = {mask.shape}, got {array.dtype} {array.shape}")
+    array = np.where(mask, array.astype(np.float64), 0.0)
+    if not np.isfinite(array).all():
+        i, t = np.argwhere(~np.isfinite(array))[0].tolist()
+        raise ValueError(f"scores must be finite, got {array[i, t]} for token {t} of input {i}")
+    return array
 
 
 def _as_mask(path: Path, mask: Array) -> Array:
@@ -211,7 +219,11 @@ def _read_npz(path: Path) -> dict[str, Array]:
         if size > LARGEST_FILE:
             raise ProblemFileError(f"{path}: unpacks to {size} bytes, more than the {LARGEST_FILE} allowed")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+        strange = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+        if strange:
+            raise ProblemFileError(f"{path}: {strange[0]!r} is not an array")
+        return arrays
     except ProblemFileError:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes

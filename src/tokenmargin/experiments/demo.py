@@ -38,7 +38,7 @@ class Demo(PromptPaths):
 
     def starts(self) -> Float[Array, "S D"]:
         turn = np.linspace(0, 2 * np.pi, self.circle, endpoint=False)
-        return 3.0 * np.stack([np.cos(turn), np.sin(turn), np.zeros_like(turn)], axis=1)
+        return np.stack([3 * np.cos(turn), 3 * np.sin(turn), np.zeros_like(turn)], axis=1).round(12) + 0.0
 
     def direction_table(self, problem: TokenProblem) -> Table:
         return columns([row for row in selection_rows(problem) if row["direction"] != "infeasible"])

@@ -19,6 +19,7 @@ from tokenmargin.problem import TokenProblem
 
 __all__ = ["Figure1a", "Figure1b", "Figure1c", "Figure8", "PromptPaths"]
 
+KEPT_POINTS = 1000
 SIX_STARTS = (1.0, 0.5, 0.0, -0.5, -1.0, -1.5)
 
 
@@ -68,6 +69,7 @@ class PromptPaths(AbstractExperiment):
             steps=self.steps,
             start=starts,
             keep=("point",),
+            every=max(self.steps // KEPT_POINTS, 1),
             progress=None if progress is None else lambda done: progress(done / self.steps),
         )
         limits = limit_table(problem, starts, path.final, path.selected)

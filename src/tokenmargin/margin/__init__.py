@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from numpy import ndarray as Array
 
+from tokenmargin.margin.arcs import Arc, selection_arcs
+from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
+from tokenmargin.margin.batch import MarginBatch, max_margin_batch
+from tokenmargin.margin.choices import ChoiceSolution, choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
+    class_constraints,
     label_constraints,
     relaxed_constraints,
 )
+from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.solver import TOLERANCE, solve
+from tokenmargin.margin.solver import closed_form, solve
+from tokenmargin.margin.system import TOLERANCE
 from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import Selection
 
 __all__ = [
     "TOLERANCE",
+    "Arc",
+    "Atlas",
     "Certificate",
+    "ChoiceSolution",
     "Constraints",
+    "CorpusMargin",
+    "LimitDirection",
+    "MarginBatch",
     "MarginSolution",
+    "RowPairs",
+    "argmax_pairs",
+    "atlas",
+    "choice_margin",
+    "class_margin",
+    "closed_form",
+    "corpus_margin",
     "label_margin",
     "max_margin",
+    "max_margin_batch",
     "relaxed_max_margin",
+    "selected_pairs",
+    "selection_arcs",
     "solve",
     "support_inputs",
 ]
 
 
-def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
 
     >>> from tokenmargin.instances import figure1b
@@ -41,14 +63,22 @@ def max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]
     return solve(attention_constraints(problem, selected))
 
 
-def label_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def class_margin(problem: TokenProblem, selection: Bool[Array, "n T"]) -> MarginSolution:
+    """The max-margin vector of a selection with ties: (9) of *Attention with Trained Embeddings*.
+
+    >>> tied = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6)
+    array([1., 0.])
+    """
+    return solve(class_constraints(problem, selection))
+
+
+def label_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
     return solve(label_constraints(problem, selected))
 
 
-def support_inputs(
-    problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"], *, tolerance: float = 1e-7
-) -> Bool[Array, " n"]:
+def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: float = 1e-7) -> Bool[Array, " n"]:
     """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
     head = label_margin(problem, selected)
     if not head.is_optimal:
@@ -59,7 +89,7 @@ def support_inputs(
     return np.asarray(problem.labels * outputs <= 1 + tolerance)
 
 
-def relaxed_max_margin(problem: TokenProblem, selected: Sequence[int] | Int[Array, " n"]) -> MarginSolution:
+def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
 
     >>> from tokenmargin.instances import figure3b

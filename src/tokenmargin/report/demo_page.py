@@ -32,8 +32,8 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Pa
         "Where can it converge?",
         (
             f"There are {counts['all']} ways to pick one token per input. {counts['infeasible']} of them no direction "
-            f"can pick: each has a Farkas certificate. {counts['limits']} are locally optimal: descent that starts near "
-            "one of these directions converges to it (Theorem 3). GMM marks the globally optimal one.",
+            f"can pick: each has a Farkas certificate. {counts['limits']} are locally optimal: descent that starts "
+            "near one of these directions converges to it (Theorem 3). GMM marks the globally optimal one.",
         ),
         tables=(_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
     )

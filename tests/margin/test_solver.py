@@ -1,0 +1,236 @@
+"""Max-margin solutions: known answers, an independent solver, certificates, and the hard cases."""
+
+import itertools
+
+import clarabel
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmargin.instances import (
+    figure1a,
+    figure1b,
+    figure1c,
+    figure3a,
+    figure3b,
+    figure5,
+    figure8,
+    random_problem,
+    shared_vocabulary_problem,
+)
+from tokenmargin.margin import (
+    TOLERANCE,
+    MarginSolution,
+    label_margin,
+    max_margin,
+    relaxed_max_margin,
+    support_inputs,
+)
+from tokenmargin.problem import TokenProblem
+
+
+def oracle(rows: np.ndarray, bound: np.ndarray) -> tuple[str, np.ndarray]:
+    """The same problem by an interior-point solver."""
+    k, d = rows.shape
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    solver = clarabel.DefaultSolver(
+        scipy.sparse.identity(d, format="csc"),
+        np.zeros(d),
+        scipy.sparse.csc_matrix(-rows),
+        -bound,
+        [clarabel.NonnegativeConeT(k)],
+        settings,
+    )
+    solution = solver.solve()
+    return str(solution.status), np.array(solution.x)
+
+
+def constraint_rows(problem: TokenProblem, selected) -> np.ndarray:
+    """`k_{i alpha_i} - k_it` by plain loops."""
+    keys = problem.keys.tokens
+    return np.array(
+        [
+            keys[i, selected[i]] - keys[i, t]
+            for i, t in np.ndindex(problem.n, problem.T)
+            if t != selected[i] and problem.mask[i, t]
+        ]
+    )
+
+
+def assert_proven(problem: TokenProblem, selected, solution: MarginSolution) -> None:
+    """Check an answer from its definition, with none of the solver's code."""
+    rows = constraint_rows(problem, selected)
+    if solution.status == "optimal":
+        np.testing.assert_array_less(1 - 1e-9, rows @ solution.vector)
+        assert (solution.multipliers >= 0).all()
+        scale = np.linalg.norm(solution.vector)
+        np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, atol=1e-9 * scale)
+        assert solution.multipliers.sum() == pytest.approx(scale**2, rel=1e-9)
+        assert solution.margin == pytest.approx(1 / scale)
+        assert solution.certificate.residual <= TOLERANCE
+    elif solution.status == "infeasible":
+        weights = solution.farkas
+        assert (weights >= 0).all()
+        assert weights.sum() == pytest.approx(1.0, abs=1e-12)
+        assert np.linalg.norm(weights @ rows) <= 1e-10 * np.linalg.norm(rows, axis=1).max()
+
+
+@pytest.mark.parametrize(
+    ("problem", "selected", "expected"),
+    [
+        (figure1a(), [0], [-0.1 / 1.01, 1 / 1.01, 0]),
+        (figure1b(), [0], [-0.1 / 1.01, 1 / 1.01, 0]),
+        (figure1b(), [1], [1, 0, 0]),
+        (figure3a(), [1, 1, 1], [4 / 3, 1 / 3]),
+        (figure3b(), [1, 1, 1], [1.25, 0.25]),
+        (figure5(), [1, 1], [1, 0, 0]),
+        (figure5(100.0), [1, 1], [1, 0, 0]),
+        (figure8(), [0, 0], [1, 3, 0]),
+        (figure8(), [0, 1], [1, 0, 0]),
+    ],
+)
+def test_known_answers(problem: TokenProblem, selected: list[int], expected: list[float]) -> None:
+    solution = max_margin(problem, selected)
+    np.testing.assert_allclose(solution.vector, expected, atol=1e-12)
+    assert_proven(problem, selected, solution)
+    gram = problem.as_gram()
+    in_gram = max_margin(gram, selected)
+    np.testing.assert_allclose(in_gram.vector @ problem.keys.vectors, expected, atol=1e-12)
+    assert in_gram.certificate.residual <= TOLERANCE
+
+
+def test_figure_1c() -> None:
+    """Published to five digits; W = diag(1, 1, 0) matters, the score coordinate must not leak into the keys."""
+    np.testing.assert_allclose(max_margin(figure1c(), [0, 0, 0]).vector, [0.84463, 0.17112, 0], atol=5e-6)
+
+
+def test_head_and_relaxed_problems_of_figure_3() -> None:
+    for problem, support, relaxed in (
+        (figure3a(), [True, True, True], [4 / 3, 1 / 3]),
+        (figure3b(), [True, True, False], [1.0, 0.0]),
+    ):
+        for view, back in ((problem, np.eye(2)), (problem.as_gram(), problem.keys.vectors)):
+            assert support_inputs(view, [1, 1, 1]).tolist() == support
+            np.testing.assert_allclose(relaxed_max_margin(view, [1, 1, 1]).vector @ back, relaxed, atol=1e-10)
+        np.testing.assert_allclose(label_margin(problem, [1, 1, 1]).vector, [0, 1], atol=1e-10)
+
+
+def test_the_relaxed_problem_needs_separable_labels() -> None:
+    problem = TokenProblem.of([[[1.0], [0.0]], [[1.0], [0.0]]], [1, -1], head=[1.0])
+    assert label_margin(problem, [0, 0]).status == "infeasible"
+    with pytest.raises(ValueError, match="cannot be separated by label"):
+        relaxed_max_margin(problem, [0, 0])
+
+
+@pytest.mark.parametrize("d", [2, 3, 5, 10, 40])
+def test_random_problems_agree_with_an_interior_point_solver(d: int) -> None:
+    rng = np.random.default_rng(d)
+    seen = set()
+    for _ in range(60):
+        problem = random_problem(4, 6, d, rng=rng)
+        selected = rng.integers(0, 6, 4)
+        solution = max_margin(problem, selected)
+        assert_proven(problem, selected, solution)
+        rows = constraint_rows(problem, selected)
+        status, vector = oracle(rows, np.ones(len(rows)))
+        if solution.status == "optimal":
+            # An interior-point vector is good to about the square root of its gap, scaled by its length.
+            np.testing.assert_allclose(vector, solution.vector, atol=1e-5 * np.linalg.norm(solution.vector))
+        else:
+            assert "Infeasible" in status
+        in_gram = max_margin(problem.as_gram(), selected)
+        assert in_gram.status == solution.status
+        assert in_gram.margin == pytest.approx(solution.margin, rel=1e-7)
+        seen.add(solution.status)
+    assert seen == ({"optimal", "infeasible"} if d <= 5 else {"optimal"})
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_degenerate_problems_are_never_answered_wrongly(data) -> None:
+    """Small integer tokens: ties, duplicates, collinear points, zero keys, one-hot vectors."""
+    n, T, d = (data.draw(st.integers(1, k)) for k in (3, 4, 3))
+    entries = st.integers(-2, 2) if data.draw(st.booleans()) else st.integers(0, 1)
+    keys = np.array(data.draw(st.lists(entries, min_size=n * T * d, max_size=n * T * d)), dtype=float).reshape(n, T, d)
+    selected = np.array([data.draw(st.integers(0, T - 1)) for _ in range(n)])
+    problem = TokenProblem.of(keys, np.ones(n), scores=np.zeros((n, T)))
+    solution = max_margin(problem, selected)
+    if T == 1:
+        assert solution.status == "optimal"
+        assert solution.margin == np.inf
+        return
+    assert solution.status != "inaccurate"
+    assert_proven(problem, selected, solution)
+    assert max_margin(problem.as_gram(), selected).status == solution.status
+
+
+def test_two_tokens_at_one_place_cannot_be_separated() -> None:
+    problem = TokenProblem.of([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]], [1], head=[1.0, 0.0])
+    for view in (problem, problem.as_gram()):
+        solution = max_margin(view, [0])
+        assert solution.status == "infeasible"
+        assert solution.farkas.tolist() == [1.0, 0.0]
+        assert solution.margin == 0.0
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_near_duplicates_are_separated_in_coordinates(gap: float) -> None:
+    problem = TokenProblem.of([[[1.0, 0.0], [1.0 - gap, 0.0], [0.0, 0.5]]], [1], head=[1.0, 0.0])
+    solution = max_margin(problem, [0])
+    difference = 1.0 - (1.0 - gap)  # what is left of the gap in double precision
+    assert solution.status == "optimal"
+    np.testing.assert_allclose(solution.vector[0], 1 / difference, rtol=1e-9)
+
+
+def test_near_duplicates_below_the_resolution_of_gram_space_are_called_inaccurate() -> None:
+    problem = TokenProblem.of([[[1.0, 0.0], [1.0 - 1e-9, 0.0], [0.0, 0.5]]], [1], head=[1.0, 0.0])
+    assert max_margin(problem.as_gram(), [0]).status in ("inaccurate", "infeasible")
+    assert max_margin(problem.as_gram(), [0]).status != "optimal"
+
+
+def test_scale_does_not_matter() -> None:
+    rng = np.random.default_rng(3)
+    problem = random_problem(4, 5, 12, rng=rng)
+    selected = rng.integers(0, 5, 4)
+    solution = max_margin(problem, selected)
+    for scale in (1e-150, 1e-8, 1e8, 1e150):
+        scaled = TokenProblem.of(problem.keys.tokens * scale, problem.labels, scores=problem.scores)
+        again = max_margin(scaled, selected)
+        assert again.status == "optimal"
+        np.testing.assert_allclose(again.vector * scale, solution.vector, rtol=1e-9)
+
+
+def test_masked_tokens_do_not_count() -> None:
+    keys = np.array([[[1.0, 0.0], [0.0, 0.0], [9.0, 0.0]]])
+    problem = TokenProblem.of(keys, [1], head=[1.0, 0.0], mask=[[True, True, False]])
+    np.testing.assert_allclose(max_margin(problem, [0]).vector, [1.0, 0.0])
+    with pytest.raises(ValueError, match="hidden by the mask"):
+        max_margin(problem, [2])
+
+
+def test_a_shared_dictionary_gives_the_answer_of_its_copies() -> None:
+    rng = np.random.default_rng(5)
+    shared = shared_vocabulary_problem(3, 4, 8, vocabulary=10, rng=rng)
+    copied = TokenProblem.of(shared.keys.tokens, shared.labels, scores=shared.scores)
+    for selected in itertools.islice(itertools.product(range(4), repeat=3), 20):
+        ours, theirs = max_margin(shared, selected), max_margin(copied, selected)
+        assert ours.status == theirs.status
+        np.testing.assert_allclose(ours.vector, theirs.vector, atol=1e-9)
+
+
+def test_the_matrix_parameter_has_the_margin_of_its_vector() -> None:
+    """W in `<k, W' u>` is `u p' / |u|^2` at the optimum, so its margin is |u| times that of p."""
+    rng = np.random.default_rng(6)
+    problem = random_problem(2, 3, 6, rng=rng)
+    u = rng.standard_normal(6)
+    vector, matrix = max_margin(problem, [0, 1]), max_margin(problem.with_matrix(u), [0, 1])
+    assert matrix.margin == pytest.approx(np.linalg.norm(u) * vector.margin)
+    np.testing.assert_allclose(matrix.vector.reshape(6, 6), np.outer(u, vector.vector) / (u @ u), atol=1e-10)
+
+
+def test_a_solution_describes_itself() -> None:
+    assert "optimal, margin=1" in repr(max_margin(figure1b(), [1]))

@@ -1,0 +1,243 @@
+"""Objectives: gradients against automatic differentiation, complex steps and exact arithmetic, at any norm."""
+
+import itertools
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmargin.attention import (
+    LOSSES,
+    CorrelationLoss,
+    CustomLoss,
+    ExponentialLoss,
+    JointObjective,
+    LogisticLoss,
+    PromptObjective,
+)
+from tokenmargin.instances import figure1b, figure1c, figure3a, random_problem, shared_vocabulary_problem
+from tokenmargin.problem import TokenProblem
+
+TORCH_LOSSES = {
+    "logistic": lambda u: torch.nn.functional.softplus(-u),
+    "exponential": lambda u: torch.exp(-u),
+    "correlation": lambda u: -u,
+}
+
+
+def ragged_problem(seed: int) -> TokenProblem:
+    rng = np.random.default_rng(seed)
+    keys, values = rng.standard_normal((2, 3, 5, 4))
+    mask = rng.random((3, 5)) < 0.7
+    mask[:, 0] = True
+    return TokenProblem.of(keys, rng.choice([-1, 1], 3), values=values, head=rng.standard_normal(4), mask=mask)
+
+
+def torch_risk(problem: TokenProblem, loss: str, head: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+    """The model as one writes it down."""
+    logits = torch.tensor(problem.keys.tokens) @ prompt
+    logits = logits.masked_fill(~torch.tensor(problem.mask), -torch.inf)
+    outputs = (torch.softmax(logits, 1) * (torch.tensor(problem.values.tokens) @ head)).sum(1)
+    return TORCH_LOSSES[loss](torch.tensor(problem.labels) * outputs).mean()
+
+
+@pytest.mark.parametrize("loss", [name for name, _ in LOSSES])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize(
+    "make", [ragged_problem, lambda seed: random_problem(4, 6, 7, rng=np.random.default_rng(seed))]
+)
+def test_gradients_agree_with_automatic_differentiation(loss: str, scale: float, make) -> None:
+    problem = make(3)
+    rng = np.random.default_rng(4)
+    d = problem.keys.dimension
+    head = torch.tensor(problem.head, requires_grad=True)
+    prompt = torch.tensor(scale * rng.standard_normal(d), requires_grad=True)
+    risk = torch_risk(problem, loss, head, prompt)
+    risk.backward()
+    theta = np.concatenate([problem.head, prompt.detach().numpy()])
+
+    alone = PromptObjective(problem, dict(LOSSES)[loss])
+    assert alone.value(theta[d:]) == pytest.approx(risk.item(), rel=1e-13)
+    np.testing.assert_allclose(alone.gradient(theta[d:]), prompt.grad.numpy(), rtol=1e-10, atol=1e-14)
+
+    joint = JointObjective(problem, dict(LOSSES)[loss])
+    assert joint.value(theta) == pytest.approx(risk.item(), rel=1e-13)
+    both = np.concatenate([head.grad.numpy(), prompt.grad.numpy()])
+    np.testing.assert_allclose(joint.gradient(theta), both, rtol=1e-10, atol=1e-14)
+
+
+def test_gradients_agree_with_complex_steps() -> None:
+    problem = random_problem(3, 4, 5, rng=np.random.default_rng(5))
+    p = np.random.default_rng(6).standard_normal(5)
+
+    def risk(point: np.ndarray) -> complex:
+        weights = np.exp(problem.keys.tokens @ point)
+        outputs = (weights * problem.scores).sum(1) / weights.sum(1)
+        return np.log(1 + np.exp(-outputs)).mean()
+
+    # The step can be tiny because nothing is subtracted: the derivative is exact to rounding.
+    numeric = [risk(p + 1e-30j * unit).imag / 1e-30 for unit in np.eye(5)]
+    np.testing.assert_allclose(PromptObjective(problem).gradient(p), numeric, rtol=1e-12)
+
+
+def test_many_points_at_once_are_each_point_alone() -> None:
+    problem = shared_vocabulary_problem(3, 4, 5, vocabulary=6, rng=np.random.default_rng(7))
+    for objective in (PromptObjective(problem), JointObjective(problem), PromptObjective(problem.as_gram())):
+        many = np.random.default_rng(8).standard_normal((3, 2, objective.dimension))
+        direction, log_norm = objective.descent(many)
+        for k in np.ndindex(3, 2):
+            alone = objective.descent(many[k])
+            np.testing.assert_allclose(direction[k], alone.direction, atol=1e-13)
+            np.testing.assert_allclose(log_norm[k], alone.log_norm, rtol=1e-12)
+            assert objective.value(many)[k] == pytest.approx(objective.value(many[k]))
+
+
+def exact_direction(problem: TokenProblem, p: np.ndarray) -> tuple[np.ndarray, float]:
+    """Unit descent direction and log gradient norm of the logistic risk in 200 digits, pair by pair."""
+    with mpmath.workdps(200):
+        keys = [[[mpmath.mpf(float(x)) for x in token] for token in row] for row in problem.keys.tokens]
+        point = [mpmath.mpf(float(x)) for x in p]
+        total = [mpmath.mpf(0)] * len(point)
+        for i, row in enumerate(keys):
+            gamma = [mpmath.mpf(float(g)) for g in problem.scores[i]]
+            logits = [mpmath.fdot(token, point) for token in row]
+            top = max(logits)
+            weights = [mpmath.exp(a - top) for a in logits]
+            z = mpmath.fsum(weights)
+            weights = [w / z for w in weights]
+            slope = 1 / (1 + mpmath.exp(mpmath.fdot(weights, gamma))) / len(keys)
+            # The pairwise form: in `gamma - f` even 200 digits would cancel at these logits.
+            for t, u in itertools.combinations(range(len(row)), 2):
+                pull = slope * weights[t] * weights[u] * (gamma[t] - gamma[u])
+                for k in range(len(point)):
+                    total[k] += pull * (row[t][k] - row[u][k])
+        norm = mpmath.sqrt(mpmath.fsum(x * x for x in total))
+        return np.array([float(x / norm) for x in total]), float(mpmath.log(norm))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e8])
+@pytest.mark.parametrize("seed", range(5))
+def test_directions_are_right_where_every_other_weight_underflows(size: float, seed: int) -> None:
+    problem = random_problem(3, 5, 4, rng=np.random.default_rng(seed))
+    p = np.random.default_rng(100 + seed).standard_normal(4)
+    p *= size / np.abs(problem.keys.logits(p)).max()  # logits of this size
+    direction, log_norm = PromptObjective(problem).descent(p)
+    expected, expected_log = exact_direction(problem, p)
+    # A logit of size L is known to about d eps L, and so is the logarithm of every weight.
+    tolerance = 20 * np.finfo(float).eps * max(size, 1.0)
+    np.testing.assert_allclose(direction, expected, atol=tolerance)
+    assert log_norm[0] == pytest.approx(expected_log, rel=1e-12, abs=tolerance)
+    if size >= 1e8:
+        assert np.exp(log_norm[0]) == 0.0  # the gradient itself is long gone
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8])
+def test_directions_are_right_where_neighbours_compete(size: float) -> None:
+    """Along the max-margin direction two inputs pull with weights of one size, both far below the smallest double."""
+    problem = figure1c()
+    p = size * np.array([0.8446264085978873, 0.17112226034948436, 0.0]) + [0.3, -0.2, 0.0]
+    direction, _ = PromptObjective(problem).descent(p)
+    expected, _ = exact_direction(problem, p)
+    np.testing.assert_allclose(direction, expected, atol=20 * np.finfo(float).eps * size)
+
+
+def test_the_textbook_formula_loses_the_direction() -> None:
+    """`s (gamma - f)` in double precision gives a zero or a wrong direction where ours is right."""
+    problem = figure1b()
+    p = np.array([50.0, -2.0, 0.0])
+    weights = np.exp(problem.keys.logits(p) - problem.keys.logits(p).max())
+    weights /= weights.sum(axis=1, keepdims=True)
+    f = (weights * problem.scores).sum(axis=1, keepdims=True)
+    textbook = problem.keys.pullback(weights * (problem.scores - f))
+    expected, _ = exact_direction(problem, p)
+    np.testing.assert_allclose(PromptObjective(problem).descent(p).direction, expected, atol=1e-13)
+    length = np.linalg.norm(textbook)
+    assert length == 0 or textbook @ expected / length < 0.9
+
+
+def test_gram_and_coordinates_give_one_direction() -> None:
+    problem = random_problem(4, 6, 10, rng=np.random.default_rng(9))
+    start = 30 * np.random.default_rng(10).standard_normal(10)
+    gram = problem.as_gram(start[None])
+    ours, theirs = PromptObjective(problem).descent(start), PromptObjective(gram).descent(gram.keys.unit(24))
+    vectors = np.concatenate([problem.keys.vectors, start[None]])
+    np.testing.assert_allclose(theirs.direction @ vectors, ours.direction, atol=1e-11)
+    np.testing.assert_allclose(theirs.log_norm, ours.log_norm, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        TokenProblem.of([[[1.0, 2.0]]], [1], head=[1.0, 0.0]),  # a single token: nothing to choose
+        TokenProblem.of(np.ones((2, 3, 2)), [1, -1], scores=np.arange(6.0).reshape(2, 3)),  # one place for all
+        TokenProblem.of(np.zeros((2, 3, 2)), [1, -1], scores=np.arange(6.0).reshape(2, 3)),
+        TokenProblem.of(np.random.default_rng(0).standard_normal((2, 3, 2)), [1, 1], scores=np.ones((2, 3))),
+    ],
+)
+def test_a_gradient_that_is_zero_is_reported_as_zero(problem: TokenProblem) -> None:
+    for view in (problem, problem.as_gram()):
+        direction, log_norm = PromptObjective(view).descent(np.ones(view.keys.dimension))
+        assert not direction.any()
+        assert log_norm[0] == -np.inf
+
+
+def test_the_smoothness_constant_bounds_the_change_of_the_gradient_and_is_at_most_the_printed_one() -> None:
+    rng = np.random.default_rng(11)
+    problem = random_problem(3, 4, 5, rng=rng)
+    for loss, m0, m1 in ((LogisticLoss(), 0.25, 1.0), (ExponentialLoss(), np.e, np.e), (CorrelationLoss(), 0.0, 1.0)):
+        objective = PromptObjective(problem, loss)
+        bound = objective.smoothness()
+        for _ in range(200):
+            p = 3 * rng.standard_normal(5)
+            q = p + 10 ** rng.uniform(-3, 1) * rng.standard_normal(5)
+            change = np.linalg.norm(objective.gradient(p) - objective.gradient(q))
+            assert change <= bound * np.linalg.norm(p - q)
+        spectral = np.array([np.linalg.norm(x, 2) for x in problem.values.tokens])
+        head = np.linalg.norm(problem.head)
+        printed = (m0 * head**2 * spectral**4 + 3 * m1 * head * spectral**3).mean()
+        assert bound <= printed * (1 + 1e-12)
+        assert PromptObjective(problem.as_gram(), loss).smoothness() == pytest.approx(bound, rel=1e-10)
+
+
+@pytest.mark.parametrize("loss", [loss for _, loss in LOSSES])
+@given(low=st.floats(-5, 5), width=st.floats(1e-3, 5))
+@settings(max_examples=30, deadline=None)
+def test_loss_constants_hold_on_their_interval(loss, low: float, width: float) -> None:
+    u = np.linspace(low, low + width, 400)
+    slope = -np.exp(loss.log_slope(u))
+    m0, m1 = loss.constants(low, low + width)
+    assert np.abs(slope).max() <= m1 * (1 + 1e-12)
+    assert np.abs(np.diff(slope)).max() <= m0 * (u[1] - u[0]) * (1 + 1e-6) + 1e-13
+    # The slope is the derivative of the value.
+    np.testing.assert_allclose(np.gradient(loss.value(u), u)[1:-1], slope[1:-1], rtol=1e-3)
+
+
+def test_slopes_survive_where_they_underflow() -> None:
+    u = np.array([-2000.0, 0.0, 2000.0])
+    np.testing.assert_allclose(LogisticLoss().log_slope(u), [0.0, -np.log(2), -2000.0])
+    assert np.isfinite(JointObjective(figure3a()).descent(np.array([0.0, 1e5, 1e5, 0.0])).log_norm).all()
+
+
+def test_a_loss_of_ones_own() -> None:
+    own = CustomLoss(lambda u: np.logaddexp(0, -u), lambda u: -1 / (1 + np.exp(u)), lipschitz=0.25, bound=1.0)
+    problem = figure1b()
+    p = np.array([0.3, -0.2, 0.0])
+    np.testing.assert_allclose(PromptObjective(problem, own).gradient(p), PromptObjective(problem).gradient(p))
+    assert PromptObjective(problem, own).smoothness() >= PromptObjective(problem).smoothness()
+    with pytest.raises(ValueError, match="lipschitz=M0, bound=M1"):
+        PromptObjective(problem, CustomLoss(own.function, own.derivative)).smoothness()
+    rising = CustomLoss(lambda u: u, lambda u: np.ones_like(u))
+    with pytest.raises(ValueError, match="must be strictly decreasing: its derivative is 1"):
+        PromptObjective(problem, rising).descent(p)
+
+
+def test_the_parameter_splits_into_its_blocks() -> None:
+    objective = JointObjective(figure3a())
+    theta = np.arange(4.0)
+    assert {name: part.tolist() for name, part in objective.split(theta).items()} == {"head": [0, 1], "prompt": [2, 3]}
+    assert objective.prompt(theta).tolist() == [2, 3]
+    np.testing.assert_allclose(objective.norms(theta), [1.0, np.sqrt(13)])
+    assert objective.start().tolist() == [-1, 0, 0, 0]

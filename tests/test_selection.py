@@ -1,0 +1,97 @@
+"""Selections, optimality, neighbours and angles."""
+
+import mpmath
+import numpy as np
+import pytest
+
+from tokenmargin.instances import figure1b, figure8, random_problem
+from tokenmargin.margin import max_margin
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import (
+    angle,
+    attention_weights,
+    checked_selection,
+    cosine,
+    is_globally_optimal,
+    is_locally_optimal,
+    margins,
+    neighbours,
+    optimal_tokens,
+    saturation,
+    score_gaps,
+    select,
+)
+
+RAGGED = TokenProblem.of(
+    [[[0.0], [1.0], [5.0]], [[2.0], [0.0], [1.0]]],
+    [1, 1],
+    scores=[[0.0, 1.0, 9.0], [1.0, 1.0, 0.0]],
+    mask=[[True, True, False], [True, True, True]],
+)
+
+
+def test_weights_are_a_softmax_over_the_visible_tokens() -> None:
+    p = np.array([0.7])
+    weights = attention_weights(RAGGED.keys, p)
+    np.testing.assert_allclose(weights[0], [1 / (1 + np.exp(0.7)), 1 / (1 + np.exp(-0.7)), 0.0])
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0)
+    assert select(RAGGED.keys, p).tolist() == [1, 0]
+    assert saturation(RAGGED.keys, 1e6 * p) == pytest.approx(1.0)
+
+
+def test_optimal_tokens_ignore_the_hidden_and_keep_ties() -> None:
+    assert optimal_tokens(RAGGED).tolist() == [[False, True, False], [True, True, False]]
+    assert is_globally_optimal(RAGGED, [1, 0])
+    assert is_globally_optimal(RAGGED, [1, 1])
+    assert not is_globally_optimal(RAGGED, [0, 0])
+
+
+def test_figure_1b_has_a_local_and_a_global_direction() -> None:
+    problem = figure1b()
+    expected = {0: (True, True), 1: (True, False), 2: (False, False)}
+    for token, (local, global_) in expected.items():
+        solution = max_margin(problem, [token])
+        assert is_locally_optimal(problem, solution.vector, [token]) == local
+        assert is_globally_optimal(problem, [token]) == global_
+    local = max_margin(problem, [1])
+    assert neighbours(problem, local.vector, [1]).tolist() == [[False, False, True]]
+    assert score_gaps(problem, local.vector, [1]).tolist() == [0.9]
+    assert margins(problem, local.vector, [1]).tolist() == [[1.1, 0.0, 1.0]]
+
+
+def test_an_input_without_neighbours_has_an_infinite_gap() -> None:
+    solution = max_margin(figure8(), [0, 1])
+    assert score_gaps(figure8(), solution.vector, [0, 1]).tolist() == [1.0, np.inf]
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-9, 1.0, 1e150])
+@pytest.mark.parametrize("tilt", [1e-14, 1e-8, 1e-3, 1.0, 3.14159])
+def test_angles_are_accurate_at_any_size(size: float, tilt: float) -> None:
+    problem = random_problem(1, 2, 3, rng=np.random.default_rng(0))
+    p = size * np.array([1.0, 0.0, 0.0])
+    q = np.array([np.cos(tilt), np.sin(tilt), 0.0])
+    with mpmath.workdps(60):
+        exact = float(mpmath.atan2(mpmath.mpf(float(q[1])), mpmath.mpf(float(q[0]))))
+    assert angle(problem.keys, p, q) == pytest.approx(exact, rel=1e-13, abs=3e-16)
+    assert cosine(problem.keys, p, q) == pytest.approx(np.cos(tilt), abs=1e-15)
+
+
+def test_the_angle_of_the_zero_vector_is_undefined() -> None:
+    problem = figure1b()
+    assert np.isnan(cosine(problem.keys, problem.keys.zero(), np.ones(3)))
+    assert np.isnan(angle(problem.keys, problem.keys.zero(), np.ones(3)))
+
+
+@pytest.mark.parametrize(
+    ("selected", "message"),
+    [
+        ([0], "2 integers, one token per input"),
+        ([0.0, 1.0], "2 integers"),
+        ([3, 0], r"token 3 of input 0 is out of range 0\.\.2"),
+        ([-1, 0], "token -1 of input 0 is out of range"),
+        ([2, 0], "token 2 of input 0 is hidden by the mask"),
+    ],
+)
+def test_bad_selections_are_named(selected: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checked_selection(RAGGED, np.array(selected))
