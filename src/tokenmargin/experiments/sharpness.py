@@ -39,7 +39,7 @@ class Theorem5Sharpness(AbstractExperiment):
     steps: tuple[float, ...] = (1.0, 0.1, 0.01)  # as shares of 4 n^2 T^2
     draws: int = 100
     share: float = 0.95
-    norm: float = 1e4
+    norm: float = 1e5
     largest: int = 1 << 14
 
     @classmethod
