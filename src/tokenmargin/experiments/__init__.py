@@ -5,6 +5,7 @@ from tokenmargin.experiments.growth import Figure4a, Figure4b
 from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
 from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
+from tokenmargin.experiments.sharpness import FirstStepError, Theorem5Sharpness
 
 __all__ = ["EXPERIMENTS", "AbstractExperiment", "Finding", "Result", "Table"]
 
@@ -19,4 +20,6 @@ EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     Figure4b,
     Figure5,
     Figure8,
+    FirstStepError,
+    Theorem5Sharpness,
 )

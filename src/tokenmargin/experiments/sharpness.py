@@ -37,14 +37,14 @@ class Theorem5Sharpness(AbstractExperiment):
 
     sizes: tuple[tuple[int, int], ...] = ((2, 2), (4, 3), (8, 4))
     steps: tuple[float, ...] = (1.0, 0.1, 0.01)  # as shares of 4 n^2 T^2
-    draws: int = 100
+    draws: int = 40
     share: float = 0.95
     norm: float = 1e5
     largest: int = 1 << 14
 
     @classmethod
     def quick(cls) -> Self:
-        return cls(sizes=((2, 2), (4, 3)), steps=(1.0,), draws=20)
+        return cls(sizes=((2, 2), (4, 2)), steps=(1.0,), draws=20)
 
     @classmethod
     def paper(cls) -> Self:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
 __all__ = ["DRAWINGS", "draw", "save_figure"]
 
@@ -179,5 +180,7 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "fig4b": draw_growth("norm", "norm of p"),
         "fig5": draw_loss_bias,
         "fig8": draw_prompt_paths,
+        "first-step-error": draw_first_step_error,
+        "theorem5-sharpness": draw_sharpness,
     }
 )
