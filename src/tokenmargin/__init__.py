@@ -19,6 +19,8 @@ _EXPORTS = {
         "PromptObjective",
     ),
     "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
+    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.corpus": ("TokenCorpus",),
     "tokenmargin.dynamics": (
         "FlowPath",
         "FlowSettings",
@@ -34,8 +36,6 @@ _EXPORTS = {
         "ridge_path",
     ),
     "tokenmargin.heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
-    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
-    "tokenmargin.corpus": ("TokenCorpus",),
     "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
