@@ -66,6 +66,9 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
+    "tokenmargin.text.pipeline": ("Pipeline", "prepare"),
+    "tokenmargin.text.prepared": ("PreparedText", "load_prepared"),
+    "tokenmargin.training.trainer": ("TrainingConfig", "TrainingRun", "train"),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
