@@ -1,9 +1,9 @@
 """Pictures and tables of the full-size training runs: `python -m benchmarks.embedding_figures RESULTS [--out docs]`.
 
-RESULTS is a folder with the files of `python -m tokenmargin.training.study`. Written: `img/embeddings-FIGURE.png` (every
-token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along training),
-`results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). The tables of
-docs/training.md are printed.
+RESULTS is a folder with the files of `python -m tokenmargin.training.study`. Written: `img/embeddings-FIGURE.png`
+(every token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along
+training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). The
+tables of docs/training.md are printed; with `--data`, the study's folder of ids, also how concentrated attention is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tokenmargin.corpus import TokenCorpus
 from tokenmargin.report.figures import GLOBAL, LOCAL, MUTED, draw_products
+from tokenmargin.training.study import load_corpus
 
 FIGURES = {
     "A1": ("imdb two-layer paper seed 0", "imdb two-layer rate=0.0001 epochs=80"),
@@ -167,6 +170,30 @@ def print_at_loss(runs: Runs, loss: float) -> None:
             print(f"| {config['model']} | {run['dataset']} | {config['rate']:g} | {reached[0]['epoch']} | {cells} |")
 
 
+def print_concentration(runs: Runs, arrays: Mapping[str, np.ndarray], data: Path) -> None:
+    """How much of a review's attention its most attended token has: one-layer, the printed settings and ours."""
+    print("\n| run | loss | deviation of <E, p> | mean weight of the top token | reviews where it is > 0.999 |")
+    print("|---|---|---|---|---|")
+    ours = {names[-1] for names in FIGURES.values()}
+    find = cache(lambda dataset: load_corpus(dataset, data))
+    for name, run in runs.items():
+        if run["config"]["model"] != "one-layer" or not (" paper " in name or name in ours):
+            continue
+        corpus = find(run["dataset"])
+        logits = arrays[f"{name}/scores"][0].astype(float)
+        top = top_weights(logits, corpus)
+        cells = f"{run['final loss']:.2g} | {logits.std():.3g} | {top.mean():.3f} | {(top > 0.999).mean():.3f}"
+        print(f"| {name} | {cells} |")
+
+
+def top_weights(logits: np.ndarray, corpus: TokenCorpus) -> np.ndarray:
+    """Attention of each sequence's most attended token, all its occurrences together."""
+    starts = np.cumsum(corpus.lengths) - corpus.lengths
+    values = logits[corpus.tokens]
+    below = values - np.maximum.reduceat(values, starts)[corpus.sequence]
+    return np.add.reduceat((below == 0).astype(float), starts) / np.add.reduceat(np.exp(below), starts)
+
+
 def save(figure: Figure, path: Path) -> None:
     """A PNG of 64 colours: a third of the size, and points look the same."""
     figure.savefig(path, dpi=100)
@@ -183,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", type=Path, help="folder with results-*.json and scores-*.npz")
     parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--data", type=Path, help="folder with imdb.npz and yelp.npz")
     chosen = parser.parse_args()
     runs, arrays = load(chosen.results)
     images = chosen.out / "img"
@@ -194,6 +222,8 @@ def main() -> None:
     write_tables(runs, chosen.out / "results")
     print_tables(runs)
     print_at_loss(runs, 0.2)
+    if chosen.data is not None:
+        print_concentration(runs, arrays, chosen.data)
 
 
 if __name__ == "__main__":
