@@ -146,8 +146,7 @@ def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -
 
     E = state.embeddings.detach().cpu().double().numpy()
     p = state.prompt.detach().cpu().double().numpy()
-    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
-    pairs = argmax_pairs(corpus.tokens, offsets, E @ p)
+    pairs = argmax_pairs(corpus, E @ p)
     found = corpus_margin(E, pairs, start=p, gap=gap)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
