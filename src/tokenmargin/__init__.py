@@ -19,6 +19,8 @@ _EXPORTS = {
         "PromptObjective",
     ),
     "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
+    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.corpus": ("TokenCorpus",),
     "tokenmargin.dynamics": (
         "FlowPath",
         "FlowSettings",
@@ -34,8 +36,6 @@ _EXPORTS = {
         "ridge_path",
     ),
     "tokenmargin.heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
-    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
-    "tokenmargin.corpus": ("TokenCorpus",),
     "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
@@ -66,6 +66,9 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
+    "tokenmargin.text.pipeline": ("Pipeline", "prepare"),
+    "tokenmargin.text.prepared": ("PreparedText", "load_prepared"),
+    "tokenmargin.training.trainer": ("TrainingConfig", "TrainingRun", "train"),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

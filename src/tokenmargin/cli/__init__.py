@@ -21,10 +21,22 @@ from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.solve import solve
 from tokenmargin.cli.train import train
+from tokenmargin.cli.verify import verify
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, atlas, evolve, basins, reproduce, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (
+    demo,
+    solve,
+    atlas,
+    evolve,
+    basins,
+    verify,
+    reproduce,
+    data,
+    prepare,
+    train,
+)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

@@ -7,6 +7,7 @@ from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
 from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Figure10
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
+from tokenmargin.experiments.sharpness import FirstStepError, Theorem5Sharpness
 
 __all__ = ["EXPERIMENTS", "AbstractExperiment", "Finding", "Result", "Table"]
 
@@ -29,4 +30,6 @@ EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     FigureA3Imdb,
     FigureA3Yelp,
     FigureA4,
+    FirstStepError,
+    Theorem5Sharpness,
 )

@@ -14,6 +14,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
 __all__ = ["DRAWINGS", "draw", "draw_basins", "save_basin_map", "save_figure"]
 
@@ -275,5 +276,7 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "A3-imdb": draw_embeddings,
         "A3-yelp": draw_embeddings,
         "A4": draw_embeddings,
+        "first-step-error": draw_first_step_error,
+        "theorem5-sharpness": draw_sharpness,
     }
 )
