@@ -18,9 +18,24 @@ _EXPORTS = {
         "LogisticLoss",
         "PromptObjective",
     ),
+    "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
     "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
     "tokenmargin.corpus": ("TokenCorpus",),
-    "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve", "first_step"),
+    "tokenmargin.dynamics": (
+        "FlowPath",
+        "FlowSettings",
+        "GradientDescent",
+        "NormalizedGradientDescent",
+        "Trajectory",
+        "cone_path",
+        "evolve",
+        "evolve_many",
+        "first_step",
+        "flow",
+        "regularisation_path",
+        "ridge_path",
+    ),
+    "tokenmargin.heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
     "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
@@ -36,6 +51,7 @@ _EXPORTS = {
         "shared_vocabulary_problem",
         "three_limits",
     ),
+    "tokenmargin.limits": ("Limit", "limit_of"),
     "tokenmargin.margin": (
         "Atlas",
         "MarginBatch",
@@ -50,6 +66,9 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
+    "tokenmargin.text.pipeline": ("Pipeline", "prepare"),
+    "tokenmargin.text.prepared": ("PreparedText", "load_prepared"),
+    "tokenmargin.training.trainer": ("TrainingConfig", "TrainingRun", "train"),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
