@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import GradientDescent, evolve
+from tokenmargin.dynamics import GradientDescent, evolve, regularisation_path
 from tokenmargin.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.margin import Constraints, max_margin, solve
 from tokenmargin.problem import TokenProblem
@@ -25,24 +24,34 @@ from tokenmargin.theory.search import best_direction, vanishing
 
 __all__ = ["CLAIMS"]
 
-PATH_NORM = 1000.0
-"""How long the regularisation path is followed: at this norm the logarithm of the excess risk is about -1000."""
+REACH = 1000.0
+"""|p| times the margin of its limit at the end of a regularisation path."""
 
 
-def _unit(x: ProblemInstance) -> Callable[[Float[Array, "k D"]], Float[Array, "k D"]]:
+def _path_angles(x: ProblemInstance, targets: list[Float[Array, " D"]]) -> tuple[tuple[float, float], float]:
+    """Angles of `argmin_{|p| <= R} L(p)` to the nearest target at R/10 and at R, and R."""
     keys = x.problem.keys
-    return lambda points: np.asarray(points / keys.norm(points)[:, None])
+    norm = REACH * float(keys.norm(targets[0]))
+    path = regularisation_path(x.objective, [norm / 1000, norm / 100, norm / 10, norm], rng=x.rng)
+    lowest = [_lowest(x, r, [p, *targets]) for r, p in zip(path.radii[-2:], path.points[-2:], strict=True)]
+    early, late = (min(float(angle(keys, p, target)) for target in targets) for p in lowest)
+    return (early, late), norm
 
 
-def regularised(x: ProblemInstance, norm: float) -> Float[Array, " D"]:
-    """The direction of `argmin_{|p| = norm} L(p)`, found by search."""
+def _lowest(x: ProblemInstance, radius: float, near: list[Float[Array, " D"]]) -> Float[Array, " D"]:
+    """The direction of least risk at a radius, by search around each of `near`.
+
+    A path found by continuation can be a local minimum; one that starts at the supposed limit settles which is lower.
+    """
+    keys, rng = x.problem.keys, x.rng
     best = np.where(x.problem.mask, x.problem.scores, -np.inf).argmax(axis=1)
 
     def score(units: Float[Array, "k D"]) -> Float[Array, " k"]:
-        return signed_excess(x, norm * units, best)[1]  # the excess over the best scores is positive
+        return signed_excess(x, radius * units, best)[1]  # the excess over the best scores is positive
 
-    rng = x.rng
-    return best_direction(score, x.sphere(500, rng), _unit(x), rng=rng)
+    starts = np.stack([p / keys.norm(p) for p in near])
+    spread = np.concatenate([starts, x.sphere(200, rng)])
+    return best_direction(score, spread, lambda u: u / keys.norm(u)[:, None], rng=rng, rounds=60)
 
 
 def theorem1(x: ProblemInstance) -> Findings:
@@ -50,35 +59,39 @@ def theorem1(x: ProblemInstance) -> Findings:
     the GMM as R grows."""
     solution = max_margin(x.problem, x.alpha)
     tops = optimal_tokens(x.problem).sum(axis=1).max()
-    angles = tuple(
-        float(angle(x.problem.keys, regularised(x, r), solution.vector)) for r in (PATH_NORM / 10, PATH_NORM)
+    hypotheses = (
+        below("most optimal tokens in an input", tops, 1),
+        true("the optimal tokens are separable", solution.is_optimal),
     )
-    return Findings(
-        hypotheses=(
-            below("most optimal tokens in an input", tops, 1),
-            true("the optimal tokens are separable", solution.is_optimal),
-        ),
-        conclusion=vanishing("the GMM", angles, norm=PATH_NORM),  # type: ignore[arg-type]
-    )
+    if not solution.is_optimal:
+        return Findings(hypotheses, (true("there is a GMM", False),))
+    angles, norm = _path_angles(x, [solution.vector])
+    return Findings(hypotheses, vanishing("the GMM", angles, norm=norm))
 
 
 def theorem2(x: ProblemInstance) -> Findings:
     """Under Assumption B, descent with a step of at most `1/L_p` grows without bound from any start; for one input its
-    direction converges to the GMM. (Norms by descent, 10 starts; the direction by gradient flow from the same starts,
+    direction converges to the GMM. (Norms by descent, 6 starts; the direction by gradient flow from the same starts,
     since descent's norm grows like the logarithm of the number of steps.)"""
     solution, keys = max_margin(x.problem, x.alpha), x.problem.keys
-    starts = 2 * x.sphere(10, x.rng) if x.p is None else x.p[None]
+    hypotheses = (*assumption_b(x.problem), below("number of inputs", x.problem.n, 1))
+    if not solution.is_optimal:
+        return Findings(hypotheses, (true("there is a GMM", False),))
+    starts = 2 * x.sphere(6, x.rng) if x.p is None else x.p[None]
     path = evolve(x.objective, GradientDescent(), steps=2000, start=starts, keep=("norm",), every=200)
     norms = path["norm"][:, :, 0]
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in starts]
     reached = [float(angle(keys, limit.path.prompt, solution.vector)) for limit in late]
-    earlier = [float(angle(keys, limit.path.at_norm(x.norm / 10), solution.vector)) for limit in late]
     worst = int(np.argmax(reached))
+    slowest = late[worst].path
+    if slowest.stop != "norm":
+        return Findings(hypotheses, (true("gradient flow grows without bound", False),))
+    earlier = float(angle(keys, slowest.at_norm(x.norm / 10), solution.vector))
     return Findings(
-        hypotheses=(*assumption_b(x.problem), below("number of inputs", x.problem.n, 1)),
-        conclusion=(
+        hypotheses,
+        (
             above("smallest growth of |p(t)| from step 1800 to 2000", (norms[-1] - norms[-2]).min(), 0, strict=True),
-            *vanishing("the GMM", (earlier[worst], reached[worst]), norm=x.norm),
+            *vanishing("the GMM", (earlier, reached[worst]), norm=x.norm),
         ),
     )
 
@@ -86,28 +99,29 @@ def theorem2(x: ProblemInstance) -> Findings:
 def theorem3(x: ProblemInstance) -> Findings:
     """Around the max-margin direction of locally optimal tokens there is a cone that holds no stationary point beyond
     some radius, and from which descent with a step of at most `1/L_p` grows without bound and converges to the axis.
-    (The cone of Lemma 7 as repaired; its radius is so large that single steps vanish in rounding, so 10 starts on and
-    in the cone are followed by gradient flow.)"""
+    (The cone of Lemma 7 as repaired, from 50 times its radius; single steps vanish in rounding there, so 10 starts on
+    and in the cone are followed by gradient flow.)"""
     hypotheses = locally_optimal(x.problem, x.alpha)
     if not hypotheses[0].holds:
         return Findings(hypotheses, (true("there is a max-margin direction", False),))
     c, keys = local_cone(x, repaired=True), x.problem.keys
     units = cone(x, c.axis, c.mu, 10, x.rng)
     axis = c.axis / keys.norm(c.axis)
-    direction = x.objective.descent(c.radius * units).direction
+    radius = 50 * c.radius
+    direction = x.objective.descent(radius * units).direction
     outward, along = keys.inner(direction, units), keys.inner(direction, axis)
-    paths = [follow(x.problem, c.radius * unit, norm=1e3 * c.radius, loss=x.loss).path for unit in units]
+    paths = [follow(x.problem, radius * unit, norm=1e3 * radius, loss=x.loss).path for unit in units]
     if any(path.stop != "norm" for path in paths):
         return Findings(hypotheses, (true("gradient flow grows without bound", False),))
     late = [float(angle(keys, path.prompt, axis)) for path in paths]
     worst = int(np.argmax(late))
-    earlier = float(angle(keys, paths[worst].at_norm(1e2 * c.radius), axis))
+    earlier = float(angle(keys, paths[worst].at_norm(1e2 * radius), axis))
     return Findings(
         hypotheses,
         (
             above("smallest cosine of p with -dL at the starts: |p| grows", outward.min(), 0, strict=True),
             above("least turn towards the axis at the starts", (along - keys.inner(units, axis) * outward).min(), 0),
-            *vanishing("the axis", (earlier, late[worst]), norm=1e3 * c.radius),
+            *vanishing("the axis", (earlier, late[worst]), norm=1e3 * radius),
         ),
     )
 
@@ -140,7 +154,9 @@ def theorem7(x: ProblemInstance) -> Findings:
     across = x.sphere(1, x.rng)[0]
     if len(tied) == keys.dimension:
         across = across - keys.inner(across, tied) / keys.inner(tied, tied) * tied
-    candidates = [*x.sphere(12, x.rng), across / keys.norm(across)]
+    candidates = [*x.sphere(12, x.rng)]
+    if float(keys.norm(across)) > 1e-9:  # on a line nothing is tied
+        candidates.append(across / keys.norm(across))
     apart = min(_apart(x, q, 1e3) for q in candidates)
     return Findings(
         hypotheses=(true("none is an LMM direction", not any(_is_lmm(x, q) for q in candidates)), *_generic(x, tied)),
@@ -218,25 +234,22 @@ def theorem8(x: ProblemInstance) -> Findings:
     """With sets O_i of optimal tokens such that mixing others in hurts (Assumption D), the regularisation path comes
     arbitrarily near the set of global minima of ATT-SVM', scaled to its length. (Here O_i are the tokens of highest
     score, for which Lemma 14 gives Assumption D when that score is positive.)"""
-    problem, keys = x.problem, x.problem.keys
+    problem = x.problem
     optimal = optimal_tokens(problem) if x.optimal is None else x.optimal
     minima = _several_optima(problem, optimal)
     best = np.where(problem.mask, problem.scores, -np.inf).max(axis=1)
     inside = np.where(optimal, problem.scores, np.inf).min(axis=1)
     outside = np.where(problem.mask & ~optimal, problem.scores, -np.inf).max(axis=1)
-    distances = []
-    for norm in (PATH_NORM / 10, PATH_NORM):
-        u = regularised(x, norm)
-        distances.append(min((float(angle(keys, u, p)) for p in minima), default=np.pi))
-    return Findings(
-        hypotheses=(
-            above("number of global minima of ATT-SVM'", len(minima), 1),
-            above("smallest optimal score", best.min(), 0, strict=True),
-            below("spread of scores within O_i", (best - inside).max(), 0),
-            above("lead of O_i over other scores", (inside - outside).min(), 0, strict=True),
-        ),
-        conclusion=vanishing("the nearest minimum", (distances[0], distances[1]), norm=PATH_NORM),
+    hypotheses = (
+        above("number of global minima of ATT-SVM'", len(minima), 1),
+        above("smallest optimal score", best.min(), 0, strict=True),
+        below("spread of scores within O_i", (best - inside).max(), 0),
+        above("lead of O_i over other scores", (inside - outside).min(), 0, strict=True),
     )
+    if not minima:
+        return Findings(hypotheses, (true("ATT-SVM' has a solution", False),))
+    angles, norm = _path_angles(x, minima)
+    return Findings(hypotheses, vanishing("the nearest minimum", angles, norm=norm))
 
 
 def _several_optima(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> list[Float[Array, " D"]]:
