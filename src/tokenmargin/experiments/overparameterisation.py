@@ -7,7 +7,7 @@ certificate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, Self
 
@@ -64,18 +64,25 @@ class _Overparameterisation(AbstractExperiment):
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         base = _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS})
-        runs, shares = _tables(base, progress)
+        runs, shares = _tables(_Job(base, progress))
         return Result(self, {"shares": shares, "runs": runs}, self.findings(runs, shares))
 
 
 _SETTINGS = ("dimensions", "trials", "steps", "step", "n", "T", "seed")
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What determines the runs, and somebody to tell about their progress, who does not."""
+
+    settings: _Overparameterisation
+    progress: Callable[[float], None] | None = field(compare=False)
+
+
 @lru_cache(maxsize=2)
-def _tables(
-    settings: _Overparameterisation, progress: Callable[[float], None] | None
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """One row per trial, and one per dimension: the three figures are views of the same runs."""
+def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
+    """One row per trial, and one per dimension: the three figures are views of the same runs, made once."""
+    settings, progress = job.settings, job.progress
     parts, total = [], len(settings.dimensions)
     for k, d in enumerate(settings.dimensions):
         tell = None if progress is None else lambda share, k=k: progress((k + share) / total)
