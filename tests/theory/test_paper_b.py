@@ -14,10 +14,11 @@ from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory import ProblemInstance, claim
+from tokenmargin.theory.paper_b.confined_paths import _general_position
 from tokenmargin.theory.paper_b.excess import signed_excess
 from tokenmargin.theory.paper_b.joint_limits import _nu, best_head, ridge_solution
 from tokenmargin.theory.paper_b.local_cone import cone, local_cone, without_neighbours
-from tokenmargin.theory.paper_b.prompt_limits import _general_position, _path_angles, _several_optima
+from tokenmargin.theory.paper_b.prompt_limits import _path_angles
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -181,12 +182,6 @@ def test_theorem_1_holds_for_negative_scores_too():
     problem = TokenProblem(base.keys, base.labels, scores=base.scores - 3.0)
     assert claim("B.theorem1").on(ProblemInstance(problem)).verdict == "holds"
     assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "vacuous"
-
-
-def test_several_optima_are_the_papers_example():
-    problem = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
-    minima = _several_optima(problem, np.array([[True, True, False]]))
-    assert sorted(float(p[0]) for p in minima) == pytest.approx([-1.0, 1.0])
 
 
 def test_general_position():
