@@ -18,9 +18,7 @@ NORMS = np.logspace(4, 8, 17)
 def main() -> None:
     problems = {name: NAMED_PROBLEMS[name]() for name in ("fig1a", "fig1b", "fig1c", "fig8")}
     problems |= {f"random {k}": random_problem(4, 6, 10, rng=np.random.default_rng(k)) for k in range(10)}
-    print(
-        f"{'problem':<10} {'seconds':>8} {'processor':>9} {'steps':>6} {'angle at 1e8':>13} {'slope':>8} {'descent off by':>15}"
-    )
+    print("problem     seconds processor  steps  angle at 1e8    slope  descent off by")
     for name, problem in problems.items():
         objective = PromptObjective(problem)
         began, busy = time.perf_counter(), time.process_time()

@@ -28,7 +28,8 @@ for _ in range(3):  # batches of 3, 3 and 1
     model._launch(3)
 loss = reference.run(order, 3, first=0, last=3, rate=0.01)
 assert abs(model._losses.double().sum() - loss) < 1e-5, (model._losses.sum(), loss)
-for mine, its in zip((ours.embeddings, ours.heads, model.scores()), (theirs.embeddings, theirs.heads, reference.scores())):
+pairs = (ours.embeddings, theirs.embeddings), (ours.heads, theirs.heads), (model.scores(), reference.scores())
+for mine, its in pairs:
     assert (mine - its).abs().max() < 2e-6, (mine - its).abs().max()  # a few units in the last place of float32
 assert model._counters.tolist() == [3, 2] and not model._weights.any()
 """

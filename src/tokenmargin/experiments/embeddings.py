@@ -196,7 +196,7 @@ class FigureA1(TrainedEmbeddings):
 
 @dataclass(frozen=True)
 class FigureA2(TrainedEmbeddings):
-    """`tokenmargin reproduce A2`: about 30 s; the one-layer model on K-level data (n is ours), rho_v 0.98, rho_p 0.91."""
+    """`tokenmargin reproduce A2`: about 30 s; the one-layer model on K-level data, rho_v 0.98, rho_p 0.91."""
 
     figure: ClassVar[str] = "A2"
     title: ClassVar[str] = "One-layer attention on the K-level data: relevant tokens leave the cloud around zero"

@@ -84,9 +84,9 @@ def alignment(scores: Float[Array, "2 m"], corpus: TokenCorpus) -> Alignment:
 
 def rank_correlation(x: Float[Array, " m"], y: Float[Array, " m"]) -> float:
     """Spearman's correlation, ties at their mean rank; NaN when one of the two is constant."""
-    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (x, y)]
-    norms = [float(np.linalg.norm(rank)) for rank in ranks]
-    return float(ranks[0] @ ranks[1] / (norms[0] * norms[1])) if all(norms) else float("nan")
+    x, y = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else float("nan")
 
 
 def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:
