@@ -24,8 +24,11 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	@$(install) '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.installed-report
+demo: $(VENV)/.installed-report,classify
 	@$(BIN)/tokenmargin demo --out out/demo
+	@$(BIN)/tokenmargin fit sentences --out out/demo/model
+	@$(BIN)/tokenmargin explain out/demo/model "What a dreadful ferry, but the deck was tidy!"
+	@$(BIN)/tokenmargin report out/demo/model sentences --out out/demo/report.html
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)

@@ -128,7 +128,8 @@ def _scatter(columns: Mapping[str, Array], name: str) -> dict[str, Any]:
 
 def _example(one: Explanation, truth: Any) -> dict[str, Any]:
     largest = max((abs(word.contribution) for word in one.words), default=0.0) or 1.0
-    parts, place = [], 0
+    parts: list[dict[str, Any]] = []
+    place = 0
     for word in one.words:
         if word.start > place:
             parts.append({"text": one.text[place : word.start], "style": ""})
