@@ -20,6 +20,8 @@ VERBS = (
     ("solve", "The max-margin direction of one selection, with its certificate."),
     ("evolve", "Train attention on a problem and name the direction it reached."),
     ("reproduce", "The papers' figures: table, picture, and expected against measured."),
+    ("sweep", "An experiment on a grid of settings, on this machine or on a cluster."),
+    ("runs", "List, show, compare, check and remove recorded runs."),
 )
 """The commands; each lives in the module of its name, in a function of its name."""
 

@@ -1,16 +1,17 @@
-"""`tokenmargin reproduce`: a figure of the papers, with expected beside measured."""
+"""`tokenmargin reproduce`: the figures of the papers, with expected beside measured, kept as records."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
-    from tokenmargin.experiments import AbstractExperiment, Result
+    from tokenmargin.experiments import AbstractExperiment, Result, Run
 
-__all__ = ["reproduce"]
+__all__ = ["experiments_named", "reproduce"]
 
 
 def reproduce(
@@ -18,20 +19,26 @@ def reproduce(
     /,
     *,
     scale: Literal["quick", "paper"] = "quick",
-    out: Path = Path("out/reproduce"),
+    out: Path = Path("runs"),
     list_: bool = False,
+    again: bool = False,
     json: bool = False,
+    **settings: str,
 ) -> int:
     """Compute figures of the papers and compare them with what the papers claim.
 
-    Writes, per figure, its tables (CSV), the picture (SVG, PDF, PNG), `result.json`, and one page for all.
-    Exit code 1 when something measured is not as expected.
+    Every figure gets a folder with its tables (parquet), drawings (SVG, PDF, PNG) and `run.json` (settings, seeds,
+    code, packages, machine, timing, expected against measured); all together get one page, `reproduction.html`. A
+    figure whose run is there, with the same settings and code, is not computed again. Every setting of a figure is a
+    flag.
+    Exit code 1 when something measured is neither as expected nor explained.
 
     **Examples**
 
-        tokenmargin reproduce --list
-        tokenmargin reproduce fig1b fig3b
-        tokenmargin reproduce                 # all of them
+        tokenmargin reproduce                            # all of them
+        tokenmargin reproduce --list                     # what there is
+        tokenmargin reproduce fig1b --list               # the settings of one figure
+        tokenmargin reproduce fig1b fig3b --scale paper --steps 2000
 
     Parameters
     ----------
@@ -40,58 +47,121 @@ def reproduce(
     scale:
         Settings for a laptop (quick), or the paper's own.
     out:
-        Folder to write into.
+        Folder of all runs.
     list_:
-        List the figures and leave.
+        List the figures, or the settings of the figures named, and leave.
+    again:
+        Compute even what is there.
     json:
         Write the findings as one JSON list to standard output.
+    settings:
+        Any setting of a figure, such as --steps 2000.
     """
+    chosen = experiments_named(figures, scale=scale)
+    if list_:
+        _list(chosen, with_settings=bool(figures))
+        return 0
+    chosen = _apply(chosen, settings)
+    with needs_extra("report"):
+        from tokenmargin.report.figures import draw_figures
+        from tokenmargin.report.reproduction import write_reproduction
+
+    from tokenmargin.experiments import record
+
+    runs: list[tuple[AbstractExperiment, Run]] = []
+    for experiment in chosen:
+        with progress_bar(experiment.figure, 100) as progress:
+            run = record(
+                experiment,
+                out,
+                progress=lambda share, progress=progress: progress(round(100 * share)),  # type: ignore[misc]
+                draw=draw_figures,
+                again=again,
+                waiting=lambda name=experiment.figure: say(f"{name}: another process is at it; waiting"),  # type: ignore[misc]
+            )
+        runs.append((experiment, run))
+        say(_verdict(run.result(experiment)))
+    words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
+    page = write_reproduction(out / "reproduction.html", runs, command=" ".join(words))
+    details = [run.details() for _, run in runs]
+    if json:
+        emit_json(details)
+    count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
+    say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
+    say(f"The page: [bold]{page}[/bold]")
+    return 1 if count["not as expected"] else 0
+
+
+VERDICTS = ("as expected", "explained", "not as expected")
+
+
+def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
+    """The experiments of these names, all when there are none, with the settings of the scale."""
     from tokenmargin.experiments import EXPERIMENTS
 
     known = {experiment.figure: experiment for experiment in EXPERIMENTS}
-    if list_:
-        for name, experiment in known.items():
-            print(f"{name:8} {experiment.title}")
-        return 0
     unknown = [name for name in figures or () if name not in known]
     if unknown:
         raise UsageError(f"no figure {unknown[0]!r}; choose from {', '.join(known)}")
-    with needs_extra("report"):
-        from tokenmargin.report.figures import draw, save_figure
-        from tokenmargin.report.page import result_section, write_page
-
-    results: list[Result] = []
-    sections = []
-    for name in figures or known:
-        result = _run(known[name].paper() if scale == "paper" else known[name].quick())
-        figure = draw(result)
-        result.save(out / name)
-        save_figure(figure, out / name, name)
-        sections.append(result_section(result, figure))
-        results.append(result)
-        say(_verdict(result))
-    command = " ".join(["tokenmargin reproduce", *(figures or ()), f"--scale {scale}"])
-    page = write_page(
-        out / "index.html",
-        title="Figures reproduced",
-        lead="Every figure with what was measured beside what was expected.",
-        sections=sections,
-        command=command,
-    )
-    if json:
-        emit_json([result.summary() for result in results])
-    say(f"\nThe page: [bold]{page}[/bold]")
-    return 0 if all(result.holds for result in results) else 1
+    kinds = [known[name] for name in figures or known]
+    return [kind.paper() if scale == "paper" else kind.quick() for kind in kinds]
 
 
-def _run(experiment: AbstractExperiment) -> Result:
-    with progress_bar(experiment.figure, 100) as progress:
-        return experiment.run(lambda share: progress(round(100 * share)))
+def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[AbstractExperiment]:
+    """Each setting goes to every chosen experiment that has it; one that none has is a mistake."""
+    from tokenmargin.experiments.settings import setting_kinds, with_settings
+
+    kinds = {experiment.figure: setting_kinds(type(experiment)) for experiment in chosen}
+    for name in settings:
+        if not any(name in known for known in kinds.values()):
+            choices = sorted({setting for known in kinds.values() for setting in known})
+            flags = ", ".join(f"--{choice.replace('_', '-')}" for choice in choices)
+            raise UsageError(f"no setting --{name.replace('_', '-')} in {', '.join(kinds)}; there are {flags}")
+    with usage_errors():
+        return [
+            with_settings(
+                experiment, {name: text for name, text in settings.items() if name in kinds[experiment.figure]}
+            )
+            for experiment in chosen
+        ]
+
+
+def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    console = Console(soft_wrap=True)
+    grid = Grid("figure", "what", "source", "quick", "paper", "needs", box=None)
+    for experiment in chosen:
+        quick, paper = (_duration(seconds) for seconds in experiment.seconds)
+        grid.add_row(experiment.figure, experiment.title, experiment.source, quick, paper, ", ".join(experiment.needs))
+    console.print(grid)
+    for experiment in chosen if with_settings else ():
+        quick_settings, paper_settings = asdict(type(experiment).quick()), asdict(type(experiment).paper())
+        table = Grid(f"setting of {experiment.figure}", "quick", "paper", box=None)
+        for name, value in quick_settings.items():
+            table.add_row(f"--{name.replace('_', '-')}", str(value), str(paper_settings[name]))
+        console.print()
+        console.print(table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
 def _verdict(result: Result) -> str:
     lines = [f"\n[bold]{result.experiment.figure}[/bold]  {result.experiment.title}"]
+    marks = {
+        "as expected": "[green]yes[/green]",
+        "explained": "[yellow]explained[/yellow]",
+        "not as expected": "[red]NO[/red] ",
+    }
     for finding in result.findings:
-        mark = "[green]yes[/green]" if finding.holds else "[red]NO[/red] "
+        mark = marks[finding.verdict]
         lines.append(f"  {mark}  {finding.what}: {finding.measured:.6g} (expected {finding.expected})")
     return "\n".join(lines)

@@ -1,12 +1,37 @@
 """The figures of the papers as experiments. To add one: write its module, add its class to `EXPERIMENTS`."""
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.engines import AbstractEngine, LocalEngine, RayEngine
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
 from tokenmargin.experiments.growth import Figure4a, Figure4b
 from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
 from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
+from tokenmargin.experiments.records import Run, find_runs, record, runs_in
+from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
+from tokenmargin.experiments.sweep import sweep
 
-__all__ = ["EXPERIMENTS", "AbstractExperiment", "Finding", "Result", "Table"]
+__all__ = [
+    "EXPERIMENTS",
+    "AbstractEngine",
+    "AbstractExperiment",
+    "Axis",
+    "Curves",
+    "Finding",
+    "Grid",
+    "LocalEngine",
+    "RayEngine",
+    "Result",
+    "Run",
+    "Table",
+    "Verdict",
+    "command",
+    "find_runs",
+    "parse_axis",
+    "record",
+    "runs_in",
+    "sweep",
+    "with_settings",
+]
 
 EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     Figure1a,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
@@ -27,14 +27,6 @@ class _Growth(AbstractExperiment):
     steps: int = 1000
     normalized_step: float = 0.1
     plain_step: float = 1.0
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def findings(self, table: Table) -> tuple[Finding, ...]:
         """What the figure claims, measured."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
@@ -41,14 +41,6 @@ class Figure5(AbstractExperiment):
     steps: int = 1000
     step: float = 0.1
     scores: tuple[float, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100)
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         rows: list[dict[str, object]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -32,14 +32,6 @@ class PromptPaths(AbstractExperiment):
 
     steps: int = 1000
     step: float = 0.1
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def problem(self) -> TokenProblem:
         """The figure's data."""

@@ -20,6 +20,8 @@ tokenmargin --help"""
 def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Path:
     """Write the demonstration's page and return its path."""
     tokens, limits, directions = (result.tables[name] for name in ("tokens", "limits", "directions"))
+    figure = draw(result)
+    assert figure is not None, "the demonstration has a drawing"
     problem = Section(
         "The problem",
         (
@@ -40,7 +42,7 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Pa
     runs = Section(
         "Where did it converge?",
         ("Normalised gradient descent from a ring of starts, and the angle of each run to its certified direction.",),
-        svg=inline_svg(draw(result), "demo"),
+        svg=inline_svg(figure, "demo"),
         tables=(
             _table(limits, ("start_x", "start_y", "selected", "limit", "angle", "cosine", "norm")),
             findings_table(result),
