@@ -4,9 +4,9 @@
     python -m benchmarks.sweep_overhead --engine ray   # started on this machine
 
 A cell keeps its core busy for a millisecond by the processor's clock of its own thread, so cells cannot gain by
-overlapping; the least possible time is `cells x 1 ms / workers`. Printed are the time on the wall, which other work on the
-machine lengthens, and the processor time of this process and all below it (Linux), which it does not; without the start
-of the workers (import of the package in each, for ray the start of the cluster), which is given apart.
+overlapping; the least possible time is `cells x 1 ms / workers`. Printed are the time on the wall, which other work on
+the machine lengthens, and the processor time of this process and all below it (Linux), which it does not; without the
+start of the workers (import of the package in each, for ray the start of the cluster), which is given apart.
 """
 
 from __future__ import annotations

@@ -246,6 +246,11 @@ class Coordinates(AbstractGeometry):
         """The vectors laid out per token (a copy of size n x T x d; zeros where there is no token)."""
         return np.where(self.mask[..., None], self.vectors[self.index], 0.0)
 
+    @cached_property
+    def laid_out(self) -> Float[Array, "n T d"]:
+        """As `tokens`, kept: for algorithms that read all coordinates of every token at each step."""
+        return _frozen(self.tokens)
+
     def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
         return p @ self.vectors.T
 
@@ -340,7 +345,9 @@ class Gram(AbstractGeometry):
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
         kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
-        return vectors[:, kept] * np.sqrt(values[kept])
+        rows = vectors[:, kept] * np.sqrt(values[kept])
+        rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
+        return rows
 
     @property
     def noise(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +11,7 @@ from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
 
-__all__ = ["experiments_named", "reproduce"]
+__all__ = ["experiments_named", "field_names", "reproduce"]
 
 
 def reproduce(
@@ -25,7 +25,7 @@ def reproduce(
     json: bool = False,
     **settings: str,
 ) -> int:
-    """Compute figures of the papers and compare them with what the papers claim.
+    """Compute figures of the papers, expected beside measured.
 
     Every figure gets a folder with its tables (parquet), drawings (SVG, PDF, PNG) and `run.json` (settings, seeds,
     code, packages, machine, timing, expected against measured); all together get one page, `reproduction.html`. A
@@ -33,7 +33,7 @@ def reproduce(
     flag.
     Exit code 1 when something measured is neither as expected nor explained.
 
-    **Examples**
+    Examples:
 
         tokenmargin reproduce                            # all of them
         tokenmargin reproduce --list                     # what there is
@@ -61,7 +61,7 @@ def reproduce(
     if list_:
         _list(chosen, with_settings=bool(figures))
         return 0
-    chosen = _apply(chosen, settings)
+    chosen = _apply(chosen, field_names(settings))
     with needs_extra("report"):
         from tokenmargin.report.figures import draw_figures
         from tokenmargin.report.reproduction import write_reproduction
@@ -106,6 +106,11 @@ def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[Abst
         raise UsageError(f"no figure {unknown[0]!r}; choose from {', '.join(known)}")
     kinds = [known[name] for name in figures or known]
     return [kind.paper() if scale == "paper" else kind.quick() for kind in kinds]
+
+
+def field_names(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags by the names of the fields they set."""
+    return {name.replace("-", "_"): text for name, text in flags.items()}
 
 
 def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[AbstractExperiment]:

@@ -30,7 +30,7 @@ def runs(
     settings, code, machine, findings and tables differ (exit code 1 when a table does); `check` compares every table
     with the digest written beside it (exit code 1 when one is damaged).
 
-    **Examples**
+    Examples:
 
         tokenmargin runs
         tokenmargin runs show fig1a --table limits

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmargin.cli.common import UsageError, emit_json, needs_extra, say, usage_errors
-from tokenmargin.cli.reproduce import experiments_named
+from tokenmargin.cli.reproduce import experiments_named, field_names
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractEngine
-    from tokenmargin.experiments.sweep import Progress
+    from tokenmargin.experiments.sweeps import Progress
 
 __all__ = ["sweep"]
 
@@ -42,7 +42,7 @@ def sweep(
     given again. A cell that fails is recorded with its traceback and does not stop the others. Exit code 1 when a cell
     failed.
 
-    **Examples**
+    Examples:
 
         tokenmargin sweep fig1b --over step=0.05,0.1,0.2 --over steps=100,1000
         tokenmargin sweep fig1a --over steps=1..2000 --table limits
@@ -80,7 +80,7 @@ def sweep(
 
     (base,) = experiments_named([experiment], scale=scale)
     with usage_errors():
-        base = with_settings(base, settings)
+        base = with_settings(base, field_names(settings))
         grid = Grid(base, tuple(parse_axis(type(base), text) for text in over))
         chosen = _engine(engine, jobs=jobs, address=address)
     with needs_extra("cluster" if engine == "ray" else "records"), _progress_lines(len(grid)) as progress:

@@ -8,7 +8,7 @@ from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
-from tokenmargin.experiments.sweep import sweep
+from tokenmargin.experiments.sweeps import sweep
 
 __all__ = [
     "EXPERIMENTS",

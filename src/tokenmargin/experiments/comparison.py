@@ -65,9 +65,10 @@ def _column_differences(one: Table, other: Table) -> str:
     for column in one:
         a, b = one[column], other[column]
         if a.dtype.kind == b.dtype.kind == "f":
-            gap = np.abs(a - b)[~(np.isnan(a) & np.isnan(b)) & (a != b)]
-            if gap.size:
-                words.append(f"{column} differs in {gap.size} rows by up to {gap.max():.3g}")
+            apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
+            if apart.any():
+                gap = np.abs(a[apart] - b[apart]).max()
+                words.append(f"{column} differs in {int(apart.sum())} rows by up to {gap:.3g}")
         elif (a != b).any():
             words.append(f"{column} differs in {int((a != b).sum())} rows")
     return "; ".join(words)

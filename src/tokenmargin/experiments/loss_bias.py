@@ -37,10 +37,15 @@ class Figure5(AbstractExperiment):
     figure: ClassVar[str] = "fig5"
     source: ClassVar[str] = PAPER_B
     title: ClassVar[str] = "How loss and score bend the path before the limit"
+    seconds: ClassVar[tuple[float, float]] = (4, 4)
+    shows: ClassVar[str] = (
+        "two inputs, one with a token of score C = 1 to 10: with correlation loss the path of p bends towards the "
+        "input of the larger score, with logistic loss towards the other, and both end at p^mm = (1, 0)."
+    )
 
     steps: int = 1000
     step: float = 0.1
-    scores: tuple[float, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100)
+    scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 100.0)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         rows: list[dict[str, object]] = []
