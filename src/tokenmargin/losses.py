@@ -61,7 +61,7 @@ class AbstractLoss(abc.ABC):
         if (log_gap <= np.log(_SHORT)).all():
             return np.asarray(short)
         long_gap = np.exp(np.maximum(log_gap, 0.0))
-        difference = self.value(best - long_gap) - self.value(best)
+        difference = self.value(np.asarray(best - long_gap)) - self.value(np.asarray(best))
         return np.where(log_gap > np.log(_SHORT), np.log(np.maximum(difference, np.finfo(float).tiny)), short)
 
     @abc.abstractmethod

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
+from tokenmargin.cli.basins import basins
 from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
@@ -24,7 +25,7 @@ from tokenmargin.cli.train import train
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce, sweep, runs, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, basins, reproduce, sweep, runs, data, prepare, train)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

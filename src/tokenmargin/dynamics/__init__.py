@@ -1,16 +1,33 @@
-"""Training as dynamics: descent, normalised descent, and the trajectories they leave."""
+"""Training as dynamics: descent, gradient flow to any norm, thousands of runs at once, and regularisation paths."""
 
+from tokenmargin.dynamics.batch import BatchResult, evolve_many
+from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
 from tokenmargin.dynamics.first_step import FirstStep, first_step
+from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
+from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
 
 __all__ = [
     "OBSERVABLES",
     "AbstractMethod",
+    "AngleReached",
+    "BatchResult",
+    "Crossing",
     "FirstStep",
+    "FlowPath",
+    "FlowSettings",
     "GradientDescent",
+    "NormReached",
     "NormalizedGradientDescent",
+    "RegularisationPath",
+    "Saturated",
+    "SelectionChanged",
     "Trajectory",
+    "WhenTrue",
     "evolve",
+    "evolve_many",
     "first_step",
+    "flow",
+    "regularisation_path",
 ]

@@ -102,6 +102,16 @@ class FlowPath:
         return self.objective.prompt(self.final)
 
     @property
+    def steps(self) -> int:
+        """Number of steps the solver took."""
+        return len(self.arcs) - 1
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped by Ctrl-C."""
+        return self.stop == "interrupted"
+
+    @property
     def norm(self) -> float:
         """Length of the whole parameter at the end."""
         return float(np.linalg.norm(self.objective.norms(self.final)))

@@ -102,7 +102,7 @@ def regularisation_path(
     radii: Sequence[float] | Float[Array, " radii"],
     *,
     rng: np.random.Generator,
-    starts: int = 8,
+    starts: int = 16,
     progress: Callable[[float], None] | None = None,
 ) -> RegularisationPath:
     """`argmin over |p| <= R` of the risk for each R of `radii`, with the other local minima found.
@@ -117,8 +117,8 @@ def regularisation_path(
     >>> from tokenmargin.attention import PromptObjective
     >>> from tokenmargin.instances import figure1b
     >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 100.0, 1e4], rng=np.random.default_rng(0))
-    >>> len(path.branches), (path.points[-1] / 1e4).round(3)
-    (2, array([-0.099,  0.995,  0.   ]))
+    >>> path.selected, (path.points[-1] / 1e4).round(3)
+    (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
     grid = _checked_radii(radii)
     reduced = Reduced.of(objective)
@@ -175,7 +175,7 @@ class _Ball:
         sphere = Sphere(radius)
         found = minimise(self.overall, start, sphere=sphere, max_iterations=100)
         if not found.converged:
-            found = self._resolved(found, sphere)
+            found = self._resolved(found, sphere) or found
         if found.outward > 0:
             return found if found.converged else None
         return self._inside(found.point, radius)
@@ -186,13 +186,14 @@ class _Ball:
             return tip
         start = tip.point * (radius / np.linalg.norm(tip.point))
         found = self._resolved(replace(tip, point=start), Sphere(radius))
-        return found if found.converged and found.outward > 0 else self.minimum(start, radius)
+        settled = found is not None and found.converged and found.outward > 0
+        return found if settled else self.minimum(start, radius)
 
-    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum:
-        """The minimum near a point, told by the excess over the risk of what the point selects."""
+    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
+        """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
         local = prompt_landscape(self.objective, select(self.objective.problem.keys, rough.point))
         if not np.isfinite(local(sphere.coordinates(rough.point))[0]):
-            return rough
+            return None
         found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
         return replace(found, value=self.objective.log_excess(found.point))
 
@@ -214,18 +215,18 @@ def _file(
     number, radius = at
     kept: list[Minimum] = []
 
-    def is_new(minimum: Minimum | None) -> bool:
-        return minimum is not None and all(
-            np.linalg.norm(minimum.point - other.point) > _SAME * radius for other in kept
-        )
+    def new(minimum: Minimum | None) -> Minimum | None:
+        if minimum is None or any(np.linalg.norm(minimum.point - other.point) <= _SAME * radius for other in kept):
+            return None
+        kept.append(minimum)
+        return minimum
 
     for branch, minimum in zip(branches, continued, strict=True):
-        branch.append(minimum if is_new(minimum) else None)  # where two branches meet, the earlier one goes on
-        kept += [minimum] if branch[-1] is not None else []
+        branch.append(new(minimum))  # where two branches meet, the earlier one goes on
     for minimum in fresh:
-        if is_new(minimum):
-            kept.append(minimum)
-            branches.append([None] * number + [minimum])
+        opened: list[Minimum | None] = [None] * number
+        if new(minimum) is not None:
+            branches.append([*opened, minimum])
 
 
 def _branch(minima: Sequence[Minimum | None], reduced: Reduced) -> Branch:

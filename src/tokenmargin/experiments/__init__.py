@@ -6,6 +6,7 @@ from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Findi
 from tokenmargin.experiments.growth import Figure4a, Figure4b
 from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
 from tokenmargin.experiments.loss_bias import Figure5
+from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Figure10
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
@@ -50,4 +51,7 @@ EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     FigureA3Imdb,
     FigureA3Yelp,
     FigureA4,
+    Figure9a,
+    Figure9b,
+    Figure10,
 )
