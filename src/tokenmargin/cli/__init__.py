@@ -22,10 +22,13 @@ from tokenmargin.cli.runs import runs
 from tokenmargin.cli.solve import solve
 from tokenmargin.cli.sweep import sweep
 from tokenmargin.cli.train import train
+from tokenmargin.cli.verify import verify
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, basins, reproduce, sweep, runs, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (
+    demo, solve, evolve, basins, verify, reproduce, sweep, runs, data, prepare, train,
+)  # fmt: skip
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(
