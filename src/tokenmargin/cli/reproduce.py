@@ -137,12 +137,14 @@ def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
-    console = Console(soft_wrap=True)
-    grid = Grid("figure", "what", "source", "quick", "paper", "needs", box=None)
-    for experiment in chosen:
-        quick, paper = (_duration(seconds) for seconds in experiment.seconds)
-        grid.add_row(experiment.figure, experiment.title, experiment.source, quick, paper, ", ".join(experiment.needs))
-    console.print(grid)
+    console = Console(soft_wrap=True, highlight=False)
+    for source in dict.fromkeys(experiment.source for experiment in chosen):
+        console.print(f"\n[bold]{source}[/bold]")
+        grid = Grid("figure", "quick", "paper", "needs", "what", box=None)
+        for experiment in (experiment for experiment in chosen if experiment.source == source):
+            quick, paper = (_duration(seconds) for seconds in experiment.seconds)
+            grid.add_row(experiment.figure, quick, paper, ", ".join(experiment.needs), experiment.title)
+        console.print(grid)
     for experiment in chosen if with_settings else ():
         quick_settings, paper_settings = asdict(type(experiment).quick()), asdict(type(experiment).paper())
         table = Grid(f"setting of {experiment.figure}", "quick", "paper", box=None)

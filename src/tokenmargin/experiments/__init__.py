@@ -1,5 +1,6 @@
 """The figures of the papers as experiments. To add one: write its module, add its class to `EXPERIMENTS`."""
 
+from tokenmargin.experiments.claims import ClaimsA, ClaimsB
 from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.experiments.engines import AbstractEngine, LocalEngine, RayEngine
 from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
@@ -10,6 +11,7 @@ from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Fig
 from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
+from tokenmargin.experiments.sharpness import FirstStepError, Theorem5Sharpness
 from tokenmargin.experiments.sweeps import sweep
 
 __all__ = [
@@ -36,6 +38,14 @@ __all__ = [
 ]
 
 EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
+    FigureA1,
+    FigureA2,
+    FigureA3Imdb,
+    FigureA3Yelp,
+    FigureA4,
+    FirstStepError,
+    Theorem5Sharpness,
+    ClaimsA,
     Figure1a,
     Figure1b,
     Figure1c,
@@ -46,12 +56,9 @@ EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     Figure4b,
     Figure5,
     Figure8,
-    FigureA1,
-    FigureA2,
-    FigureA3Imdb,
-    FigureA3Yelp,
-    FigureA4,
     Figure9a,
     Figure9b,
     Figure10,
+    ClaimsB,
 )
+"""Everything there is to reproduce, in the order of the report."""

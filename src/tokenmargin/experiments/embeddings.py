@@ -17,13 +17,18 @@ import numpy as np
 from tokenmargin.corpora import k_level_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.tables import PAPER_A
 
 if TYPE_CHECKING:
     from tokenmargin.training.trainer import TrainingConfig
 
 __all__ = ["FigureA1", "FigureA2", "FigureA3Imdb", "FigureA3Yelp", "FigureA4", "TrainedEmbeddings"]
 
-PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens, appendix E"
+SHOWS = (
+    "each token as a point, its posterior difference across and its product with p or with v upwards: the product "
+    "with v rises with the posterior difference, the product with p with its modulus, and tokens of no importance "
+    "stay around zero. No correlation is printed."
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class TrainedEmbeddings(AbstractExperiment):
     """Train all parameters, then compare every token's products with its frequencies."""
 
     source: ClassVar[str] = PAPER_A
+    shows: ClassVar[str] = SHOWS
+    needs: ClassVar[tuple[str, ...]] = ("tokenmargin[train]",)
     dataset: ClassVar[str]
     model: ClassVar[str]
     printed_loss: ClassVar[float | None] = None  # order of magnitude at convergence
@@ -44,7 +51,7 @@ class TrainedEmbeddings(AbstractExperiment):
     rate: float = 0.01
     milestones: tuple[int, ...] = (100, 200)
     decay: float = 1e-8
-    scale: float = 1.0
+    start_scale: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)
     device: str = "auto"
     converged: bool = True  # whether the loss is judged; few epochs are not meant to converge
@@ -103,7 +110,7 @@ class TrainedEmbeddings(AbstractExperiment):
             rate=self.rate,
             milestones=self.milestones,
             decay=self.decay,
-            scale=self.scale,
+            scale=self.start_scale,
         )
 
     def _device(self) -> str:
@@ -171,7 +178,6 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
     table = {"seed": np.array([record["config"]["seed"] for record in records])}
     for name in ("loss", "accuracy", "rho_v", "rho_p", "sign"):
         table[name] = np.array([record[f"final {name}"] for record in records])
-    table["seconds"] = np.array([record["seconds"] for record in records])
     return table
 
 

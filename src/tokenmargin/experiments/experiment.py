@@ -137,6 +137,7 @@ class AbstractExperiment(abc.ABC):
     - `seconds`: how long `quick()` and `paper()` take on two cores.
     - `needs`: extras to install, and data that does not come with the package.
     - `curves`: how to draw it, for experiments without a drawing of their own in `report.figures`.
+    - `shown_tables`: tables that the reproduction report prints.
     """
 
     figure: ClassVar[str]
@@ -147,6 +148,7 @@ class AbstractExperiment(abc.ABC):
     seconds: ClassVar[tuple[float, float]] = (1.0, 1.0)
     needs: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Curves | None] = None
+    shown_tables: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def quick(cls) -> Self:

@@ -7,7 +7,7 @@ certificate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, Self
 
@@ -63,20 +63,26 @@ class _Overparameterisation(AbstractExperiment):
         raise AssertionError("each figure gives its findings")
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        base = _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS})
-        runs, shares = _tables(base, progress)
+        runs, shares = _tables(
+            _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS}), _Told(progress)
+        )
         return Result(self, {"shares": shares, "runs": runs}, self.findings(runs, shares))
 
 
 _SETTINGS = ("dimensions", "trials", "steps", "step", "n", "T", "seed")
 
 
+@dataclass(frozen=True)
+class _Told:
+    """Whom to tell of progress; all are alike to the cache, for the three figures share their runs."""
+
+    progress: Callable[[float], None] | None = field(compare=False)
+
+
 @lru_cache(maxsize=2)
-def _tables(
-    settings: _Overparameterisation, progress: Callable[[float], None] | None
-) -> tuple[dict[str, Array], dict[str, Array]]:
+def _tables(settings: _Overparameterisation, told: _Told) -> tuple[dict[str, Array], dict[str, Array]]:
     """One row per trial, and one per dimension: the three figures are views of the same runs."""
-    parts, total = [], len(settings.dimensions)
+    parts, total, progress = [], len(settings.dimensions), told.progress
     for k, d in enumerate(settings.dimensions):
         tell = None if progress is None else lambda share, k=k: progress((k + share) / total)
         parts.append(_trials(settings, d, tell))
@@ -149,6 +155,16 @@ class Figure9a(_Overparameterisation):
 
     figure: ClassVar[str] = "fig9"
     title: ClassVar[str] = "With more dimensions softmax saturates, and the limit is global more often"
+    shows: ClassVar[str] = (
+        "four inputs of six random tokens, 1000 problems per dimension from 2 to 500: the share that does not saturate "
+        "falls and the share that reaches the GMM grows with the dimension; the average correlation of a saturated run "
+        "with its max-margin direction is 0.997."
+    )
+    differences: ClassVar[tuple[str, ...]] = (
+        "The paper does not give the start; ours is p = 0.",
+        "Our correlation is higher than the printed one: gradients are computed in the log domain, where the textbook "
+        "form loses the direction to cancellation (0.811 in single and 0.9966 in double precision on these data).",
+    )
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
         aligned = runs["cosine"][np.isfinite(runs["cosine"])]
@@ -181,6 +197,10 @@ class Figure9b(_Overparameterisation):
 
     figure: ClassVar[str] = "fig9b"
     title: ClassVar[str] = "The selected tokens outscore their neighbours"
+    shows: ClassVar[str] = (
+        "the smallest score gap between a selected token and its SVM-neighbours is negative in less than 1% of the "
+        "saturated runs; those runs have a correlation above 0.99 with their direction all the same."
+    )
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
         gaps = runs["gap"][np.isfinite(runs["cosine"])]
@@ -228,3 +248,4 @@ class Figure10(Figure9b):
 
     figure: ClassVar[str] = "fig10"
     title: ClassVar[str] = "The score gap has a sharp transition at zero"
+    shows: ClassVar[str] = "the distribution of the score gaps of Figure 9: hardly any mass below zero, a jump at it."

@@ -24,7 +24,7 @@ def setting_kinds(experiment: type[AbstractExperiment]) -> dict[str, Any]:
 
 
 def parse_setting(experiment: type[AbstractExperiment], name: str, text: str) -> Any:
-    """The value of one setting from its text; numbers of a tuple are separated by commas."""
+    """The value of one setting from its text: a tuple's items are separated by commas, a pair is written `2:3`."""
     kind = _kind(experiment, name)
     try:
         return _convert(kind, text.strip())
@@ -40,7 +40,7 @@ def with_settings(experiment: Experiment, settings: Mapping[str, str]) -> Experi
 
 def settings_from(experiment: type[Experiment], values: Mapping[str, Any]) -> Experiment:
     """The experiment from the settings that JSON kept (lists become tuples again)."""
-    return experiment(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return experiment(**{name: _tuples(value) for name, value in values.items()})
 
 
 def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
@@ -52,9 +52,10 @@ def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
     'tokenmargin reproduce fig1a --steps 50'
     """
     kind = type(experiment)
-    changed = {scale: _changes(experiment, base) for scale, base in (("quick", kind.quick()), ("paper", kind.paper()))}
-    scale = "paper" if len(changed["paper"]) < len(changed["quick"]) else "quick"
-    words = [f"tokenmargin {verb}", kind.figure] + (["--scale paper"] if scale == "paper" else [])
+    scales = {"quick": kind.quick(), "paper": kind.paper(), "tuned": kind.tuned()}
+    changed = {scale: _changes(experiment, base) for scale, base in scales.items()}
+    scale = min(scales, key=lambda name: len(changed[name]))  # the first of the nearest
+    words = [f"tokenmargin {verb}", kind.figure] + ([f"--scale {scale}"] if scale != "quick" else [])
     words += [f"--{name.replace('_', '-')} {_as_text(value)}" for name, value in changed[scale].items()]
     return " ".join(words)
 
@@ -156,8 +157,13 @@ def _convert(kind: Any, text: str) -> Any:
         return text
     if origin is Literal:
         return {str(choice): choice for choice in inner}[text]
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return tuple(_convert(inner[0], part.strip()) for part in text.split(","))
+    if origin is tuple and inner[-1] is Ellipsis:
+        return tuple(_convert(inner[0], part.strip()) for part in text.split(",") if part.strip())
+    if origin is tuple:
+        parts = text.split(":")
+        if len(parts) != len(inner):
+            raise ValueError(text)
+        return tuple(_convert(kind, part) for kind, part in zip(inner, parts, strict=True))
     if origin in (Union, types.UnionType):
         if types.NoneType in inner and text.lower() == "none":
             return None
@@ -188,11 +194,17 @@ def _in_words(kind: Any) -> str:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return f"one of {', '.join(map(str, inner))}"
+    if origin is tuple and inner[-1] is Ellipsis:
+        return f"{_in_words(inner[0])}, or several separated by commas"
     if origin is tuple:
-        return f"{_in_words(inner[0])}s separated by commas"
+        return " : ".join(map(_in_words, inner))
     if origin in (Union, types.UnionType):
         return " or ".join("none" if choice is types.NoneType else _in_words(choice) for choice in inner)
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind, str(kind))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _changes(experiment: AbstractExperiment, base: AbstractExperiment) -> dict[str, Any]:
@@ -200,7 +212,7 @@ def _changes(experiment: AbstractExperiment, base: AbstractExperiment) -> dict[s
     return {name: value for name, value in asdict(experiment).items() if value != default[name]}
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: Any, *, inside: bool = False) -> str:
     if isinstance(value, tuple | list):
-        return ",".join(map(_as_text, value))
+        return (":" if inside else ",").join(_as_text(item, inside=True) for item in value)
     return value if isinstance(value, str) else json.dumps(value).replace("null", "none")

@@ -13,10 +13,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from tokenmargin._version import __version__
-from tokenmargin.experiments import Result
+from tokenmargin.experiments import Result, Table
 from tokenmargin.experiments.files import atomic_path
 
-__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "write_page"]
+__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,23 @@ def inline_svg(figure: Figure, prefix: str) -> Markup:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     return Markup(svg)  # our own drawing, not input
+
+
+def page_table(table: Table, columns: Sequence[str] | None = None) -> PageTable:
+    """A result table for the page: all its columns, or some."""
+    names = list(table) if columns is None else list(columns)
+    rows = zip(*(table[name].tolist() for name in names), strict=True)
+    return PageTable(names, [[_cell(value) for value in row] for row in rows])
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else ""
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
 
 
 def findings_table(result: Result) -> PageTable:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmargin.experiments import AbstractExperiment, Run, command
 from tokenmargin.report.figures import draw
-from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, write_page
+from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, page_table, write_page
 
 __all__ = ["write_reproduction"]
 
@@ -94,6 +94,6 @@ def _figure(experiment: AbstractExperiment, run: Run, facts: dict[str, Any]) -> 
         ),
         points=differences,
         svg=None if figure is None else inline_svg(figure, experiment.figure),
-        tables=(findings_table(result),),
+        tables=(findings_table(result), *(page_table(result.table(name)) for name in experiment.shown_tables)),
         code=command(experiment),
     )
