@@ -8,7 +8,7 @@ that give the printed pictures, `quick()` the tuned ones at a size for a laptop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -76,6 +76,11 @@ class TrainedEmbeddings(AbstractExperiment):
         found = find_corpus(self.dataset, substitute=self.substitute)
         return found.prepared.corpus(), found.notes
 
+    def inputs(self) -> Mapping[str, str]:
+        from tokenmargin.text.library import corpus_inputs
+
+        return corpus_inputs(self.dataset)
+
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         from tokenmargin.training.study import Job, balanced, run_job, subset
 
@@ -97,7 +102,21 @@ class TrainedEmbeddings(AbstractExperiment):
             "training": _training_table(records),
             "runs": _run_table(records),
         }
-        return Result(self, tables, self._findings(tables["runs"]), (*notes, *self._notes(corpus, tables["runs"])))
+        findings = (*self._findings(tables["runs"]), *self._data_finding())
+        return Result(self, tables, findings, (*notes, *self._notes(corpus, tables["runs"])))
+
+    def _data_finding(self) -> tuple[Finding, ...]:
+        """Whether the data are those of the paper, or a stand-in."""
+        inputs = self.inputs()
+        if self.dataset not in inputs:
+            return ()
+        remedy = (
+            f"{self.dataset} is not on this machine, generated sentences stand in: tokenmargin data get {self.dataset}"
+        )
+        there = float(inputs[self.dataset] != "absent")
+        return (
+            Finding("the data are the paper's (1) or a stand-in (0)", there, 1, 1, "the paper", explanation=remedy),
+        )
 
     def _config(self) -> TrainingConfig:
         from tokenmargin.training.trainer import TrainingConfig
@@ -218,6 +237,9 @@ class FigureA2(TrainedEmbeddings):
     @classmethod
     def tuned(cls) -> Self:
         return cls.paper()
+
+    def inputs(self) -> Mapping[str, str]:
+        return {}
 
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         corpus = k_level_corpus(self.texts or 25_000, rng=np.random.default_rng(0))

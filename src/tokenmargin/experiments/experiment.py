@@ -165,6 +165,10 @@ class AbstractExperiment(abc.ABC):
         """Settings that show what the figure claims, where the paper's own do not; else the paper's."""
         return cls.paper()
 
+    def inputs(self) -> Mapping[str, str]:
+        """What the result depends on beside settings and code, such as data files: a digest of each, or "absent"."""
+        return {}
+
     @abc.abstractmethod
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         """Run and return the tables and findings; `progress` is called with the share done, from 0 to 1."""

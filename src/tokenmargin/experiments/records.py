@@ -102,6 +102,7 @@ def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, 
     identity = {
         "experiment": experiment.figure,
         "config": asdict(experiment),
+        "inputs": dict(experiment.inputs()),
         "code": code_digest(type(experiment)),
         **(extra or {}),
     }
@@ -175,6 +176,7 @@ def describe(experiment: AbstractExperiment, *, started: datetime, seconds: floa
         "title": experiment.title,
         "command": command(experiment),
         "config": config,
+        "inputs": dict(experiment.inputs()),
         "seeds": {name: value for name, value in config.items() if "seed" in name},
         "code": code_version(type(experiment)),
         "environment": environment(),

@@ -26,6 +26,7 @@ class PageTable:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     links: Mapping[str, str] = field(default_factory=dict)
+    caption: str = ""
 
 
 @dataclass(frozen=True)

@@ -43,20 +43,22 @@ def _lead(details: Sequence[dict[str, Any]]) -> str:
 
 
 def _overview(runs: Sequence[tuple[AbstractExperiment, Run]], details: Sequence[dict[str, Any]]) -> Section:
-    rows = [
-        (
-            experiment.figure,
-            experiment.title,
-            experiment.source,
-            facts["verdict"],
-            f"{sum(f['verdict'] == 'as expected' for f in facts['findings'])} of {len(facts['findings'])}",
-            f"{facts['timing']['seconds']:.1f} s",
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for (experiment, _), facts in zip(runs, details, strict=True):
+        good = sum(finding["verdict"] == "as expected" for finding in facts["findings"])
+        rows.setdefault(experiment.source, []).append(
+            (
+                experiment.figure,
+                experiment.title,
+                facts["verdict"],
+                f"{good} of {len(facts['findings'])}",
+                f"{facts['timing']['seconds']:.1f} s",
+            )
         )
-        for (experiment, _), facts in zip(runs, details, strict=True)
-    ]
-    header = ("figure", "what", "source", "verdict", "claims as expected", "time")
+    header = ("figure", "what", "verdict", "claims", "time")
     links = {experiment.figure: experiment.figure for experiment, _ in runs}
-    return Section("Overview", tables=(PageTable(header, rows, links=links),))
+    tables = tuple(PageTable(header, body, links=links, caption=source) for source, body in rows.items())
+    return Section("Overview", tables=tables)
 
 
 def _where(details: Sequence[dict[str, Any]]) -> Section:
