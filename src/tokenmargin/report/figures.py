@@ -14,6 +14,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
 __all__ = ["DRAWINGS", "draw", "draw_basins", "draw_figures", "save_basin_map", "save_figure"]
 
@@ -304,5 +305,7 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "fig9": draw_shares,
         "fig9b": draw_gaps,
         "fig10": draw_gap_distribution,
+        "first-step-error": draw_first_step_error,
+        "theorem5-sharpness": draw_sharpness,
     }
 )
