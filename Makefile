@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test reproduce lint bench docs clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
+	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"
 	@echo "make docs   the documentation as a site (writes build/site)"
@@ -30,6 +31,9 @@ demo: $(VENV)/.installed-report
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
+	@$(BIN)/tokenmargin reproduce
 
 lint: $(VENV)/.installed-report $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .

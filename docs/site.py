@@ -62,7 +62,7 @@ def figure_text(experiment: type[AbstractExperiment]) -> str:
         f"```sh\n{command(experiment.quick())}\ntokenmargin reproduce {experiment.figure} --scale paper\n```",
         doc,
         f"On two cores about {experiment.seconds[0]:g} s, at the paper's scale {experiment.seconds[1]:g} s.",
-        *([f"Needs {', '.join(f'`{need}`' for need in experiment.needs)}."] if experiment.needs else []),
+        *([f"Needs `pip install 'tokenmargin[{','.join(experiment.needs)}]'`."] if experiment.needs else []),
         *(["**Settings**", "| flag | quick | paper |\n|---|---|---|\n" + "\n".join(rows)] if rows else []),
     ]
     if not experiment.differences:

@@ -13,6 +13,8 @@ from tokenmargin.cli import VERBS, main
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.sweep import sweep
 from tokenmargin.experiments import EXPERIMENTS
+from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c
+from tokenmargin.experiments.provenance import MODULES
 from tokenmargin.instances import figure1b, random_problem
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
@@ -190,6 +192,27 @@ def test_reproduce_lists_what_there_is(capsys) -> None:
     code, out, _ = run(capsys, "reproduce", "fig1b", "--list")
     assert code == 0
     assert "--step " in out
+
+
+def test_what_cannot_run_is_named_and_the_rest_runs(capsys, monkeypatch, tmp_path) -> None:
+    def fail(self, progress=None):
+        raise ArithmeticError("no luck [today]")
+
+    monkeypatch.setattr("tokenmargin.experiments.EXPERIMENTS", (Figure1a, Figure1b, Figure1c))
+    monkeypatch.setattr(Figure1a, "run", fail)
+    monkeypatch.setattr(Figure1b, "needs", ("train",))
+    monkeypatch.setitem(MODULES, "train", ("a_module_that_is_not_there",))
+    code, out, err = run(capsys, "reproduce", "--out", str(tmp_path), "--json")
+    assert code == 1
+    assert [run["experiment"] for run in json.loads(out)] == ["fig1c"]
+    assert "ArithmeticError: no luck [today]" in err
+    assert "tokenmargin[train]" in err
+    assert "1 as expected, 2 not run" in err
+    page = (tmp_path / "reproduction.html").read_text()
+    assert "no luck [today]" in page
+    code, _, err = run(capsys, "reproduce", "fig1b", "--out", str(tmp_path))
+    assert code == 2
+    assert "fig1b needs pip install 'tokenmargin[train]'" in err
 
 
 def test_every_setting_is_a_flag(capsys, tmp_path) -> None:

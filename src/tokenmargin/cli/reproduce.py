@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -64,36 +64,66 @@ def reproduce(
     chosen = _apply(chosen, field_names(settings))
     with needs_extra("report"):
         from tokenmargin.report.figures import draw_figures
-        from tokenmargin.report.reproduction import write_reproduction
+        from tokenmargin.report.reproduction import NotRun, write_reproduction
 
-    from tokenmargin.experiments import record
+    from rich.markup import escape
 
     runs: list[tuple[AbstractExperiment, Run]] = []
+    left_out: list[NotRun] = []
     for experiment in chosen:
-        with progress_bar(experiment.figure, 100) as progress:
-            run = record(
-                experiment,
-                out,
-                progress=lambda share, progress=progress: progress(round(100 * share)),  # type: ignore[misc]
-                draw=draw_figures,
-                again=again,
-                waiting=lambda name=experiment.figure: say(f"{name}: another process is at it; waiting"),  # type: ignore[misc]
-            )
-        runs.append((experiment, run))
-        say(_verdict(run.result(experiment)))
+        reason = _missing(experiment)
+        if reason and figures:
+            raise UsageError(f"{experiment.figure} {reason}")
+        run = None if reason else _record(experiment, out, draw=draw_figures, again=again)
+        if isinstance(run, Exception):
+            reason = f"failed: {type(run).__name__}: {run}"
+        if reason:
+            left_out.append(NotRun(experiment, reason, failed=isinstance(run, Exception)))
+            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
+        elif run is not None and not isinstance(run, Exception):
+            runs.append((experiment, run))
+            say(_verdict(run.result(experiment)))
     words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
-    page = write_reproduction(out / "reproduction.html", runs, command=" ".join(words))
+    page = write_reproduction(out / "reproduction.html", runs, left_out=left_out, command=" ".join(words))
     details = [run.details() for _, run in runs]
     if json:
         emit_json(details)
     count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
+    count["not run"] = len(left_out)
     say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
     say(f"The page: [bold]{page}[/bold]")
-    return 1 if count["not as expected"] else 0
+    return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
 
 
 VERDICTS = ("as expected", "explained", "not as expected")
+
+
+def _missing(experiment: AbstractExperiment) -> str:
+    from tokenmargin.experiments.provenance import missing_extras
+
+    missing = missing_extras(experiment.needs)
+    return f"needs pip install 'tokenmargin[{','.join(missing)}]'" if missing else ""
+
+
+def _record(
+    experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool
+) -> Run | Exception:
+    """The run of an experiment, or what stopped it: one that fails does not keep the others from running."""
+    from tokenmargin.experiments import record
+
+    with progress_bar(experiment.figure, 100) as progress:
+        try:
+            return record(
+                experiment,
+                out,
+                progress=lambda share: progress(round(100 * share)),
+                draw=draw,
+                again=again,
+                waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
+            )
+        except Exception as error:
+            return error
 
 
 def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:

@@ -37,7 +37,7 @@ class TrainedEmbeddings(AbstractExperiment):
 
     source: ClassVar[str] = PAPER_A
     shows: ClassVar[str] = SHOWS
-    needs: ClassVar[tuple[str, ...]] = ("tokenmargin[train]",)
+    needs: ClassVar[tuple[str, ...]] = ("train",)
     dataset: ClassVar[str]
     model: ClassVar[str]
     printed_loss: ClassVar[float | None] = None  # order of magnitude at convergence

@@ -135,7 +135,7 @@ class AbstractExperiment(abc.ABC):
     - `shows`: what the paper shows there, in words and numbers.
     - `differences`: where ours differs from the paper's, and why.
     - `seconds`: how long `quick()` and `paper()` take on two cores.
-    - `needs`: extras to install, and data that does not come with the package.
+    - `needs`: extras of the package that must be installed, such as `train`.
     - `curves`: how to draw it, for experiments without a drawing of their own in `report.figures`.
     - `shown_tables`: tables that the reproduction report prints.
     """

@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokenmargin._version import __version__
 
-__all__ = ["code_digest", "code_version", "environment"]
+__all__ = ["code_digest", "code_version", "environment", "missing_extras"]
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHOWN_ONLY = ("cli", "report")  # rooms that show results and compute none
 PACKAGES = ("numpy", "scipy", "daqp", "pyarrow", "joblib", "matplotlib", "torch", "tokenizers", "ray")
+MODULES = {"text": ("pyarrow", "tokenizers", "Stemmer"), "train": ("pyarrow", "tokenizers", "Stemmer", "torch")}
+"""What an extra brings, as far as experiments need it."""
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -38,6 +42,11 @@ def code_digest(experiment: type) -> str:
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def missing_extras(needs: Iterable[str]) -> list[str]:
+    """Those extras of the package whose modules are not there."""
+    return [extra for extra in needs if any(importlib.util.find_spec(name) is None for name in MODULES[extra])]
 
 
 def code_version(experiment: type) -> dict[str, Any]:

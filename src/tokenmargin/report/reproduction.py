@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,27 @@ from tokenmargin.experiments import AbstractExperiment, Run, command
 from tokenmargin.report.figures import draw
 from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, page_table, write_page
 
-__all__ = ["write_reproduction"]
+__all__ = ["NotRun", "write_reproduction"]
 
 
-def write_reproduction(path: Path, runs: Sequence[tuple[AbstractExperiment, Run]], *, command: str) -> Path:
-    """Write the page of these runs and return its path."""
+@dataclass(frozen=True)
+class NotRun:
+    """An experiment that is not on the page, and why."""
+
+    experiment: AbstractExperiment
+    reason: str
+    failed: bool
+
+
+def write_reproduction(
+    path: Path, runs: Sequence[tuple[AbstractExperiment, Run]], *, left_out: Sequence[NotRun] = (), command: str
+) -> Path:
+    """Write the page of these runs and return its path; what was left out is named with its reason."""
     details = [run.details() for _, run in runs]
     sections = [_overview(runs, details), _where(details)]
+    if left_out:
+        points = [f"{skipped.experiment.figure}: {skipped.reason}" for skipped in left_out]
+        sections.append(Section("Not run", points=points))
     sections += [_figure(experiment, run, facts) for (experiment, run), facts in zip(runs, details, strict=True)]
     return write_page(
         path,
