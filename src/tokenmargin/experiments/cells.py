@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import Table
+from tokenmargin.experiments.experiment import FINDINGS, Finding, Table, findings_table
 from tokenmargin.experiments.settings import Grid
 
 __all__ = ["CELL", "ROW", "CellRunner", "Failure", "Outcome"]
@@ -46,17 +46,22 @@ class CellRunner:
 
     def __call__(self, cells: range) -> Outcome:
         outcome, started = Outcome(), time.perf_counter()
+        findings: list[tuple[int, tuple[Finding, ...]]] = []
         groups: dict[tuple[str, ...], list[tuple[int, Table]]] = {}
         for cell in cells:
             try:
-                table = self.grid[cell].run().table(self.table)
-                lengths = {len(column) for column in table.values()}
-                if len(lengths) != 1:
-                    raise ValueError(f"the columns of table {self.table!r} have lengths {sorted(lengths)}")
-                groups.setdefault(tuple(table), []).append((cell, table))
+                result = self.grid[cell].run()
+                if self.table == FINDINGS:  # many small tables at once: a cell may take but a millisecond
+                    findings.append((cell, result.findings))
+                else:
+                    table = _checked(self.table, result.table(self.table))
+                    groups.setdefault(tuple(table), []).append((cell, table))
             except Exception as error:  # one cell must not sink the sweep; the record carries the traceback
                 outcome.failures.append(self.failure(cell, error))
-        outcome.blocks = [self._block(names, parts) for names, parts in groups.items()]
+        outcome.blocks = [self._joined(names, parts) for names, parts in groups.items()]
+        if findings:
+            table = findings_table([finding for _, found in findings for finding in found])
+            outcome.blocks.append(self._block([(cell, len(found)) for cell, found in findings], table))
         outcome.seconds = time.perf_counter() - started
         return outcome
 
@@ -65,17 +70,27 @@ class CellRunner:
         said = f"{type(error).__name__}: {error}"
         return Failure(cell, describe_settings(self.grid, cell), said, traceback.format_exc())
 
-    def _block(self, names: tuple[str, ...], parts: list[tuple[int, Table]]) -> dict[str, Array]:
-        lengths = [len(next(iter(table.values()))) for _, table in parts]
-        keys: dict[str, Any] = {CELL: [cell for cell, _ in parts]}
-        settings = [self.grid.settings(cell) for cell, _ in parts]
+    def _joined(self, names: tuple[str, ...], parts: list[tuple[int, Table]]) -> dict[str, Array]:
+        table = {name: np.concatenate([table[name] for _, table in parts]) for name in names}
+        return self._block([(cell, len(next(iter(table.values())))) for cell, table in parts], table)
+
+    def _block(self, rows: list[tuple[int, int]], table: Table) -> dict[str, Array]:
+        """Rows of several cells with the cells' settings beside them, given how many rows each cell has."""
+        cells, lengths = zip(*rows, strict=True)
+        settings = [self.grid.settings(cell) for cell in cells]
+        keys: dict[str, Any] = {CELL: cells}
         keys |= {axis.name: [_scalar(chosen[axis.name]) for chosen in settings] for axis in self.grid.axes}
         block = {name: np.repeat(np.array(values), lengths) for name, values in keys.items()}
-        block[ROW] = np.concatenate([np.arange(length) for length in lengths])
-        return block | {
-            name if name not in block else f"{self.table}_{name}": np.concatenate([table[name] for _, table in parts])
-            for name in names
-        }
+        ends = np.cumsum(lengths)
+        block[ROW] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        return block | {name if name not in block else f"{self.table}_{name}": table[name] for name in table}
+
+
+def _checked(name: str, table: Table) -> Table:
+    lengths = {len(column) for column in table.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"the columns of table {name!r} have lengths {sorted(lengths)}")
+    return table
 
 
 def describe_settings(grid: Grid, cell: int) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import functools
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,11 +124,19 @@ class RayEngine(AbstractEngine):
 
 
 def _with_piece(task: Callable[[range], Any], piece: range) -> tuple[range, Any]:
-    return piece, task(piece)
+    return piece, _call(task, piece)
 
 
 def _call(task: Callable[[range], Any], piece: range) -> Any:
+    _settle()
     return task(piece)
+
+
+@functools.cache
+def _settle() -> None:
+    """Once per worker: what is loaded stays, so the collections that loky asks for every second need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _take(pieces: Iterator[range], count: int) -> Iterator[range]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = ["FINDINGS", "AbstractExperiment", "Curves", "Finding", "Result", "Table", "Verdict", "verdict_of"]
+__all__ = [
+    "FINDINGS",
+    "AbstractExperiment",
+    "Curves",
+    "Finding",
+    "Result",
+    "Table",
+    "Verdict",
+    "findings_table",
+    "verdict_of",
+]
 
 Table = Mapping[str, Array]
 """Columns of equal length, by name."""
@@ -70,6 +80,16 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
     return next((verdict for verdict in order if verdict in verdicts), "as expected")
 
 
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Expected against measured, as columns."""
+    kinds = {"measured": float, "low": float, "high": float}
+    names = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+    return {
+        name: np.array([getattr(finding, name) for finding in findings], dtype=kinds.get(name, object))
+        for name in names
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """What a run found: tables (data first), and findings."""
@@ -92,15 +112,7 @@ class Result:
     def table(self, name: str) -> Table:
         """A table by name; `findings` is the table of expected against measured."""
         if name == FINDINGS:
-            return {
-                "what": np.array([f.what for f in self.findings], dtype=object),
-                "measured": np.array([f.measured for f in self.findings], dtype=float),
-                "low": np.array([f.low for f in self.findings], dtype=float),
-                "high": np.array([f.high for f in self.findings], dtype=float),
-                "verdict": np.array([f.verdict for f in self.findings], dtype=object),
-                "source": np.array([f.source for f in self.findings], dtype=object),
-                "explanation": np.array([f.explanation for f in self.findings], dtype=object),
-            }
+            return findings_table(self.findings)
         if name not in self.tables:
             raise KeyError(f"{self.experiment.figure} has no table {name!r}; it has {', '.join(self.table_names)}")
         return self.tables[name]

@@ -83,6 +83,7 @@ def _commit() -> dict[str, Any]:
         return {"commit": None, "modified": None}
 
 
+@functools.cache
 def _installed(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
