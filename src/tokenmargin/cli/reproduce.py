@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +10,7 @@ from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
+    from tokenmargin.report.reproduction import NotRun
 
 __all__ = ["experiments_named", "field_names", "reproduce"]
 
@@ -62,27 +63,13 @@ def reproduce(
         _list(chosen, with_settings=bool(figures))
         return 0
     chosen = _apply(chosen, field_names(settings))
-    with needs_extra("report"):
-        from tokenmargin.report.figures import draw_figures
-        from tokenmargin.report.reproduction import NotRun, write_reproduction
-
-    from rich.markup import escape
-
-    runs: list[tuple[AbstractExperiment, Run]] = []
-    left_out: list[NotRun] = []
-    for experiment in chosen:
-        reason = _missing(experiment)
-        if reason and figures:
+    for experiment in chosen if figures else ():
+        if reason := _missing(experiment):
             raise UsageError(f"{experiment.figure} {reason}")
-        run = None if reason else _record(experiment, out, draw=draw_figures, again=again)
-        if isinstance(run, Exception):
-            reason = f"failed: {type(run).__name__}: {run}"
-        if reason:
-            left_out.append(NotRun(experiment, reason, failed=isinstance(run, Exception)))
-            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
-        elif run is not None and not isinstance(run, Exception):
-            runs.append((experiment, run))
-            say(_verdict(run.result(experiment)))
+    with needs_extra("report"):
+        from tokenmargin.report.reproduction import write_reproduction
+
+    runs, left_out = _run_all(chosen, out, again=again)
     words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
     page = write_reproduction(out / "reproduction.html", runs, left_out=left_out, command=" ".join(words))
@@ -96,6 +83,31 @@ def reproduce(
     return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
 
 
+def _run_all(
+    chosen: list[AbstractExperiment], out: Path, *, again: bool
+) -> tuple[list[tuple[AbstractExperiment, Run]], list[NotRun]]:
+    """Run one after the other; one that cannot run, or fails, is named and does not keep the others from running."""
+    from rich.markup import escape
+
+    from tokenmargin.report.reproduction import NotRun
+
+    runs: list[tuple[AbstractExperiment, Run]] = []
+    left_out: list[NotRun] = []
+    for experiment in chosen:
+        reason, failed = _missing(experiment), False
+        if not reason:
+            try:
+                run = _record(experiment, out, again=again)
+                runs.append((experiment, run))
+                say(_verdict(run.result(experiment)))
+            except Exception as error:
+                reason, failed = f"failed: {type(error).__name__}: {error}", True
+        if reason:
+            left_out.append(NotRun(experiment, reason, failed=failed))
+            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
+    return runs, left_out
+
+
 VERDICTS = ("as expected", "explained", "not as expected")
 
 
@@ -106,24 +118,19 @@ def _missing(experiment: AbstractExperiment) -> str:
     return f"needs pip install 'tokenmargin[{','.join(missing)}]'" if missing else ""
 
 
-def _record(
-    experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool
-) -> Run | Exception:
-    """The run of an experiment, or what stopped it: one that fails does not keep the others from running."""
+def _record(experiment: AbstractExperiment, out: Path, *, again: bool) -> Run:
     from tokenmargin.experiments import record
+    from tokenmargin.report.figures import draw_figures
 
     with progress_bar(experiment.figure, 100) as progress:
-        try:
-            return record(
-                experiment,
-                out,
-                progress=lambda share: progress(round(100 * share)),
-                draw=draw,
-                again=again,
-                waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
-            )
-        except Exception as error:
-            return error
+        return record(
+            experiment,
+            out,
+            progress=lambda share: progress(round(100 * share)),
+            draw=draw_figures,
+            again=again,
+            waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
+        )
 
 
 def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
@@ -191,6 +198,8 @@ def _duration(seconds: float) -> str:
 
 
 def _verdict(result: Result) -> str:
+    from rich.markup import escape
+
     lines = [f"\n[bold]{result.experiment.figure}[/bold]  {result.experiment.title}"]
     marks = {
         "as expected": "[green]yes[/green]",
@@ -199,5 +208,5 @@ def _verdict(result: Result) -> str:
     }
     for finding in result.findings:
         mark = marks[finding.verdict]
-        lines.append(f"  {mark}  {finding.what}: {finding.measured:.6g} (expected {finding.expected})")
+        lines.append(f"  {mark}  {escape(finding.what)}: {finding.measured:.6g} (expected {finding.expected})")
     return "\n".join(lines)

@@ -90,7 +90,8 @@ class RayEngine(AbstractEngine):
         import ray
 
         if not ray.is_initialized():
-            ray.init(address=self.address, include_dashboard=None if self.address else False, log_to_driver=False)
+            dashboard = None if self.address else False
+            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level="ERROR")
 
     @property
     def workers(self) -> int:
