@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import AbstractMethod, NormalizedGradientDescent, evolve_many
+from tokenmargin.dynamics.span import Span
 from tokenmargin.geometry import Coordinates
 from tokenmargin.limits import SATURATED, Kind, kind_of
 from tokenmargin.losses import AbstractLoss
@@ -74,14 +75,8 @@ def random_starts(
     problem: TokenProblem, count: int, *, radius: float, rng: np.random.Generator
 ) -> Float[Array, "starts D"]:
     """Starts of length `radius` in uniform directions of the span of the tokens."""
-    weights = rng.standard_normal((count, problem.n, problem.T))
-    if isinstance(problem.keys, Coordinates) and problem.keys.dimension <= problem.keys.index.size:
-        directions = rng.standard_normal((count, problem.keys.dimension))
-    else:
-        from tokenmargin.dynamics.span import Span
-
-        span = Span.of(problem.keys)
-        directions = span.lift(weights.reshape(count, -1)[:, : span.dimension])
+    span = Span.of(problem.keys, exact=True)
+    directions = span.lift(rng.standard_normal((count, span.dimension)))
     return np.asarray(radius * directions / problem.keys.norm(directions)[:, None])
 
 

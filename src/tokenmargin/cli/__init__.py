@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
+from tokenmargin.cli.atlas import atlas
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
@@ -27,8 +28,19 @@ from tokenmargin.cli.verify import verify
 __all__ = ["VERBS", "app", "main"]
 
 VERBS: tuple[Callable[..., int], ...] = (
-    demo, solve, evolve, basins, verify, reproduce, sweep, runs, data, prepare, train,
-)  # fmt: skip
+    demo,
+    solve,
+    atlas,
+    evolve,
+    basins,
+    verify,
+    reproduce,
+    sweep,
+    runs,
+    data,
+    prepare,
+    train,
+)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

@@ -18,7 +18,7 @@ def basins(
     /,
     *,
     starts: int = 1000,
-    radius: float = 1.0,
+    radius: float = 3.0,
     steps: int = 10_000,
     seed: int = 0,
     picture: Path | None = None,

@@ -116,11 +116,11 @@ def regularisation_path(
 
     >>> from tokenmargin.attention import PromptObjective
     >>> from tokenmargin.instances import figure1b
-    >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 100.0, 1e4], rng=np.random.default_rng(0))
-    >>> path.selected, (path.points[-1] / 1e4).round(3)
+    >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 1e3], rng=np.random.default_rng(0), starts=1)
+    >>> path.selected, (path.points[-1] / 1e3).round(3)
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
-    grid = _checked_radii(radii)
+    grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
     branches: list[list[Minimum | None]] = []
@@ -141,8 +141,8 @@ def regularisation_path(
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
 
 
-def _checked_radii(radii: Sequence[float] | Float[Array, " radii"]) -> Float[Array, " radii"]:
-    """The radii with others between them, so that none is more than twice the one before."""
+def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
+    """The radii with others between them, so that none is more than twice the one before, from at most `first` on."""
     wanted = np.asarray(radii, dtype=np.float64)
     if (
         wanted.ndim != 1
@@ -152,7 +152,7 @@ def _checked_radii(radii: Sequence[float] | Float[Array, " radii"]) -> Float[Arr
         or (np.diff(wanted) <= 0).any()
     ):
         raise ValueError(f"radii must be positive and growing, got {radii!r}")
-    grid = [np.array([min(1.0, wanted[0])])]
+    grid = [np.array([min(first, wanted[0])])]
     for radius in wanted:
         last = grid[-1][-1]
         if radius > last:

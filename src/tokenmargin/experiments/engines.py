@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class RayEngine(AbstractEngine):
 
         if not ray.is_initialized():
             dashboard = None if self.address else False
-            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level="ERROR")
+            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
 
     @property
     def workers(self) -> int:

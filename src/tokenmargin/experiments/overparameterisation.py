@@ -63,9 +63,8 @@ class _Overparameterisation(AbstractExperiment):
         raise AssertionError("each figure gives its findings")
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        runs, shares = _tables(
-            _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS}), _Told(progress)
-        )
+        base = _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS})
+        runs, shares = _tables(_Job(base, progress))
         return Result(self, {"shares": shares, "runs": runs}, self.findings(runs, shares))
 
 
@@ -73,16 +72,18 @@ _SETTINGS = ("dimensions", "trials", "steps", "step", "n", "T", "seed")
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Whom to tell of progress; all are alike to the cache, for the three figures share their runs."""
+class _Job:
+    """What determines the runs, and somebody to tell about their progress, who does not."""
 
+    settings: _Overparameterisation
     progress: Callable[[float], None] | None = field(compare=False)
 
 
 @lru_cache(maxsize=2)
-def _tables(settings: _Overparameterisation, told: _Told) -> tuple[dict[str, Array], dict[str, Array]]:
-    """One row per trial, and one per dimension: the three figures are views of the same runs."""
-    parts, total, progress = [], len(settings.dimensions), told.progress
+def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
+    """One row per trial, and one per dimension: the three figures are views of the same runs, made once."""
+    settings, progress = job.settings, job.progress
+    parts, total = [], len(settings.dimensions)
     for k, d in enumerate(settings.dimensions):
         tell = None if progress is None else lambda share, k=k: progress((k + share) / total)
         parts.append(_trials(settings, d, tell))
