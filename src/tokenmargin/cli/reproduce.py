@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -67,9 +67,10 @@ def reproduce(
         if reason := _missing(experiment):
             raise UsageError(f"{experiment.figure} {reason}")
     with needs_extra("report"):
+        from tokenmargin.report.figures import draw_figures
         from tokenmargin.report.reproduction import write_reproduction
 
-    runs, left_out = _run_all(chosen, out, again=again)
+    runs, left_out = _run_all(chosen, lambda experiment: _record(experiment, out, draw=draw_figures, again=again))
     words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
     page = write_reproduction(out / "reproduction.html", runs, left_out=left_out, command=" ".join(words))
@@ -84,7 +85,7 @@ def reproduce(
 
 
 def _run_all(
-    chosen: list[AbstractExperiment], out: Path, *, again: bool
+    chosen: list[AbstractExperiment], run_one: Callable[[AbstractExperiment], Run]
 ) -> tuple[list[tuple[AbstractExperiment, Run]], list[NotRun]]:
     """Run one after the other; one that cannot run, or fails, is named and does not keep the others from running."""
     from rich.markup import escape
@@ -97,7 +98,7 @@ def _run_all(
         reason, failed = _missing(experiment), False
         if not reason:
             try:
-                run = _record(experiment, out, again=again)
+                run = run_one(experiment)
                 runs.append((experiment, run))
                 say(_verdict(run.result(experiment)))
             except Exception as error:
@@ -118,16 +119,15 @@ def _missing(experiment: AbstractExperiment) -> str:
     return f"needs pip install 'tokenmargin[{','.join(missing)}]'" if missing else ""
 
 
-def _record(experiment: AbstractExperiment, out: Path, *, again: bool) -> Run:
+def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool) -> Run:
     from tokenmargin.experiments import record
-    from tokenmargin.report.figures import draw_figures
 
     with progress_bar(experiment.figure, 100) as progress:
         return record(
             experiment,
             out,
             progress=lambda share: progress(round(100 * share)),
-            draw=draw_figures,
+            draw=draw,
             again=again,
             waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
         )
