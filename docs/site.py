@@ -61,13 +61,19 @@ def figure_text(experiment: type[AbstractExperiment]) -> str:
         "**To run it**",
         f"```sh\n{command(experiment.quick())}\ntokenmargin reproduce {experiment.figure} --scale paper\n```",
         doc,
-        f"On two cores about {experiment.seconds[0]:g} s, at the paper's scale {experiment.seconds[1]:g} s.",
+        *_times(experiment),
         *([f"Needs `pip install 'tokenmargin[{','.join(experiment.needs)}]'`."] if experiment.needs else []),
         *(["**Settings**", "| flag | quick | paper |\n|---|---|---|\n" + "\n".join(rows)] if rows else []),
     ]
     if not experiment.differences:
         parts = [part for part in parts if part != "**Differences**"]
     return "\n\n".join(parts) + "\n"
+
+
+def _times(experiment: type[AbstractExperiment]) -> list[str]:
+    named = zip(("at the quick scale", "at the paper's"), experiment.seconds, strict=True)
+    known = [f"about {seconds:g} s {name}" for name, seconds in named if seconds is not None]
+    return [f"On two cores {', '.join(known)}."] if known else []
 
 
 def example_text(script: str, name: str) -> str:

@@ -191,7 +191,9 @@ def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
         console.print(table)
 
 
-def _duration(seconds: float) -> str:
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
     if seconds < 90:
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"

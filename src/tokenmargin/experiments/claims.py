@@ -91,6 +91,7 @@ class ClaimsA(_Claims):
     source: ClassVar[str] = PAPER_A
     title: ClassVar[str] = "Every lemma and theorem on trained embeddings, measured"
     paper_letter: ClassVar[str] = "A"
+    seconds: ClassVar[tuple[float | None, float | None]] = (40, 40)
     shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
 
 
@@ -103,4 +104,5 @@ class ClaimsB(_Claims):
     source: ClassVar[str] = PAPER_B
     title: ClassVar[str] = "Every lemma and theorem on max-margin token selection, measured"
     paper_letter: ClassVar[str] = "B"
+    seconds: ClassVar[tuple[float | None, float | None]] = (95, 95)
     shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."

@@ -146,7 +146,7 @@ class AbstractExperiment(abc.ABC):
     - `title`: what it shows, in one line.
     - `shows`: what the paper shows there, in words and numbers.
     - `differences`: where ours differs from the paper's, and why.
-    - `seconds`: how long `quick()` and `paper()` take on two cores.
+    - `seconds`: how long `quick()` and `paper()` took on two cores, None where nobody has measured it.
     - `needs`: extras of the package that must be installed, such as `train`.
     - `curves`: how to draw it, for experiments without a drawing of their own in `report.figures`.
     - `shown_tables`: tables that the reproduction report prints.
@@ -157,7 +157,7 @@ class AbstractExperiment(abc.ABC):
     title: ClassVar[str]
     shows: ClassVar[str] = ""
     differences: ClassVar[tuple[str, ...]] = ()
-    seconds: ClassVar[tuple[float, float]] = (1.0, 1.0)
+    seconds: ClassVar[tuple[float | None, float | None]] = (None, None)
     needs: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Curves | None] = None
     shown_tables: ClassVar[tuple[str, ...]] = ()

@@ -50,7 +50,7 @@ class Figure4a(_Growth):
 
     figure: ClassVar[str] = "fig4a"
     title: ClassVar[str] = "Softmax saturates sooner under normalised descent"
-    seconds: ClassVar[tuple[float, float]] = (0.4, 0.4)
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.4, 0.4)
     shows: ClassVar[str] = (
         "on the data of Figure 1c the largest softmax weight rises to 1 under both, sooner under normalised descent "
         "(step 0.1) than under gradient descent (step 1). No numbers are printed."
@@ -78,7 +78,7 @@ class Figure4b(_Growth):
 
     figure: ClassVar[str] = "fig4b"
     title: ClassVar[str] = "The norm of attention grows linearly or logarithmically"
-    seconds: ClassVar[tuple[float, float]] = (0.4, 0.4)
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.4, 0.4)
     shows: ClassVar[str] = (
         "the norm of p grows without bound under both: in a straight line under normalised descent, ever more slowly "
         "under gradient descent. No numbers are printed."

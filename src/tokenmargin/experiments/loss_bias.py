@@ -37,7 +37,7 @@ class Figure5(AbstractExperiment):
     figure: ClassVar[str] = "fig5"
     source: ClassVar[str] = PAPER_B
     title: ClassVar[str] = "How loss and score bend the path before the limit"
-    seconds: ClassVar[tuple[float, float]] = (4, 4)
+    seconds: ClassVar[tuple[float | None, float | None]] = (4, 4)
     shows: ClassVar[str] = (
         "two inputs, one with a token of score C = 1 to 10: with correlation loss the path of p bends towards the "
         "input of the larger score, with logistic loss towards the other, and both end at p^mm = (1, 0)."

@@ -80,7 +80,7 @@ class Figure1a(PromptPaths):
 
     figure: ClassVar[str] = "fig1a"
     title: ClassVar[str] = "Equal scores among the others: every start reaches the global direction (Theorem 2)"
-    seconds: ClassVar[tuple[float, float]] = (0.2, 0.2)
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
     shows: ClassVar[str] = (
         "one input of three tokens, the two that are not optimal with equal scores: from six starts p turns to the "
         "direction of the max-margin solution of the optimal token, the GMM. No numbers are printed."
@@ -103,7 +103,7 @@ class Figure1b(PromptPaths):
 
     figure: ClassVar[str] = "fig1b"
     title: ClassVar[str] = "Unequal scores: some starts reach a locally optimal direction (Theorem 3)"
-    seconds: ClassVar[tuple[float, float]] = (0.2, 0.2)
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
     shows: ClassVar[str] = (
         "the same tokens with unequal scores: some of the six starts turn to the GMM, others to the max-margin "
         "direction of a token that is only locally optimal, the LMM. No numbers are printed."
@@ -135,7 +135,7 @@ class Figure1c(PromptPaths):
 
     figure: ClassVar[str] = "fig1c"
     title: ClassVar[str] = "Three inputs, one separating direction"
-    seconds: ClassVar[tuple[float, float]] = (0.2, 0.2)
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
     shows: ClassVar[str] = (
         "three inputs of seven tokens: from six starts p turns to the one max-margin direction that separates the "
         "optimal token of every input from its others. No numbers are printed."
@@ -158,7 +158,7 @@ class Figure8(PromptPaths):
 
     figure: ClassVar[str] = "fig8"
     title: ClassVar[str] = "Two inputs: gradient descent from two starts reaches two limits (Theorem 2 needs n = 1)"
-    seconds: ClassVar[tuple[float, float]] = (1, 1)
+    seconds: ClassVar[tuple[float | None, float | None]] = (1, 1)
     shows: ClassVar[str] = (
         "two inputs of two tokens: gradient descent from one start turns to the GMM, from another to an LMM, so "
         "Theorem 2 needs its condition n = 1. No numbers are printed."
