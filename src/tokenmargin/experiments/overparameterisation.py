@@ -155,7 +155,7 @@ class Figure9a(_Overparameterisation):
     """`tokenmargin reproduce fig9 --scale paper`: 6000 trials; see docs/dynamics.md for time and numbers."""
 
     figure: ClassVar[str] = "fig9"
-    seconds: ClassVar[tuple[float | None, float | None]] = (6, 68)
+    seconds: ClassVar[tuple[float | None, float | None]] = (1.4, 68)
     title: ClassVar[str] = "With more dimensions softmax saturates, and the limit is global more often"
     shows: ClassVar[str] = (
         "four inputs of six random tokens, 1000 problems per dimension from 2 to 500: the share that does not saturate "

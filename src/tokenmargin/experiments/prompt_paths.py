@@ -158,7 +158,7 @@ class Figure8(PromptPaths):
 
     figure: ClassVar[str] = "fig8"
     title: ClassVar[str] = "Two inputs: gradient descent from two starts reaches two limits (Theorem 2 needs n = 1)"
-    seconds: ClassVar[tuple[float | None, float | None]] = (1, 1)
+    seconds: ClassVar[tuple[float | None, float | None]] = (3, 3)
     shows: ClassVar[str] = (
         "two inputs of two tokens: gradient descent from one start turns to the GMM, from another to an LMM, so "
         "Theorem 2 needs its condition n = 1. No numbers are printed."
