@@ -55,7 +55,7 @@ def test_pages_escape_what_they_show_and_load_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(DRAWINGS))
 def test_drawings_have_axes_that_are_named(name: str) -> None:
     experiment = {experiment.figure: experiment for experiment in EXPERIMENTS}.get(name)
-    if experiment is None or name == "fig8" or not hasattr(experiment, "steps"):
+    if experiment is None or name == "fig8" or not isinstance(getattr(experiment, "steps", None), int):
         return
     figure = draw(experiment(steps=20).run())
     assert figure.axes[0].get_xlabel()
