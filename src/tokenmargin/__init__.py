@@ -18,7 +18,10 @@ _EXPORTS = {
         "LogisticLoss",
         "PromptObjective",
     ),
-    "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve"),
+    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.corpus": ("TokenCorpus",),
+    "tokenmargin.dynamics": ("GradientDescent", "NormalizedGradientDescent", "Trajectory", "evolve", "first_step"),
+    "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.instances": (
         "NAMED_PROBLEMS",

@@ -10,15 +10,24 @@ underflowed.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
+from scipy.special import logsumexp
 
-from tokenmargin.geometry import AbstractGeometry
+from tokenmargin.curvature import Block, Pivoted, head_block, pivoted, prompt_block, shifted
+from tokenmargin.geometry import AbstractGeometry, Coordinates
+from tokenmargin.losses import (
+    LOSSES,
+    AbstractLoss,
+    CorrelationLoss,
+    CustomLoss,
+    ExponentialLoss,
+    LogisticLoss,
+)
 from tokenmargin.problem import TokenProblem
 
 __all__ = [
@@ -30,113 +39,10 @@ __all__ = [
     "Descent",
     "ExponentialLoss",
     "JointObjective",
+    "Linearisation",
     "LogisticLoss",
     "PromptObjective",
 ]
-
-
-class AbstractLoss(abc.ABC):
-    """A decreasing loss of the margin `u = Y f` (Assumption A)."""
-
-    @abc.abstractmethod
-    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        """`loss(u)`."""
-
-    @abc.abstractmethod
-    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        """`log(-loss'(u))`: finite where the slope itself has underflowed."""
-
-    @abc.abstractmethod
-    def constants(self, low: float, high: float) -> tuple[float, float]:
-        """`(M0, M1)` on [low, high]: Lipschitz constant of the slope, and a bound on its modulus."""
-
-
-@dataclass(frozen=True)
-class LogisticLoss(AbstractLoss):
-    """`log(1 + exp(-u))`."""
-
-    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(np.logaddexp(0.0, -u))
-
-    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(-np.logaddexp(0.0, u))
-
-    def constants(self, low: float, high: float) -> tuple[float, float]:
-        # loss'' = s(u) s(-u) peaks at 0; |loss'| = s(-u) is largest at the left end.
-        nearest = min(max(0.0, low), high)
-        return float(1 / (2 + 2 * np.cosh(nearest))), float(np.exp(self.log_slope(np.asarray(low))))
-
-
-@dataclass(frozen=True)
-class ExponentialLoss(AbstractLoss):
-    """`exp(-u)`."""
-
-    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(np.exp(-u))
-
-    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(-u)
-
-    def constants(self, low: float, high: float) -> tuple[float, float]:
-        return float(np.exp(-low)), float(np.exp(-low))
-
-
-@dataclass(frozen=True)
-class CorrelationLoss(AbstractLoss):
-    """`-u`."""
-
-    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(-u)
-
-    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.zeros_like(u)
-
-    def constants(self, low: float, high: float) -> tuple[float, float]:
-        return 0.0, 1.0
-
-
-@dataclass(frozen=True)
-class CustomLoss(AbstractLoss):
-    """A loss of your own: any differentiable, strictly decreasing function.
-
-    **Arguments**
-    - `function`: `loss(u)`, applied to arrays elementwise.
-    - `derivative`: `loss'(u)`, negative everywhere it is asked for.
-    - `lipschitz`, `bound`: `M0` and `M1` of Assumption A, needed only for the step-size rule.
-
-    >>> hinge = CustomLoss(lambda u: np.arctan(-u), lambda u: -1 / (1 + u**2), lipschitz=0.65, bound=1.0)
-    >>> float(hinge.log_slope(np.array(0.0)))
-    0.0
-    """
-
-    function: Callable[[Float[Array, "..."]], Float[Array, "..."]]
-    derivative: Callable[[Float[Array, "..."]], Float[Array, "..."]]
-    lipschitz: float | None = None
-    bound: float | None = None
-
-    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(self.function(u))
-
-    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        slope = np.asarray(self.derivative(u))
-        if not (slope < 0).all():
-            raise ValueError(
-                f"the loss must be strictly decreasing: its derivative is {slope.max():g} on outputs in "
-                f"[{np.min(u):g}, {np.max(u):g}]; return a negative derivative there"
-            )
-        return np.asarray(np.log(-slope))
-
-    def constants(self, low: float, high: float) -> tuple[float, float]:
-        if self.lipschitz is None or self.bound is None:
-            raise ValueError("the step-size rule needs CustomLoss(lipschitz=M0, bound=M1); give them, or give a step")
-        return self.lipschitz, self.bound
-
-
-LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
-    ("logistic", LogisticLoss()),
-    ("exponential", ExponentialLoss()),
-    ("correlation", CorrelationLoss()),
-)
 
 
 class Descent(NamedTuple):
@@ -148,6 +54,20 @@ class Descent(NamedTuple):
 
     direction: Float[Array, "... D"]
     log_norm: Float[Array, "... blocks"]
+
+
+class Linearisation(NamedTuple):
+    """The descent field at one point and its derivative, all relative to the gradient's own length.
+
+    - `descent`: the unit directions and log norms.
+    - `jacobian`: derivative of minus the gradient; the rows of each block are divided by that block's gradient norm.
+    - `balance`: per block, the length of the gradient over the summed lengths of its terms: a scale-free measure of
+      stationarity that does not mistake an exponentially small gradient for a zero one.
+    """
+
+    descent: Descent
+    jacobian: Float[Array, "D D"]
+    balance: Float[Array, " blocks"]
 
 
 class _Attention(NamedTuple):
@@ -187,21 +107,42 @@ def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scal
     return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
 
 
-def _shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "... 1"]]:
-    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
-    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
-    return np.exp(logs - largest), np.squeeze(largest, axis=axes[:-1])
-
-
 def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[Array, "... n"]) -> Descent:
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     with np.errstate(divide="ignore"):
         logs = log_slope[..., None] + state.log_weights + np.log(np.abs(state.lead))
     logs[state.pivot] = -np.inf
-    sizes, log_scale = _shifted(logs, (-2, -1))
+    sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
     return _unit(keys, coefficients, log_scale - np.log(keys.n))
+
+
+def _seen_from_pivot(keys: AbstractGeometry, state: _Attention, loss: AbstractLoss) -> Pivoted:
+    return Pivoted(
+        keys=pivoted(_coordinates(keys), state.pivot),
+        weights=state.weights,
+        log_weights=state.log_weights,
+        lead=state.lead,
+        log_slope=loss.log_slope(state.output),
+        bend=loss.log_slope_derivative(state.output),
+    )
+
+
+def _coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+    if not isinstance(geometry, Coordinates):
+        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
+    return geometry.laid_out
+
+
+def _linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
+    with np.errstate(divide="ignore"):
+        log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
+    return Linearisation(
+        Descent(np.concatenate([block.direction for block in blocks]), log_norm),
+        np.vstack([np.hstack(block.rows) for block in blocks]),
+        np.array([block.balance for block in blocks]),
+    )
 
 
 @dataclass(frozen=True)
@@ -230,6 +171,14 @@ class AbstractObjective(abc.ABC):
     @abc.abstractmethod
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         """Unit direction of steepest descent per block, and the logarithm of the gradient norm."""
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        """The descent field at one point with its Jacobian; the geometries must be coordinates."""
+        raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
+
+    def log_excess(self, theta: Float[Array, " D"]) -> float:
+        """`log(risk - infimum of the risk)`, exact where the difference itself has underflowed."""
+        raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
 
     @property
     def dimension(self) -> int:
@@ -292,6 +241,19 @@ class PromptObjective(AbstractObjective):
         state = self._attend(theta)
         return _prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
 
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = _seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
+        return _linearisation((prompt_block(state),), self.problem.n)
+
+    def log_excess(self, theta: Float[Array, " D"]) -> float:
+        state = self._attend(theta)
+        best = np.where(self.problem.mask, self.problem.scores, -np.inf).max(axis=-1)
+        with np.errstate(divide="ignore"):
+            gaps = state.log_weights + np.log(best[:, None] - self.problem.scores)
+        gaps = np.where(self.problem.mask, gaps, -np.inf)
+        excess = self.loss.log_excess(best, logsumexp(gaps, axis=-1))
+        return float(logsumexp(excess) - np.log(self.problem.n))
+
     def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
         logits = self.problem.keys.logits(theta)
         return _attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
@@ -329,7 +291,7 @@ class JointObjective(AbstractObjective):
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self._attend(theta)
         log_slope = self.loss.log_slope(state.output)
-        slopes, log_scale = _shifted(log_slope, (-1,))
+        slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
         head = _unit(values, feature_weights, log_scale - np.log(values.n))
@@ -338,6 +300,18 @@ class JointObjective(AbstractObjective):
             np.concatenate([head.direction, prompt.direction], axis=-1),
             np.concatenate([head.log_norm, prompt.log_norm], axis=-1),
         )
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        attention = self._attend(theta)
+        state = _seen_from_pivot(self.problem.keys, attention, self.loss)
+        values = _coordinates(self.problem.values)
+        offsets = pivoted(values, attention.pivot)
+        mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
+        labels = self.problem.labels[:, None]
+        features = labels * (values[attention.pivot] + mean)
+        spread = labels[..., None] * (offsets - mean[:, None])
+        blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
+        return _linearisation(blocks, self.problem.n)
 
     def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
         parts = self.split(theta)

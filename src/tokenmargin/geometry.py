@@ -246,6 +246,11 @@ class Coordinates(AbstractGeometry):
         """The vectors laid out per token (a copy of size n x T x d; zeros where there is no token)."""
         return np.where(self.mask[..., None], self.vectors[self.index], 0.0)
 
+    @cached_property
+    def laid_out(self) -> Float[Array, "n T d"]:
+        """As `tokens`, kept: for algorithms that read all coordinates of every token at each step."""
+        return _frozen(self.tokens)
+
     def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
         return p @ self.vectors.T
 

@@ -6,7 +6,9 @@ scores, `T_i` the SVM-neighbours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -18,19 +20,26 @@ from tokenmargin.problem import TokenProblem
 
 __all__ = [
     "NEIGHBOUR_TOLERANCE",
+    "ConeConstants",
     "Selection",
     "angle",
     "attention_weights",
     "checked_selection",
+    "checked_token_sets",
+    "cone_constants",
     "cosine",
+    "directional_margin",
+    "directional_neighbours",
     "is_globally_optimal",
     "is_locally_optimal",
+    "is_neighbour_optimal",
     "margins",
     "neighbours",
     "optimal_tokens",
     "saturation",
     "score_gaps",
     "select",
+    "selected_tokens",
 ]
 
 Selection: TypeAlias = Sequence[int] | Array
@@ -46,14 +55,14 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
     alpha = np.asarray(selected)
     if alpha.shape != (problem.n,) or alpha.dtype.kind not in "iu":
         raise ValueError(f"selected must be {problem.n} integers, one token per input, got {alpha.dtype} {alpha.shape}")
-    out = np.flatnonzero((alpha < 0) | (alpha >= problem.T))
-    if out.size:
-        raise ValueError(f"selected token {alpha[out[0]]} of input {out[0]} is out of range 0..{problem.T - 1}")
-    hidden = np.flatnonzero(~problem.mask[np.arange(problem.n), alpha])
-    if hidden.size:
-        raise ValueError(
-            f"selected token {alpha[hidden[0]]} of input {hidden[0]} is hidden by the mask; select a visible token"
-        )
+    out = (alpha < 0) | (alpha >= problem.T)
+    if out.any():
+        i = int(out.argmax())
+        raise ValueError(f"selected token {alpha[i]} of input {i} is out of range 0..{problem.T - 1}")
+    seen = problem.mask[np.arange(problem.n), alpha]
+    if not seen.all():
+        i = int(seen.argmin())
+        raise ValueError(f"selected token {alpha[i]} of input {i} is hidden by the mask; select a visible token")
     return alpha.astype(np.intp, copy=False)
 
 
@@ -151,3 +160,133 @@ def is_locally_optimal(
 ) -> bool:
     """Whether every selected token outscores its SVM-neighbours strictly (Definition 2): `p` is an LMM direction."""
     return bool((score_gaps(problem, p, selected, tolerance=tolerance) > 0).all())
+
+
+def checked_token_sets(problem: TokenProblem, selection: Bool[Array, "n T"]) -> Bool[Array, "n T"]:
+    """Validate a set of tokens per input, none empty, and return it as a boolean array."""
+    chosen = np.asarray(selection)
+    if chosen.dtype != bool or chosen.shape != problem.mask.shape:
+        raise ValueError(
+            f"a selection with ties must be booleans of shape (n, T) = {problem.mask.shape}, "
+            f"got {chosen.dtype} {chosen.shape}"
+        )
+    hidden = chosen & ~problem.mask
+    if hidden.any():
+        i, t = np.argwhere(hidden)[0].tolist()
+        raise ValueError(f"selected token {t} of input {i} is hidden by the mask; select visible tokens")
+    if not chosen.any(axis=1).all():
+        raise ValueError(f"input {int(chosen.any(axis=1).argmin())} has no selected token; select at least one")
+    return chosen
+
+
+def selected_tokens(
+    keys: AbstractGeometry, p: Float[Array, " D"], *, tolerance: float = NEIGHBOUR_TOLERANCE
+) -> Bool[Array, "n T"]:
+    """All tokens of largest logit in each input: `S_X(p)` of *Attention with Trained Embeddings* (8).
+
+    Logits within `tolerance` of the largest, relative to the spread of all logits, are tied with it.
+    """
+    logits = np.where(keys.mask, keys.logits(p), -np.inf)
+    visible = logits[keys.mask]
+    return np.asarray(logits >= logits.max(axis=1, keepdims=True) - tolerance * np.ptp(visible))
+
+
+def directional_margin(keys: AbstractGeometry, q: Float[Array, " D"]) -> float:
+    """`Gamma_q` of (60): how far the selected tokens of `q` are ahead of all others, at the least.
+
+    Infinity when no input has a second token; zero when `q` ties two tokens at the top.
+    """
+    return float(_directional_margins(keys, q).min())
+
+
+def directional_neighbours(
+    keys: AbstractGeometry, q: Float[Array, " D"], *, tolerance: float = NEIGHBOUR_TOLERANCE
+) -> Bool[Array, "n T"]:
+    """`M_q` of (61): the tokens at the directional margin, up to `tolerance` relative to the margin."""
+    margins = _directional_margins(keys, q)
+    least = margins.min()
+    return np.asarray(np.isfinite(margins) & (margins <= least + tolerance * abs(least)))
+
+
+def is_neighbour_optimal(
+    problem: TokenProblem, q: Float[Array, " D"], *, tolerance: float = NEIGHBOUR_TOLERANCE
+) -> bool:
+    """Whether every selected token of `q` outscores its directional neighbours strictly (Definition 3)."""
+    alpha = select(problem.keys, q)
+    near = directional_neighbours(problem.keys, q, tolerance=tolerance)
+    ahead = problem.scores[np.arange(problem.n), alpha][:, None] > problem.scores
+    return bool(ahead[near].all())
+
+
+def _directional_margins(keys: AbstractGeometry, q: Float[Array, " D"]) -> Float[Array, "n T"]:
+    """Logit of the selected token less each other one's; infinity at the selected token and where there is none."""
+    logits = keys.logits(q)
+    alpha = logits.argmax(axis=-1)
+    margins = logits.max(axis=-1, keepdims=True) - logits
+    margins[np.arange(keys.n), alpha] = np.inf
+    return np.asarray(margins)
+
+
+@dataclass(frozen=True)
+class ConeConstants:
+    """The constants of Lemma 7: the cone around an LMM direction that holds no stationary point beyond a radius.
+
+    **Attributes**
+    - `theta`: the margin `1 / |p^mm|`.
+    - `delta`: half the distance of the nearest non-neighbour from the neighbours, in logits; infinity without one.
+    - `reach`: `A`, the longest key over `theta`.
+    - `mu`: the cone holds the directions of cosine at least `1 - mu` with `p^mm` (32).
+    - `spread`: `Gamma`, the largest score difference within an input.
+    - `gap`: the smallest score gap over the neighbours.
+    - `radius`: `R` of (39).
+    """
+
+    theta: float
+    delta: float
+    reach: float
+    mu: float
+    spread: float
+    gap: float
+    radius: float
+
+
+def cone_constants(
+    problem: TokenProblem,
+    p: Float[Array, " D"],
+    selected: Selection,
+    *,
+    tolerance: float = NEIGHBOUR_TOLERANCE,
+) -> ConeConstants:
+    """Cone (32) and radius (39) at the max-margin solution `p` of a locally optimal selection.
+
+    The paper's delta compares non-neighbours with neighbours of the same input and says nothing of an input without
+    neighbours; its non-neighbours are compared with the margin 1 a neighbour would have, which is the same number.
+    """
+    alpha = checked_selection(problem, selected)
+    gap = float(score_gaps(problem, p, alpha, tolerance=tolerance).min())
+    if not gap > 0:
+        raise ValueError(
+            f"the cone is defined at a locally optimal selection; the smallest score gap here is {gap:g}, not positive"
+        )
+    ahead = margins(problem, p, alpha)
+    far = problem.mask & ~neighbours(problem, p, alpha, tolerance=tolerance)
+    far[np.arange(problem.n), alpha] = False
+    theta = 1 / float(problem.keys.norm(p))
+    delta = 0.5 * float((ahead[far] - 1).min(initial=np.inf))
+    rows = np.unique(problem.keys.index[problem.mask])
+    reach = float(np.sqrt(max(_squared_length(problem.keys, int(row)) for row in rows))) / theta
+    scores = np.where(problem.mask, problem.scores, np.nan)
+    spread = float((np.nanmax(scores, axis=1) - np.nanmin(scores, axis=1)).max())
+    return ConeConstants(
+        theta=theta,
+        delta=delta,
+        reach=reach,
+        mu=(min(0.5, delta) / reach) ** 2 / 8,
+        spread=spread,
+        gap=gap,
+        radius=max(2, 1 / delta) / theta * math.log(64 * problem.T * spread * reach / gap),
+    )
+
+
+def _squared_length(keys: AbstractGeometry, row: int) -> float:
+    return float(keys.gram_of(np.array([row]))[0, 0])

@@ -6,24 +6,48 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
+from tokenmargin.margin.arcs import Arc, selection_arcs
+from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
+from tokenmargin.margin.batch import MarginBatch, max_margin_batch
+from tokenmargin.margin.choices import ChoiceSolution, choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
+    class_constraints,
     label_constraints,
     relaxed_constraints,
 )
+from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.solver import TOLERANCE, solve
+from tokenmargin.margin.solver import closed_form, solve
+from tokenmargin.margin.system import TOLERANCE
 from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import Selection
 
 __all__ = [
     "TOLERANCE",
+    "Arc",
+    "Atlas",
     "Certificate",
+    "ChoiceSolution",
     "Constraints",
+    "CorpusMargin",
+    "LimitDirection",
+    "MarginBatch",
     "MarginSolution",
+    "RowPairs",
+    "argmax_pairs",
+    "atlas",
+    "choice_margin",
+    "class_margin",
+    "closed_form",
+    "corpus_margin",
     "label_margin",
     "max_margin",
+    "max_margin_batch",
     "relaxed_max_margin",
+    "selected_pairs",
+    "selection_arcs",
     "solve",
     "support_inputs",
 ]
@@ -37,6 +61,16 @@ def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     array([-0.099 ,  0.9901,  0.    ])
     """
     return solve(attention_constraints(problem, selected))
+
+
+def class_margin(problem: TokenProblem, selection: Bool[Array, "n T"]) -> MarginSolution:
+    """The max-margin vector of a selection with ties: (9) of *Attention with Trained Embeddings*.
+
+    >>> tied = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6)
+    array([1., 0.])
+    """
+    return solve(class_constraints(problem, selection))
 
 
 def label_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:

@@ -13,9 +13,16 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import AbstractGeometry
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import Selection, checked_selection
+from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
-__all__ = ["Constraints", "attention_constraints", "label_constraints", "relaxed_constraints"]
+__all__ = [
+    "Constraints",
+    "attention_constraints",
+    "choice_constraints",
+    "class_constraints",
+    "label_constraints",
+    "relaxed_constraints",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +68,11 @@ def attention_constraints(problem: TokenProblem, selected: Selection) -> Constra
     alpha = checked_selection(problem, selected)
     others = problem.mask.copy()
     others[np.arange(problem.n), alpha] = False
-    token = np.argwhere(others)
+    inputs, positions = others.nonzero()
     index = problem.keys.index
-    plus = index[token[:, 0], alpha[token[:, 0]]]
-    return Constraints(problem.keys, plus, index[others], np.ones(len(token)), token)
+    plus = index[inputs, alpha[inputs]]
+    token = np.array((inputs, positions)).T
+    return Constraints(problem.keys, plus, index[inputs, positions], np.ones(len(inputs)), token)
 
 
 def relaxed_constraints(problem: TokenProblem, selected: Selection, support: Bool[Array, " n"]) -> Constraints:
@@ -85,4 +93,40 @@ def label_constraints(problem: TokenProblem, selected: Selection) -> Constraints
         bound=np.ones(problem.n),
         token=np.stack([inputs, alpha], axis=1),
         sign=problem.labels,
+    )
+
+
+def class_constraints(problem: TokenProblem, selection: Bool[Array, "n T"]) -> Constraints:
+    """The selection class of *Attention with Trained Embeddings* (9): several tokens per input may be selected.
+
+    Every selected token must beat every other one by 1, and p must lie in the class: selected tokens of one input
+    have equal logits. With the equalities, one representative per input carries the inequalities of all.
+    """
+    chosen = checked_token_sets(problem, selection)
+    index = problem.keys.index
+    inputs, positions = np.nonzero(problem.mask)
+    first = chosen.argmax(axis=1)
+    plus, minus = index[inputs, first[inputs]], index[inputs, positions]
+    tied = chosen[inputs, positions]
+    kept = ~tied | (plus != minus)  # the representative, and other occurrences of its dictionary row, tie by themselves
+    return Constraints(
+        geometry=problem.keys,
+        plus=plus[kept],
+        minus=minus[kept],
+        bound=np.where(tied, 0.0, 1.0)[kept],
+        token=np.stack([inputs, positions], axis=1)[kept],
+        equality=tied[kept] if tied[kept].any() else None,
+    )
+
+
+def choice_constraints(problem: TokenProblem, optimal: Bool[Array, "n T"], choices: dict[int, int]) -> Constraints:
+    """ATT-SVM' with the choice made for some inputs: `choices[i]` in `O_i` beats every token outside `O_i` by 1."""
+    rivals = problem.mask & ~np.asarray(optimal, dtype=bool)
+    rivals[[i for i in range(problem.n) if i not in choices]] = False
+    inputs, positions = rivals.nonzero()
+    chosen = np.array([choices.get(i, 0) for i in range(problem.n)])
+    index = problem.keys.index
+    token = np.stack([inputs, positions], axis=1)
+    return Constraints(
+        problem.keys, index[inputs, chosen[inputs]], index[inputs, positions], np.ones(len(inputs)), token
     )

@@ -1,0 +1,116 @@
+"""Corpora to start from: the K-level model of paper A's Figure 2, and random corpora that satisfy Assumption 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray as Array
+
+from tokenmargin.corpus import TokenCorpus
+
+__all__ = ["LEVELS", "k_level_corpus", "selective_corpus"]
+
+LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
+"""The importance levels `delta_1, ..., delta_8` of Figure 2."""
+
+
+def k_level_corpus(
+    n: int,
+    T: int = 256,
+    *,
+    rng: np.random.Generator,
+    levels: Sequence[float] = LEVELS,
+    irrelevant: int = 964,
+    relevant_share: float = 0.05,
+) -> TokenCorpus:
+    """Sequences drawn token by token from the K-level law (33)-(35), labels by fair coin.
+
+    Level k has `4 + 2^k` tokens for each label; with the paper's other numbers that makes its vocabulary of 2048. (The
+    printed `4 + 2^(k-1)` makes 1538.) A token of level k under its own label has probability
+    `relevant_share (1 - delta_k) / sum_k |S_k|`, under the other `relevant_share delta_k / sum_k |S_k|`; the rest of
+    the mass falls on the irrelevant tokens.
+
+    **Arguments**
+    - `levels`: `delta_k`; small means decisive.
+    - `irrelevant`: number of irrelevant tokens.
+    - `relevant_share`: `delta~`.
+
+    >>> k_level_corpus(10, rng=np.random.default_rng(0)).size
+    2048
+    """
+    sizes = np.array([4 + 2**k for k in range(1, len(levels) + 1)])
+    delta = np.repeat(levels, sizes)
+    per_token = relevant_share / sizes.sum()
+    own, other = per_token * (1 - delta), per_token * delta
+    rest = np.full(irrelevant, (1 - relevant_share) / irrelevant)
+    labels = rng.choice([-1.0, 1.0], size=n)
+    rows = np.empty((n, T), dtype=np.intp)
+    for y, law in ((1.0, (rest, own, other)), (-1.0, (rest, other, own))):
+        p = np.concatenate(law)
+        here = labels == y
+        rows[here] = rng.choice(len(p), size=(int(here.sum()), T), p=p / p.sum())
+    levels_of = np.repeat(np.arange(1, len(levels) + 1), sizes)
+    words = [f"irrelevant{j}" for j in range(irrelevant)]
+    words += [f"{sign}{k}.{j}" for sign in "+-" for j, k in enumerate(levels_of.tolist())]
+    return _from_rows(rows, labels, words)
+
+
+def selective_corpus(
+    n: int,
+    T: int,
+    *,
+    rng: np.random.Generator,
+    irrelevant: int | None = None,
+    equal: bool = True,
+    repeats: bool = False,
+) -> TokenCorpus:
+    """A random corpus that satisfies Assumption 4: one token of each sequence decides its label.
+
+    The positive and the negative half of the sequences hold the same irrelevant tokens equally often, so that their
+    signed frequencies vanish exactly.
+
+    **Arguments**
+    - `n`: number of sequences, even.
+    - `T`: length of each, at least 2.
+    - `irrelevant`: how many irrelevant tokens there are; twice what one sequence holds by default.
+    - `equal`: give every sequence its own important token, so that all `|alpha_s|` agree; otherwise about half of the
+      positive sequences share one.
+    - `repeats`: let irrelevant tokens repeat within a sequence.
+
+    >>> corpus = selective_corpus(4, 3, rng=np.random.default_rng(0))
+    >>> corpus.assumption4().holds, float(np.abs(corpus.signed_frequency).max() * 12)
+    (True, 1.0)
+    """
+    half, fill = n // 2, T - 1
+    pool = 2 * fill if irrelevant is None else irrelevant
+    if n < 2 or n % 2 or T < 2 or pool < 1:
+        raise ValueError(f"n must be even, T at least 2 and irrelevant at least 1, got n={n}, T={T}, {pool}")
+    if not repeats and pool < fill:
+        raise ValueError(f"{fill} different irrelevant tokens cannot be drawn from {pool}; pass repeats=True")
+    if not equal and half < 2:
+        raise ValueError(f"unequal frequencies need two sequences of one label, so n >= 4, got {n}")
+    if repeats:
+        chosen = rng.integers(pool, size=(half, fill))
+        other = rng.permuted(chosen.ravel()).reshape(half, fill)
+    else:
+        chosen = np.stack([rng.permutation(pool)[:fill] for _ in range(half)])
+        other = chosen[rng.permutation(half)]
+    used, compact = np.unique(chosen, return_inverse=True)
+    chosen = compact.reshape(half, fill)
+    other = np.searchsorted(used, other)
+    shared = 1 if equal else half // 2 + 1  # how many positive sequences the first important token decides
+    positive = np.maximum(np.arange(half) - (shared - 1), 0)
+    decisive = np.concatenate([positive, positive.max() + 1 + np.arange(half)])
+    rows = np.column_stack([len(used) + decisive, np.concatenate([chosen, other])])
+    rows = rng.permuted(rows, axis=1)
+    words = [f"irrelevant{j}" for j in range(len(used))]
+    words += [f"positive{j}" for j in range(positive.max() + 1)] + [f"negative{j}" for j in range(half)]
+    labels = np.repeat([1.0, -1.0], half)
+    return _from_rows(rows, labels, words)
+
+
+def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> TokenCorpus:
+    n, T = rows.shape
+    return TokenCorpus(rows.ravel(), np.full(n, T), labels, tuple(words))

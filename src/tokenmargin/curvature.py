@@ -1,0 +1,128 @@
+"""Derivatives of the descent field in the log domain: what a stiff solver and Newton's method need.
+
+Write `d_t = k_t - k_pivot`, `a_t = s_t (gamma_t - f)`, `g = sum_t a_t d_t` and `m = sum_t s_t d_t` for one input. Minus
+the gradient of the risk is `F = sum_i c_i g_i` with `c_i = -loss'_i / n`, and its derivative in p is
+
+    dF = sum_i c_i (sum_t a_t d_t d_t' - g m' - m g' + b g g'),    b = d log(-loss') / du.
+
+In terms of the differences `d_t` the pivot has dropped out, so nothing cancels; the numbers `c_i a_t` enter through
+their logarithms minus the largest, so nothing underflows that matters. What is returned is `dF / |F|`: the derivative
+relative to the gradient's own length, which stays finite when that length is below the smallest double.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+__all__ = ["Block", "Pivoted", "head_block", "prompt_block", "shifted"]
+
+
+class Pivoted(NamedTuple):
+    """One forward pass at one point, seen from the token of largest weight in each input."""
+
+    keys: Float[Array, "n T r"]  # k_t - k_pivot
+    weights: Float[Array, "n T"]  # softmax weights
+    log_weights: Float[Array, "n T"]
+    lead: Float[Array, "n T"]  # gamma_t - f
+    log_slope: Float[Array, " n"]  # log(-loss')
+    bend: Float[Array, " n"]  # d log(-loss') / du
+
+    @property
+    def mean(self) -> Float[Array, "n r"]:
+        """`m_i = sum_t s_it d_it`."""
+        return np.asarray(np.einsum("nt,ntr->nr", self.weights, self.keys))
+
+    @property
+    def slope(self) -> Float[Array, "n r"]:
+        """`g_i`: the derivative of the output `Y_i f_i` in p."""
+        return np.asarray(np.einsum("nt,ntr->nr", self.weights * self.lead, self.keys))
+
+
+class Block(NamedTuple):
+    """Minus the gradient in one block of the parameter, and its derivative.
+
+    - `direction`: unit vector.
+    - `log_scale`: logarithm of what the gradient was divided by to be computed (without the 1/n).
+    - `length`: length of the scaled gradient; the gradient's norm is `exp(log_scale) length / n`.
+    - `balance`: length of the sum over the sum of the lengths of its terms. It is scale-free: zero exactly at a
+      stationary point, and bounded away from zero on a path that diverges along a max-margin direction.
+    - `rows`: derivative over length, in the columns of each block (head first when it is trained).
+    """
+
+    direction: Float[Array, " r"]
+    log_scale: float
+    length: float
+    balance: float
+    rows: tuple[Float[Array, "r c"], ...]
+
+
+def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
+    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
+    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
+
+
+def _block(
+    total: Float[Array, " r"], terms: Float[Array, "... r"], log_scale: float, rows: tuple[Float[Array, "r c"], ...]
+) -> Block:
+    length = float(np.linalg.norm(total))
+    sizes = float(np.linalg.norm(terms, axis=-1).sum())
+    safe = length if length > 0 else 1.0
+    balance = length / sizes if sizes > 0 else 0.0
+    return Block(total / safe, log_scale, length, balance, tuple(row / safe for row in rows))
+
+
+def prompt_block(
+    state: Pivoted,
+    *,
+    features: Float[Array, "n d"] | None = None,
+    spread: Float[Array, "n T d"] | None = None,
+    bending: Float[Array, "n r r"] | None = None,
+) -> Block:
+    """The block of p; with the columns of the head when `features` and `spread` are given.
+
+    **Arguments**
+    - `features`: `Y_i sum_t s_it x_it`, the derivative of the output in the head.
+    - `spread`: `Y_i (x_it - sum_u s_iu x_iu)`, the derivative of the lead in the head.
+    - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
+    """
+    with np.errstate(divide="ignore"):
+        logs = state.log_slope[:, None] + state.log_weights + np.log(np.abs(state.lead))
+    idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
+    logs[idle] = -np.inf
+    sizes, scale = shifted(logs, (0, 1))
+    log_scale = float(scale)
+    coefficients = np.copysign(sizes, state.lead)  # c_i a_it
+    pulls = coefficients[..., None] * state.keys
+    pull = pulls.sum(axis=1)  # c_i g_i
+    cross = np.einsum("nr,nq->rq", pull, state.mean)
+    own = np.einsum("ntr,ntq->rq", pulls, state.keys) - cross - cross.T
+    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope)
+    if bending is not None:
+        own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
+    rows: tuple[Array, ...] = (own,)
+    if features is not None and spread is not None:
+        logs = np.where(idle, -np.inf, state.log_slope[:, None] + state.log_weights - log_scale)
+        plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
+        mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
+        rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)
+    return _block(pull.sum(axis=0), pulls, log_scale, rows)
+
+
+def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
+    """The block of the head: `sum_i c_i Y_i x_i` with the attended `x_i`, and its derivative in head and prompt."""
+    slopes, scale = shifted(state.log_slope, (0,))
+    pulls = slopes[:, None] * features
+    in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
+    in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
+    in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
+    return _block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
+
+
+def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
+    """`k_t - k_pivot` for every token."""
+    return vectors - vectors[pivot][:, None]

@@ -1,0 +1,108 @@
+"""What to watch for along a flow: an event is a label of the point, and it happens where the label changes."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractObjective
+from tokenmargin.selection import angle, saturation, select
+
+__all__ = ["AbstractEvent", "AngleReached", "Crossing", "NormReached", "Saturated", "SelectionChanged", "WhenTrue"]
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """An event that happened.
+
+    - `event`: which.
+    - `arc`: arc length at which its label changed.
+    - `before`, `after`: the labels.
+    """
+
+    event: AbstractEvent
+    arc: float
+    before: Hashable
+    after: Hashable
+
+
+class AbstractEvent(abc.ABC):
+    """A label for every point; `stops` says whether the flow ends where the label changes."""
+
+    stops: bool
+
+    @abc.abstractmethod
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> Hashable:
+        """The label of a point."""
+
+
+@dataclass(frozen=True)
+class NormReached(AbstractEvent):
+    """The length of the whole parameter reaches `norm`."""
+
+    norm: float
+    stops: bool = True
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> bool:
+        return bool(np.linalg.norm(objective.norms(theta)) >= self.norm)
+
+
+@dataclass(frozen=True, eq=False)
+class AngleReached(AbstractEvent):
+    """The angle between the prompt and `direction` falls to `radians`."""
+
+    direction: Float[Array, " D"]
+    radians: float
+    stops: bool = True
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> bool:
+        return bool(angle(objective.problem.keys, objective.prompt(theta), self.direction) <= self.radians)
+
+
+@dataclass(frozen=True)
+class Saturated(AbstractEvent):
+    """The mean largest softmax weight reaches `level`."""
+
+    level: float = 1 - 1e-5
+    stops: bool = True
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> bool:
+        return bool(saturation(objective.problem.keys, objective.prompt(theta)) >= self.level)
+
+
+@dataclass(frozen=True)
+class SelectionChanged(AbstractEvent):
+    """The token of largest weight changes in some input."""
+
+    stops: bool = False
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> tuple[int, ...]:
+        return tuple(select(objective.problem.keys, objective.prompt(theta)).tolist())
+
+
+@dataclass(frozen=True)
+class WhenTrue(AbstractEvent):
+    """A condition of your own on (objective, point)."""
+
+    condition: Callable[[AbstractObjective, Array], bool]
+    stops: bool = True
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> bool:
+        return bool(self.condition(objective, theta))
+
+
+def first_change(event: AbstractEvent, label: Callable[[float], Hashable], low: float, high: float) -> Crossing:
+    """Where the label first differs from the one at the left end, by bisection to the resolution of a double."""
+    before, after = label(low), label(high)
+    while (middle := (low + high) / 2) not in (low, high):
+        here = label(middle)
+        if here == before:
+            low = middle
+        else:
+            high, after = middle, here
+    return Crossing(event, high, before, after)

@@ -1,0 +1,105 @@
+"""Coordinates in the span of the tokens: where the dynamics happen, whatever the dimension around it.
+
+The gradient in a parameter is a combination of the tokens, so a path moves in their span and what a start has outside
+of it stays as it is. In an orthonormal basis of the span both geometries look alike, and d = 500 becomes n T = 24.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractObjective
+from tokenmargin.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem import TokenProblem
+
+__all__ = ["Reduced", "Span"]
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """An orthonormal basis of the span of the tokens of a geometry.
+
+    **Attributes**
+    - `tokens`: the same tokens in r coordinates.
+    - `basis`: the r basis vectors, as parameters of the geometry; None when its own coordinates serve.
+    - `geometry`: where they come from.
+    """
+
+    tokens: Coordinates
+    basis: Float[Array, "r D"] | None
+    geometry: AbstractGeometry
+
+    @classmethod
+    def of(cls, geometry: AbstractGeometry) -> Span:
+        """The span of the rows that some token points to."""
+        used = np.unique(geometry.index[geometry.mask])
+        if isinstance(geometry, Coordinates):
+            if geometry.dimension <= len(used):
+                return cls(geometry, None, geometry)
+            left, sizes, right = np.linalg.svd(geometry.vectors[used], full_matrices=False)
+            kept = sizes > len(used) * np.finfo(float).eps * sizes[0]
+            vectors, basis = left[:, kept] * sizes[kept], right[kept]
+        else:
+            values, columns = np.linalg.eigh(geometry.gram_of(used))
+            kept = values > len(used) * np.finfo(float).eps * values[-1]
+            root = np.sqrt(values[kept])
+            vectors = columns[:, kept] * root
+            coefficients = np.zeros((root.size, geometry.rows))
+            coefficients[:, used] = (columns[:, kept] / root).T
+            basis = geometry.combine(coefficients)
+        rows = np.zeros(geometry.rows, dtype=np.intp)
+        rows[used] = np.arange(len(used))
+        return cls(Coordinates(vectors, rows[geometry.index], geometry.mask), basis, geometry)
+
+    @property
+    def dimension(self) -> int:
+        """Number of coordinates."""
+        return self.tokens.dimension
+
+    def reduce(self, p: Float[Array, "... D"]) -> Float[Array, "... r"]:
+        """Coordinates of the part of `p` in the span."""
+        if self.basis is None:
+            return p
+        return np.stack([self.geometry.inner(p, vector) for vector in self.basis], axis=-1)
+
+    def lift(self, y: Float[Array, "... r"]) -> Float[Array, "... D"]:
+        """The parameter with coordinates `y`."""
+        return y if self.basis is None else y @ self.basis
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """An objective written in the spans of its blocks, and the way there and back.
+
+    **Attributes**
+    - `original`: the objective as given.
+    - `objective`: the same risk as a function of the coordinates in the spans.
+    - `spans`: one per block.
+    """
+
+    original: AbstractObjective
+    objective: AbstractObjective
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, original: AbstractObjective) -> Reduced:
+        """Reduce every trained block; what is not trained stays as it is."""
+        problem = original.problem
+        spans = {name: Span.of(geometry) for name, geometry in original.blocks}
+        values = spans["head"].tokens if "head" in spans else problem.values
+        reduced = TokenProblem(spans["prompt"].tokens, problem.labels, values, scores=problem.scores)
+        return cls(original, replace(original, problem=reduced), tuple(spans.values()))
+
+    def reduce(self, theta: Float[Array, "... D"]) -> Float[Array, "... r"]:
+        """Coordinates of a parameter, block after block."""
+        parts = self.original.split(theta).values()
+        return np.concatenate([span.reduce(part) for span, part in zip(self.spans, parts, strict=True)], axis=-1)
+
+    def lift(self, y: Float[Array, "... r"]) -> Float[Array, "... D"]:
+        """The parameter with coordinates `y`."""
+        parts = self.objective.split(y).values()
+        return np.concatenate([span.lift(part) for span, part in zip(self.spans, parts, strict=True)], axis=-1)

@@ -1,0 +1,174 @@
+"""Losses of the margin `u = Y f`: value, slope and bend, each in the form that survives any norm."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+from scipy.special import expit
+
+__all__ = ["LOSSES", "AbstractLoss", "CorrelationLoss", "CustomLoss", "ExponentialLoss", "LogisticLoss"]
+
+# Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+_SHORT = 1.0
+
+
+class AbstractLoss(abc.ABC):
+    """A decreasing loss of the margin `u = Y f` (Assumption A)."""
+
+    @abc.abstractmethod
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`loss(u)`."""
+
+    @abc.abstractmethod
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`log(-loss'(u))`: finite where the slope itself has underflowed."""
+
+    @abc.abstractmethod
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`d/du log(-loss'(u)) = loss''(u) / loss'(u)`: how fast an output stops mattering."""
+
+    def log_value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`log(loss(u))`, for positive losses."""
+        value = self.value(u)
+        if not (value > 0).all():
+            raise ValueError(f"{type(self).__name__} is not positive, so it has no logarithm; use a positive loss")
+        return np.asarray(np.log(value))
+
+    def log_excess(self, best: Float[Array, "..."], log_gap: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`log(loss(best - gap) - loss(best))` for a gap given by its logarithm, however small.
+
+        The difference is the integral of the slope over the gap, and positive numbers add without cancellation.
+        """
+        gap = np.exp(np.minimum(log_gap, 0.0))[..., None]
+        slopes = self.log_slope(np.asarray(best)[..., None] - gap * _NODES)
+        top = slopes.max(axis=-1, keepdims=True)
+        short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
+        if (log_gap <= np.log(_SHORT)).all():
+            return np.asarray(short)
+        long_gap = np.exp(np.maximum(log_gap, 0.0))
+        difference = self.value(best - long_gap) - self.value(best)
+        return np.where(log_gap > np.log(_SHORT), np.log(np.maximum(difference, np.finfo(float).tiny)), short)
+
+    @abc.abstractmethod
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        """`(M0, M1)` on [low, high]: Lipschitz constant of the slope, and a bound on its modulus."""
+
+
+@dataclass(frozen=True)
+class LogisticLoss(AbstractLoss):
+    """`log(1 + exp(-u))`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.logaddexp(0.0, -u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-np.logaddexp(0.0, u))
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-expit(u))
+
+    def log_value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        # log(1 + x) = x (1 - x / 2) to rounding below x = exp(-20).
+        return np.where(u > 20, -u - np.exp(-u) / 2, np.log(np.logaddexp(0.0, -np.minimum(u, 20.0))))
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        # loss'' = s(u) s(-u) peaks at 0; |loss'| = s(-u) is largest at the left end.
+        nearest = min(max(0.0, low), high)
+        return float(1 / (2 + 2 * np.cosh(nearest))), float(np.exp(self.log_slope(np.asarray(low))))
+
+
+@dataclass(frozen=True)
+class ExponentialLoss(AbstractLoss):
+    """`exp(-u)`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.exp(-u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-u)
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.full_like(u, -1.0)
+
+    def log_value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return float(np.exp(-low)), float(np.exp(-low))
+
+
+@dataclass(frozen=True)
+class CorrelationLoss(AbstractLoss):
+    """`-u`."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-u)
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.zeros_like(u)
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.zeros_like(u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class CustomLoss(AbstractLoss):
+    """A loss of your own: any differentiable, strictly decreasing function.
+
+    **Arguments**
+    - `function`: `loss(u)`, applied to arrays elementwise.
+    - `derivative`: `loss'(u)`, negative everywhere it is asked for.
+    - `second`: `loss''(u)`, used by the flow and the regularisation path; by default a central difference of
+      `log(-loss')` over `eps^(1/3) max(1, |u|)`, right to about ten digits.
+    - `lipschitz`, `bound`: `M0` and `M1` of Assumption A, needed only for the step-size rule.
+
+    >>> hinge = CustomLoss(lambda u: np.arctan(-u), lambda u: -1 / (1 + u**2), lipschitz=0.65, bound=1.0)
+    >>> float(hinge.log_slope(np.array(0.0)))
+    0.0
+    """
+
+    function: Callable[[Float[Array, "..."]], Float[Array, "..."]]
+    derivative: Callable[[Float[Array, "..."]], Float[Array, "..."]]
+    second: Callable[[Float[Array, "..."]], Float[Array, "..."]] | None = None
+    lipschitz: float | None = None
+    bound: float | None = None
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(self.function(u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        slope = np.asarray(self.derivative(u))
+        if not (slope < 0).all():
+            raise ValueError(
+                f"the loss must be strictly decreasing: its derivative is {slope.max():g} on outputs in "
+                f"[{np.min(u):g}, {np.max(u):g}]; return a negative derivative there"
+            )
+        return np.asarray(np.log(-slope))
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        if self.second is not None:
+            return np.asarray(self.second(u) / self.derivative(u))
+        h = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(u))
+        return np.asarray((self.log_slope(u + h) - self.log_slope(u - h)) / (2 * h))
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        if self.lipschitz is None or self.bound is None:
+            raise ValueError("the step-size rule needs CustomLoss(lipschitz=M0, bound=M1); give them, or give a step")
+        return self.lipschitz, self.bound
+
+
+LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
+    ("logistic", LogisticLoss()),
+    ("exponential", ExponentialLoss()),
+    ("correlation", CorrelationLoss()),
+)

@@ -1,0 +1,1 @@
+"""The stated results of both papers, as claims that can be run."""

@@ -1,0 +1,174 @@
+"""Claim: a stated result as something to run. Hypotheses and conclusion are measured numbers beside their bounds.
+
+A claim checked on an instance gives a `Report` with one of three verdicts:
+
+- **holds**: every hypothesis and the conclusion are true of the instance;
+- **fails**: every hypothesis is true and the conclusion is not;
+- **vacuous**: a hypothesis is false, so the result says nothing. Whether the conclusion happens to be true is still
+  reported: where it is not, the instance shows that the hypothesis is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Claim", "Evidence", "Findings", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
+
+Verdict = Literal["holds", "fails", "vacuous"]
+Evidence = Literal["exact", "bounded", "sampled"]
+"""How much a verdict can be trusted.
+
+- exact: the quantities are computed to rounding, for this instance the verdict is the truth;
+- bounded: as exact, resting on a certificate (a max-margin solution's residuals);
+- sampled: a limit is followed to a finite norm, or a "for all" is tried on finitely many points.
+"""
+
+_SIGN = {"<=": 1, "<": 1, ">=": -1, ">": -1, "=": 0}
+
+
+@dataclass(frozen=True)
+class Slack:
+    """One inequality of a claim: `measured relation bound`, and by how much it is true.
+
+    >>> below("loss", 0.25, 0.5).slack
+    0.25
+    """
+
+    name: str
+    measured: float
+    relation: Literal["<=", "<", ">=", ">", "="]
+    bound: float
+    tolerance: float = 0.0  # how far beyond the bound rounding alone can carry the measured number
+
+    @property
+    def slack(self) -> float:
+        """Distance to the bound, negative when violated; for an equation, tolerance minus the difference."""
+        sign = _SIGN[self.relation]
+        if sign == 0:
+            return self.tolerance - abs(self.measured - self.bound)
+        return sign * (self.bound - self.measured)
+
+    @property
+    def holds(self) -> bool:
+        if self.relation == "=":
+            return self.slack >= 0
+        return self.slack > -self.tolerance if self.relation in "<>" else self.slack >= -self.tolerance
+
+
+def below(name: str, measured: float, bound: float, *, strict: bool = False, tolerance: float = 0.0) -> Slack:
+    """`measured <= bound` (or `<`)."""
+    return Slack(name, _number(measured), "<" if strict else "<=", _number(bound), tolerance)
+
+
+def above(name: str, measured: float, bound: float, *, strict: bool = False, tolerance: float = 0.0) -> Slack:
+    """`measured >= bound` (or `>`)."""
+    return Slack(name, _number(measured), ">" if strict else ">=", _number(bound), tolerance)
+
+
+def equal(name: str, measured: float, bound: float, *, tolerance: float) -> Slack:
+    """`measured = bound` up to rounding."""
+    return Slack(name, _number(measured), "=", _number(bound), tolerance)
+
+
+def true(name: str, fact: bool) -> Slack:
+    """A plain fact: measured 1 when true, against the bound 1."""
+    return Slack(name, float(fact), ">=", 1.0)
+
+
+def _number(value: Any) -> float:
+    # Exact integers of 300 digits are compared as floats: the conditions on d are inequalities with room.
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check measured: the hypotheses and the conclusion."""
+
+    hypotheses: tuple[Slack, ...]
+    conclusion: tuple[Slack, ...]
+
+    @property
+    def applies(self) -> bool:
+        return all(slack.holds for slack in self.hypotheses)
+
+    @property
+    def concludes(self) -> bool:
+        return all(slack.holds for slack in self.conclusion)
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.applies:
+            return "vacuous"
+        return "holds" if self.concludes else "fails"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A claim, the instance it was checked on, and what was found."""
+
+    claim: Claim
+    instance: Any
+    findings: Findings
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.findings.verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; infinities are strings, as JSON has no number for them."""
+
+        def plain(slack: Slack) -> dict[str, Any]:
+            numbers = {name: getattr(slack, name) for name in ("measured", "bound", "slack")}
+            finite = {name: x if abs(x) < float("inf") else str(x) for name, x in numbers.items()}
+            return {"name": slack.name, "relation": slack.relation, "holds": slack.holds, **finite}
+
+        return {
+            "claim": self.claim.name,
+            "verdict": self.verdict,
+            "conclusion_holds": self.findings.concludes,
+            "evidence": self.claim.evidence,
+            "instance": str(self.instance),
+            "hypotheses": [plain(slack) for slack in self.findings.hypotheses],
+            "conclusion": [plain(slack) for slack in self.findings.conclusion],
+            "note": self.claim.note,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A lemma or theorem.
+
+    **Attributes**
+    - `name`: such as "B.theorem3".
+    - `check`: measures hypotheses and conclusion on an instance; its docstring is the statement.
+    - `evidence`: what kind of verdict it can give.
+    - `example`: an instance on which the claim is not vacuous.
+    - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
+    - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
+    - `note`: where the printed statement or its proof needs a word.
+    """
+
+    name: str
+    check: Callable[[Any], Findings]
+    evidence: Evidence
+    example: Callable[[], Any]
+    outside: Callable[[], Any] | None = None
+    refutation: Callable[[], Any] | None = None
+    note: str = ""
+
+    @property
+    def statement(self) -> str:
+        """What is claimed, in words."""
+        return inspect.getdoc(self.check) or ""
+
+    def on(self, instance: Any) -> Report:
+        """Check the claim on an instance."""
+        began = time.perf_counter()
+        findings = self.check(instance)
+        return Report(self, instance, findings, time.perf_counter() - began)

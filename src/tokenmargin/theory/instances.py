@@ -1,0 +1,182 @@
+"""What claims are checked on: a corpus with its random start (paper A), or a problem with points of interest (B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
+from tokenmargin.corpora import selective_corpus
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.dynamics import FirstStep, first_step
+from tokenmargin.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.problem import TokenProblem
+from tokenmargin.theory.limits import Limit, follow, selects
+
+__all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
+
+
+def enough_step(corpus: TokenCorpus) -> int:
+    """The smallest step of (10): `4 n^2 T^2`."""
+    return 4 * corpus.n**2 * corpus.T**2
+
+
+def enough_dimensions(size: int, eta: float, delta: float) -> int:
+    """The smallest dimension of (10), exactly: `max{256, (2 log(|S|^2/delta))^2, (88 eta^2 + 111 eta + 2)^8, |S|+3}`.
+
+    >>> enough_dimensions(8, 576, 0.05) // 10**57
+    539
+    """
+    step = int(np.ceil(eta))
+    concentration = int(np.ceil((2 * np.log(size**2 / delta)) ** 2))
+    return max(256, concentration, (88 * step**2 + 111 * step + 2) ** 8, size + 3)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingInstance:
+    """Paper A's setting: a corpus, the dimension, the first step's size, and random starts.
+
+    **Arguments**
+    - `corpus`: the sequences.
+    - `dimension`: d, a number up to 1e300.
+    - `step`: eta_0.
+    - `delta`: the probability the statement may fail with.
+    - `draws`: how many starts are drawn.
+    - `seed`: of the draws.
+    - `norm`: how far gradient flow is followed.
+    - `selection`: which selection a statement about any `p_o` is checked on: that of a "random" vector, the "important"
+      tokens, or "everything".
+    """
+
+    corpus: TokenCorpus
+    dimension: int | float
+    step: float
+    delta: float = 0.05
+    draws: int = 1
+    seed: int = 0
+    norm: float = 1e5
+    selection: Literal["random", "important", "everything"] = "random"
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        T: int,
+        *,
+        dimension: int | float | None = None,
+        step: float | None = None,
+        delta: float = 0.05,
+        draws: int = 1,
+        seed: int = 0,
+        irrelevant: int | None = None,
+        equal: bool = True,
+        selection: Literal["random", "important", "everything"] = "random",
+    ) -> EmbeddingInstance:
+        """A random corpus under Assumption 4, with the smallest step and dimension that (10) allows unless told."""
+        repeats = irrelevant is not None and irrelevant < T - 1
+        rng = np.random.default_rng(seed)
+        corpus = selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=repeats)
+        eta = float(enough_step(corpus) if step is None else step)
+        d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
+        return cls(corpus, d, eta, delta, draws, seed, selection=selection)
+
+    def starts(self) -> Iterator[Embeddings]:
+        """The random starts."""
+        for k in range(self.draws):
+            rng = np.random.default_rng([self.seed, k])
+            if self.dimension >= self.corpus.size + 2:
+                yield wishart_embeddings(self.corpus, self.dimension, rng=rng)
+            else:
+                yield gaussian_embeddings(self.corpus, int(self.dimension), rng=rng)
+
+    @cached_property
+    def steps(self) -> tuple[FirstStep, ...]:
+        """The first step from each start."""
+        return tuple(first_step(start, self.step) for start in self.starts())
+
+    @cached_property
+    def posed(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
+        """The problem of training p after the first step, and the selection that `selection` asks for."""
+        problems = [step.after.problem() for step in self.steps]
+        if self.selection == "random":
+            return tuple((problem, selects(problem, self.point(k))) for k, problem in enumerate(problems))
+        chosen = self.corpus.important if self.selection == "important" else self.corpus.mask
+        return tuple((problem, chosen) for problem in problems)
+
+    def point(self, k: int) -> Float[Array, " D"]:
+        """A random combination of the vectors after the first step: any `p_o`."""
+        geometry = self.steps[k].after.geometry
+        return geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.rows))
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        """Gradient flow of p after the first step, from each start."""
+        return tuple(follow(step.after.problem(), step.after.prompt, norm=self.norm) for step in self.steps)
+
+    def __str__(self) -> str:
+        c = self.corpus
+        return (
+            f"n={c.n} T={c.T} |S|={c.size} d={float(self.dimension):.3g} eta0={self.step:g} "
+            f"delta={self.delta:g} draws={self.draws} seed={self.seed}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemInstance:
+    """Paper B's setting: a problem and, where a statement needs them, a selection and points.
+
+    **Arguments**
+    - `problem`: keys, labels and scores.
+    - `name`: how to call it in a report.
+    - `loss`: logistic by default.
+    - `selected`: the tokens `alpha_i`; the optimal ones by default.
+    - `p`, `q`: points or directions the statement speaks of; drawn from `seed` by default.
+    - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say).
+    - `optimal`: the sets `O_i` of Assumption D; the tokens of highest score by default.
+    - `norm`: how far limits are followed.
+    """
+
+    problem: TokenProblem
+    name: str = "problem"
+    loss: AbstractLoss = LogisticLoss()  # noqa: RUF009  # frozen and without state
+    selected: tuple[int, ...] | None = None
+    p: Float[Array, " D"] | None = None
+    q: Float[Array, " D"] | None = None
+    factor: float = 1.0
+    optimal: Bool[Array, "n T"] | None = None
+    norm: float = 1e5
+    seed: int = 0
+
+    @property
+    def alpha(self) -> Int[Array, " n"]:
+        """The selected tokens; by default those of highest score."""
+        if self.selected is not None:
+            return np.array(self.selected, dtype=np.intp)
+        return np.where(self.problem.mask, self.problem.scores, -np.inf).argmax(axis=1)
+
+    @property
+    def objective(self) -> PromptObjective:
+        """The risk as a function of p."""
+        return PromptObjective(self.problem, self.loss)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A fresh generator: every check of an instance sees the same numbers."""
+        return np.random.default_rng(self.seed)
+
+    def sphere(self, number: int, rng: np.random.Generator) -> Float[Array, "number D"]:
+        """Random unit vectors of the keys' span."""
+        keys = self.problem.keys
+        rows = keys.combine(rng.standard_normal((number, keys.rows)))
+        return rows / keys.norm(rows)[:, None]
+
+    def __str__(self) -> str:
+        chosen = "" if self.selected is None else f" alpha={','.join(map(str, self.selected))}"
+        factor = "" if self.factor == 1 else f" factor={self.factor:g}"
+        return f"{self.name} (n={self.problem.n} T={self.problem.T}){chosen}{factor}"

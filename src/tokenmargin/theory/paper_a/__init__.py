@@ -1,0 +1,7 @@
+"""*Attention with Trained Embeddings Provably Selects Important Tokens*: its stated results."""
+
+from tokenmargin.theory.paper_a import first_step, gradients, selection
+
+__all__ = ["CLAIMS"]
+
+CLAIMS = (*first_step.CLAIMS, *gradients.CLAIMS, *selection.CLAIMS)

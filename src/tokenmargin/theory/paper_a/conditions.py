@@ -1,0 +1,56 @@
+"""The conditions that paper A's statements share, as slacks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenmargin.theory.claim import Slack, above, below
+from tokenmargin.theory.instances import EmbeddingInstance, enough_step
+
+__all__ = ["assumption4", "concentrated", "deviation", "flat_attention", "lacking", "quantile", "regime", "share"]
+
+
+def deviation(x: EmbeddingInstance) -> float:
+    """`sqrt(2 log(|S|^2 / delta))`: how many standard deviations (14) allows."""
+    return float(np.sqrt(2 * np.log(x.corpus.size**2 / x.delta)))
+
+
+def concentrated(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """`d >= 256` and `d >= (2 log(|S|^2/delta))^2`: inner products at the start are at most d^(-1/4)."""
+    return above("d", x.dimension, 256), above("d, for inner products <= d^(-1/4)", x.dimension, deviation(x) ** 4)
+
+
+def flat_attention(x: EmbeddingInstance) -> Slack:
+    """`d >= (88 eta^2 + 111 eta + 2)^8`: attention is still near uniform after the first step."""
+    return above("d, for flat attention", x.dimension, (88 * x.step**2 + 111 * x.step + 2) ** 8)
+
+
+def assumption4(x: EmbeddingInstance) -> Slack:
+    """Assumption 4, by the number of sequences that break it."""
+    return below("sequences that break Assumption 4", len(x.corpus.assumption4().offending), 0)
+
+
+def regime(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """Assumption 4 and the conditions (10) of Theorem 5."""
+    return (
+        assumption4(x),
+        above("eta_0", x.step, enough_step(x.corpus)),
+        *concentrated(x),
+        flat_attention(x),
+        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
+    )
+
+
+def lacking(angle: float) -> float:
+    """`1 - cos(angle)` without cancellation; 2, its largest value, where there is no angle."""
+    return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
+
+
+def quantile(values: list[float], x: EmbeddingInstance) -> float:
+    """The value that all but a share delta of the draws stay below."""
+    return float(np.quantile(values, 1 - x.delta, method="inverted_cdf"))
+
+
+def share(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:
+    """The share of draws of which a fact is true, against the promised `1 - delta`."""
+    return above(f"share of draws: {name}", float(np.mean(facts)), 1 - x.delta)

@@ -1,0 +1,69 @@
+"""Checkpoints that are whole or not there: tensors as safetensors, then a record with their checksum.
+
+The record is written last and by renaming, so a process killed at any moment leaves either the new checkpoint or the
+one before. Reading takes the newest whose bytes match its record; nothing is ever executed on loading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
+
+KEPT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Tensors and record of a run at some step; `skipped` names newer checkpoints that were damaged."""
+
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+
+
+def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Write a checkpoint and drop all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"step-{step:09d}"
+    data, note = folder / f"{name}.safetensors", folder / f"{name}.json"
+    partial = folder / f".{name}.partial"
+    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial)
+    with partial.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    os.replace(partial, data)
+    with partial.open("w") as file:
+        json.dump({**record, "step": step, "sha256": digest}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, note)
+    for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def load_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None."""
+    skipped: list[str] = []
+    for note in sorted(folder.glob("step-*.json"), reverse=True):
+        data = note.with_suffix(".safetensors")
+        try:
+            record = json.loads(note.read_text())
+            with data.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                    raise ValueError("checksum differs")
+            return Checkpoint(load_file(data), record, tuple(skipped))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            skipped.append(f"{data.name}: {error}")
+    return None

@@ -1,0 +1,201 @@
+"""Triton kernels of the one-layer step; imported only where a GPU is used.
+
+A step is four launches: attention of each sequence into the vectors c and e; their pullback `E' c`, `E' e` in partial
+sums; AdamW on p and v; AdamW on E with the rank-two gradient, which also leaves the next a and b and clears c and e.
+The position in the epoch is a counter on the device, so a captured graph of the step can be replayed without copies.
+Counter A is what the first launch reads; the second launch copies it to B, and the third advances A. No launch writes a
+counter that it or a neighbour reads.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["attend_kernel", "heads_kernel", "pull_kernel", "update_kernel"]
+
+
+@triton.jit
+def attend_kernel(
+    ids, offsets, labels, order, counter_a, scores, weights, losses, n, m, BATCH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program per sequence of the batch: softmax, output, loss, and its terms of c and e."""
+    place = tl.load(counter_a) * BATCH + tl.program_id(0)
+    if place < n:
+        rows = tl.minimum(n - (place - tl.program_id(0)), BATCH).to(tl.float32)
+        row = tl.load(order + place)
+        begin = tl.load(offsets + row)
+        end = tl.load(offsets + row + 1)
+        lane = tl.arange(0, BLOCK)
+
+        top = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for at in range(begin, end, BLOCK):
+            inside = at + lane < end
+            token = tl.load(ids + at + lane, mask=inside, other=0)
+            top = tl.maximum(top, tl.load(scores + token, mask=inside, other=-float("inf")))
+        highest = tl.max(top, 0)
+
+        total = tl.zeros((BLOCK,), tl.float32)
+        best = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for at in range(begin, end, BLOCK):
+            inside = at + lane < end
+            token = tl.load(ids + at + lane, mask=inside, other=0)
+            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            b = tl.load(scores + m + token, mask=inside, other=-float("inf"))
+            total += tl.exp(a - highest)
+            best = tl.maximum(best, tl.where(a == highest, b, -float("inf")))
+        mass = tl.sum(total, 0)
+        pivot = tl.max(best, 0)
+
+        moment = tl.zeros((BLOCK,), tl.float32)
+        for at in range(begin, end, BLOCK):
+            inside = at + lane < end
+            token = tl.load(ids + at + lane, mask=inside, other=0)
+            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            b = tl.load(scores + m + token, mask=inside, other=0.0)
+            moment += tl.where(inside, tl.exp(a - highest) * (b - pivot), 0.0)
+        mean = tl.sum(moment, 0) / mass
+
+        y = tl.load(labels + row)
+        u = -y * (pivot + mean)
+        small = tl.exp(-tl.abs(u))
+        # log(1 + small) rounds small away below 6e-8: use the series there.
+        tail = tl.where(small < 1e-3, small * (1.0 - 0.5 * small), tl.log(1.0 + small))
+        tl.store(losses + place, tl.maximum(u, 0.0) + tail)
+        sigmoid = tl.where(u >= 0, 1.0, small) / (1.0 + small)
+        slope = -y * sigmoid / rows
+
+        for at in range(begin, end, BLOCK):
+            inside = at + lane < end
+            token = tl.load(ids + at + lane, mask=inside, other=0)
+            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            b = tl.load(scores + m + token, mask=inside, other=0.0)
+            e = slope * tl.exp(a - highest) / mass
+            tl.atomic_add(weights + token, e * ((b - pivot) - mean), mask=inside, sem="relaxed")
+            tl.atomic_add(weights + m + token, e, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def pull_kernel(
+    embeddings,
+    weights,
+    partial,
+    counter_a,
+    counter_b,
+    m,
+    d: tl.constexpr,
+    share,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Program (i, j): the sum over rows `i share ..` of c_s E_s and e_s E_s in columns `j COLUMNS ..`."""
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        tl.store(counter_b, tl.load(counter_a))
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    lane = tl.arange(0, ROWS)
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, m)
+    sum_c = tl.zeros((COLUMNS,), tl.float32)
+    sum_e = tl.zeros((COLUMNS,), tl.float32)
+    for at in range(first, last, ROWS):
+        row = at + lane
+        c = tl.load(weights + row, mask=row < last, other=0.0)
+        e = tl.load(weights + m + row, mask=row < last, other=0.0)
+        # Tokens that are not in the batch have c = e = 0: their rows are not even read.
+        wanted = ((c != 0.0) | (e != 0.0))[:, None] & (column < d)[None, :]
+        x = tl.load(embeddings + row[:, None] * d + column[None, :], mask=wanted, other=0.0)
+        sum_c += tl.sum(c[:, None] * x, 0)
+        sum_e += tl.sum(e[:, None] * x, 0)
+    base = partial + tl.program_id(0) * 2 * d
+    tl.store(base + column, sum_c, mask=column < d)
+    tl.store(base + d + column, sum_e, mask=column < d)
+
+
+@triton.jit
+def heads_kernel(
+    partial,
+    heads,
+    before,
+    first_moment,
+    second_moment,
+    rates,
+    counter_a,
+    counter_b,
+    parts,
+    d: tl.constexpr,
+    B1: tl.constexpr,
+    B2: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """AdamW on p and v; what they were goes to `before`, where the update of E looks for it."""
+    step = tl.load(counter_b)
+    if tl.program_id(0) == 0:
+        tl.store(counter_a, step + 1)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < 2 * d
+    g = tl.zeros((BLOCK,), tl.float32)
+    for part in range(parts):
+        g += tl.load(partial + part * 2 * d + at, mask=inside, other=0.0)
+    x = tl.load(heads + at, mask=inside, other=0.0)
+    tl.store(before + at, x, mask=inside)
+    mean = tl.load(first_moment + at, mask=inside, other=0.0)
+    square = tl.load(second_moment + at, mask=inside, other=0.0)
+    mean = B1 * mean + (1.0 - B1) * g
+    square = B2 * square + (1.0 - B2) * g * g
+    length = tl.load(rates + 3 * step)
+    root = tl.load(rates + 3 * step + 1)
+    shrink = tl.load(rates + 3 * step + 2)
+    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    tl.store(heads + at, x, mask=inside)
+    tl.store(first_moment + at, mean, mask=inside)
+    tl.store(second_moment + at, square, mask=inside)
+
+
+@triton.jit
+def update_kernel(
+    embeddings,
+    first_moment,
+    second_moment,
+    weights,
+    scores,
+    heads,
+    before,
+    rates,
+    counter_b,
+    m,
+    d: tl.constexpr,
+    B1: tl.constexpr,
+    B2: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per token: AdamW on its embedding with the gradient c p + e v, then its new a and b."""
+    s = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < d
+    at = s.to(tl.int64) * d + column
+    x = tl.load(embeddings + at, mask=inside, other=0.0)
+    mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    c = tl.load(weights + s)
+    e = tl.load(weights + m + s)
+    step = tl.load(counter_b)
+    length = tl.load(rates + 3 * step)
+    root = tl.load(rates + 3 * step + 1)
+    shrink = tl.load(rates + 3 * step + 2)
+    p = tl.load(before + column, mask=inside, other=0.0)
+    v = tl.load(before + d + column, mask=inside, other=0.0)
+    g = c * p + e * v
+    mean = B1 * mean + (1.0 - B1) * g
+    square = B2 * square + (1.0 - B2) * g * g
+    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    tl.store(embeddings + at, x, mask=inside)
+    tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
+    tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
+    p = tl.load(heads + column, mask=inside, other=0.0)
+    v = tl.load(heads + d + column, mask=inside, other=0.0)
+    tl.store(scores + s, tl.sum(x * p, 0))
+    tl.store(scores + m + s, tl.sum(x * v, 0))
+    tl.store(weights + s, 0.0)
+    tl.store(weights + m + s, 0.0)

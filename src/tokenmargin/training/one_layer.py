@@ -1,0 +1,155 @@
+"""The one-layer model (1) of paper A, trained in vocabulary space.
+
+The loss sees the embeddings only through the two vectors `a = E p` and `b = E v`, so its gradient in E has rank two:
+`dL/dE_s = c_s p + e_s v`, where `e_s` sums `g_i s_t` and `c_s` sums `g_i s_t (b_{x_t} - f_i)` over the occurrences of
+s, and `dL/dp = E' c`, `dL/dv = E' e`. A step gathers numbers, not vectors. The AdamW update runs over blocks of rows
+small enough for the cache, and leaves the next step's a and b behind: E and its two moments are read once and written
+once, and E is read once more for the heads' gradient, so a step moves seven times the matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tokenmargin.training.batches import Ragged, TokenData
+from tokenmargin.training.parameters import AdamW, State
+from tokenmargin.training.rows import RowBlocks, one_thread_each
+
+__all__ = ["Model", "OneLayer", "attend"]
+
+BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What the trainer asks of a model: parameters, and the running of batches."""
+
+    state: State
+
+    def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
+        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+
+    def scores(self) -> Tensor:
+        """`<E_s, p>` and `<E_s, v>` of all tokens, of shape (2, m)."""
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        """f for some rows."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that must be saved to go on exactly."""
+
+    def load(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Go on from saved tensors."""
+
+
+def attend(scores: Tensor, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax weights, outputs f, and `b - f` for every token of a ragged batch.
+
+    `b - f` is taken from the selected token's b, which keeps its direction when one weight has rounded to 1.
+    """
+    n = len(batch.labels)
+    a, b = scores[0][batch.ids], scores[1][batch.ids]
+    lowest = torch.full((n,), -torch.inf, dtype=scores.dtype, device=scores.device)
+    top = lowest.scatter_reduce(0, batch.segment, a, "amax")[batch.segment]
+    pivot = lowest.scatter_reduce(0, batch.segment, b.masked_fill(a < top, -torch.inf), "amax")
+    weights = torch.exp(a - top)
+    zeros = torch.zeros_like(pivot)
+    weights = weights / zeros.index_add(0, batch.segment, weights)[batch.segment]
+    gap = b - pivot[batch.segment]
+    mean = zeros.index_add(0, batch.segment, weights * gap)
+    return weights, pivot + mean, gap - mean[batch.segment]
+
+
+class OneLayer:
+    """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels."""
+
+    def __init__(self, data: TokenData, state: State, optimizer: AdamW) -> None:
+        self.data, self.state, self.optimizer = data, state, optimizer
+        m, d = state.embeddings.shape
+        if m != data.m:
+            raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
+        on_cpu = state.embeddings.device.type == "cpu"
+        rows = BLOCK_BYTES // (d * state.embeddings.element_size()) if on_cpu else m
+        self._rows = RowBlocks(m, max(rows, 1), torch.get_num_threads() if on_cpu else 1)
+        self._scores = torch.empty(2, m, dtype=state.embeddings.dtype, device=state.embeddings.device)
+        with one_thread_each():
+            self._rows.each(self._project)
+
+    def scores(self) -> Tensor:
+        """`<E_s, p>` and `<E_s, v>` of all tokens."""
+        return self._scores
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, and the scores as the last step left them."""
+        return self.state.tensors() | {"scores": self._scores}
+
+    def load(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Go on from saved tensors."""
+        self.state.load(tensors, step)
+        self._scores.copy_(tensors["scores"])
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        """f for some rows."""
+        return attend(self._scores, self.data.batch(rows))[1]
+
+    def gradient(self, batch: Ragged) -> tuple[Tensor, Tensor]:
+        """Losses of the rows, and the vectors c and e of the mean loss, of shape (2, m)."""
+        weights, f, gap = attend(self._scores, batch)
+        margin = batch.labels * f
+        slope = -batch.labels * torch.sigmoid(-margin) / len(margin)
+        e = slope[batch.segment] * weights
+        out = torch.zeros_like(self._scores)
+        out[0].index_add_(0, batch.ids, e * gap)
+        out[1].index_add_(0, batch.ids, e)
+        return torch.nn.functional.softplus(-margin), out
+
+    @torch.no_grad()
+    def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
+        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        total = torch.zeros((), dtype=torch.float64, device=order.device)
+        with one_thread_each():
+            for k in range(first, last):
+                losses, weights = self.gradient(self.data.batch(order[k * batch : (k + 1) * batch]))
+                total += losses.sum(dtype=torch.float64)
+                self._update(weights, rate)
+        return total
+
+    def _update(self, weights: Tensor, rate: float) -> None:
+        """One step of AdamW on everything, given c and e."""
+        state, E = self.state, self.state.embeddings
+        state.step += 1
+        step = torch.tensor(float(state.step), device=E.device)
+        old = state.heads.clone()
+        pulled = torch.stack(self._rows.gather(lambda run: weights[:, run] @ E[run])).sum(0)
+        self._adamw(state.heads, pulled, state.heads_m, state.heads_w, step, rate)
+
+        def work(block: slice) -> None:
+            gradient = weights[:, block].T @ old
+            self._adamw(E[block], gradient, state.embeddings_m[block], state.embeddings_w[block], step, rate)
+            self._project(block)
+
+        self._rows.each(work)
+
+    def _project(self, block: slice) -> None:
+        self._scores[:, block] = self.state.heads @ self.state.embeddings[block].T
+
+    def _adamw(self, x: Tensor, gradient: Tensor, m: Tensor, w: Tensor, step: Tensor, rate: float) -> None:
+        b1, b2 = self.optimizer.betas
+        torch._fused_adamw_(
+            [x],
+            [gradient],
+            [m],
+            [w],
+            [],
+            [step],
+            lr=rate,
+            beta1=b1,
+            beta2=b2,
+            weight_decay=self.optimizer.decay,
+            eps=self.optimizer.eps,
+            amsgrad=False,
+            maximize=False,
+        )

@@ -1,0 +1,107 @@
+"""What is trained: the embeddings E and the two heads p and v; and the AdamW state beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["AdamW", "State", "initial_state"]
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Settings of AdamW (decoupled weight decay), with torch's defaults.
+
+    One step with gradient g: `m = b1 m + (1-b1) g`, `w = b2 w + (1-b2) g^2`, then
+    `x = (1 - rate decay) x - rate m^ / (sqrt(w^) + eps)` with the bias-corrected m^ and w^.
+    """
+
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and 0 <= self.betas[0] < 1 and 0 <= self.betas[1] < 1 and self.eps > 0 <= self.decay):
+            raise ValueError(f"AdamW needs rate > 0, betas in [0, 1), eps > 0 and decay >= 0, got {self}")
+
+    def scalars(self, step: int, rate: float) -> tuple[float, float, float]:
+        """Step length, square root of the second bias correction, and shrinkage, at step 1, 2, ..."""
+        b1, b2 = self.betas
+        return rate / (1 - b1**step), math.sqrt(1 - b2**step), 1 - rate * self.decay
+
+
+@dataclass(eq=False)
+class State:
+    """Parameters and moments; the tensors are updated in place.
+
+    **Attributes**
+    - `embeddings`: E, of shape (m, d).
+    - `heads`: p and v, of shape (2, d).
+    - `step`: how many steps of AdamW have been taken.
+    """
+
+    embeddings: Tensor
+    heads: Tensor
+    embeddings_m: Tensor
+    embeddings_w: Tensor
+    heads_m: Tensor
+    heads_w: Tensor
+    step: int = 0
+
+    @property
+    def prompt(self) -> Tensor:
+        """p, the embedding of the token that attends."""
+        return self.heads[0]
+
+    @property
+    def head(self) -> Tensor:
+        """v, the regression coefficients."""
+        return self.heads[1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def load(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Overwrite the state with saved tensors."""
+        for name, tensor in self.tensors().items():
+            if tensors[name].shape != tensor.shape:
+                raise ValueError(
+                    f"saved {name} has shape {tuple(tensors[name].shape)}, this model {tuple(tensor.shape)}"
+                )
+            tensor.copy_(tensors[name])
+        self.step = step
+
+
+def initial_state(
+    m: int,
+    d: int,
+    *,
+    seed: int,
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> State:
+    """`E_s` and p from `N(0, scale^2 I/d)`, v uniform on the unit sphere, zero moments.
+
+    Drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    spread = scale / math.sqrt(d)
+    embeddings = torch.randn(m, d, generator=rng, dtype=torch.float64).mul_(spread).to(device, dtype)
+    prompt = torch.randn(d, generator=rng, dtype=torch.float64) * spread
+    head = torch.randn(d, generator=rng, dtype=torch.float64)
+    heads = torch.stack([prompt, head / head.norm()]).to(device, dtype)
+    return State(
+        embeddings,
+        heads,
+        embeddings_m=torch.zeros_like(embeddings),
+        embeddings_w=torch.zeros_like(embeddings),
+        heads_m=torch.zeros_like(heads),
+        heads_w=torch.zeros_like(heads),
+    )

@@ -1,0 +1,53 @@
+"""Losses against mpmath, and their derivatives against each other."""
+
+import mpmath
+import numpy as np
+import pytest
+
+from tokenmargin.losses import LOSSES, CorrelationLoss, CustomLoss, LogisticLoss
+
+MP_LOSSES = {
+    "logistic": lambda u: mpmath.log1p(mpmath.exp(-u)),
+    "exponential": lambda u: mpmath.exp(-u),
+    "correlation": lambda u: -u,
+}
+
+
+@pytest.mark.parametrize(("name", "loss"), LOSSES)
+@pytest.mark.parametrize("log_gap", [-2000.0, -40.0, -3.0, -1e-3, 0.0, 0.5, 2.0])
+def test_log_excess_agrees_with_two_thousand_digits(name, loss, log_gap):
+    with mpmath.workdps(2000):
+        best = mpmath.mpf(0.7)
+        gap = mpmath.exp(mpmath.mpf(log_gap))
+        expected = float(mpmath.log(MP_LOSSES[name](best - gap) - MP_LOSSES[name](best)))
+    # Rounding of the nodes and of ten terms: a few units in the last place of numbers up to 2000.
+    assert float(loss.log_excess(np.array(0.7), np.array(log_gap))) == pytest.approx(expected, rel=1e-13, abs=1e-13)
+
+
+@pytest.mark.parametrize(("name", "loss"), LOSSES[:2])
+@pytest.mark.parametrize("u", [-30.0, 0.0, 19.99, 20.01, 500.0])
+def test_log_value_survives_underflow(name, loss, u):
+    with mpmath.workdps(400):
+        expected = float(mpmath.log(MP_LOSSES[name](mpmath.mpf(u))))
+    assert float(loss.log_value(np.array(u))) == pytest.approx(expected, rel=1e-14)
+
+
+def test_a_loss_without_sign_has_no_logarithm():
+    with pytest.raises(ValueError, match="CorrelationLoss is not positive"):
+        CorrelationLoss().log_value(np.array([1.0]))
+
+
+@pytest.mark.parametrize(("name", "loss"), LOSSES)
+def test_log_slope_derivative_is_the_derivative(name, loss):
+    u, h = np.linspace(-3, 3, 13), 1e-6
+    expected = (loss.log_slope(u + h) - loss.log_slope(u - h)) / (2 * h)
+    np.testing.assert_allclose(loss.log_slope_derivative(u), expected, atol=1e-9)  # rounding over h
+
+
+def test_custom_loss_bends_with_or_without_a_second_derivative():
+    logistic, u = LogisticLoss(), np.linspace(-4, 4, 9)
+    given = CustomLoss(logistic.value, lambda u: -1 / (1 + np.exp(u)), second=lambda u: 1 / (2 + 2 * np.cosh(u)))
+    plain = CustomLoss(given.function, given.derivative)
+    np.testing.assert_allclose(given.log_slope_derivative(u), logistic.log_slope_derivative(u), rtol=1e-13)
+    # The documented accuracy of the central difference: eps^(2/3) = 4e-11 times the third derivative.
+    np.testing.assert_allclose(plain.log_slope_derivative(u), logistic.log_slope_derivative(u), atol=1e-9)
