@@ -271,11 +271,10 @@ class _Walk:
         if not room:
             return alive
         systems = self._systems(children.prefixes[todo])
-        verdicts = solve_systems(systems)
+        verdicts = solve_systems(systems, by_multipliers=not isinstance(self.problem.keys, Coordinates))
         self.solves += room
-        multipliers = verdicts.multipliers * systems.scale[:, None]
-        children.multipliers[todo] = multipliers
-        children.vectors[todo] = np.matmul(multipliers[:, None, :], systems.rows)[:, 0]
+        children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
+        children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
         children.residuals[todo] = np.stack(verdicts.residuals[:4], axis=1)
         if verdicts.farkas is not None:
             ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import TOLERANCE, Systems, Verdicts, normalised, propose, solve_systems
+from tokenmargin.margin.system import TOLERANCE, Systems, Verdicts, normalised, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
@@ -104,10 +104,10 @@ def max_margin_batch(
     )
     block = max(1, BLOCK_BYTES // (8 * n * T * d))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B, block)]
-    for where, (raw, systems) in zip(
+    for where, systems in zip(
         blocks, _ahead(lambda w: _prepared(keys, selected[w], others[w], w), blocks), strict=True
     ):
-        _record(results, where, raw, systems, solve_systems(systems, propose(systems)))
+        _record(results, where, systems, solve_systems(systems))
         if progress is not None:
             progress(where.stop, B)
     return results
@@ -143,22 +143,22 @@ def _ahead(work: Callable[[X], Y], items: list[X]) -> Iterator[Y]:
         yield coming.result()
 
 
-def _prepared(keys: Array, selected: Array, others: Array, where: slice) -> tuple[Array, Systems]:
-    """The constraint rows `k_{i alpha_i} - k_it` of a block, as they are and normalised."""
+def _prepared(keys: Array, selected: Array, others: Array, where: slice) -> Systems:
+    """The constraint rows `k_{i alpha_i} - k_it` of a block."""
     tokens = keys if len(keys) == 1 else keys[where]
     batch = np.zeros(1, dtype=np.intp) if len(keys) == 1 else np.arange(len(tokens))
     inputs = np.arange(tokens.shape[1])
     chosen = tokens[batch[:, None], inputs, selected]
     rest = tokens[batch[:, None, None], inputs[:, None], others]
     raw = np.subtract(chosen[:, :, None], rest, out=rest).reshape(len(selected), -1, tokens.shape[3])
-    return raw, normalised(raw, np.ones((1, raw.shape[1])))
+    return normalised(raw, np.ones((1, raw.shape[1])))
 
 
-def _record(results: MarginBatch, where: slice, raw: Array, systems: Systems, verdicts: Verdicts) -> None:
+def _record(results: MarginBatch, where: slice, systems: Systems, verdicts: Verdicts) -> None:
     """Write the block's answers in the units of the problem."""
     multipliers = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
     results.multipliers[where] = multipliers
-    results.vectors[where] = np.matmul(multipliers[:, None, :], raw)[:, 0]
+    results.vectors[where] = verdicts.residuals.vectors * systems.scale[:, None]
     results.residuals[where, :4] = np.stack(verdicts.residuals[:4], axis=1)
     norm = verdicts.residuals.norm * systems.scale
     results.margins[where] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)

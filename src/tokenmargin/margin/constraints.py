@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import AbstractGeometry
+from tokenmargin.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
@@ -53,6 +53,10 @@ class Constraints:
         """The constraint vectors, up to an isometry of their span."""
         rows = self.geometry.differences(self.plus, self.minus)
         return rows if self.sign is None else rows * self.sign[:, None]
+
+    def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:
+        """The solution as a parameter: in coordinates it is the vector y of the rows' space, else its multipliers."""
+        return y if isinstance(self.geometry, Coordinates) else self.combine(multipliers)
 
     def combine(self, multipliers: Float[Array, " k"]) -> Float[Array, " D"]:
         """`sum_j multipliers_j (constraint vector j)` as a parameter of the geometry."""

@@ -19,12 +19,12 @@ class Certificate:
     """Residuals of the optimality conditions, each relative to the problem's own scale.
 
     - `primal`: largest violation of a constraint, in units of the margin.
-    - `dual`: most negative multiplier of an inequality, relative to the largest.
+    - `dual`: most negative multiplier of an inequality, relative to the largest; or `|p - M' multipliers|` over |p|.
     - `complementarity`: largest product of multiplier and slack, relative to |p|^2.
     - `gap`: duality gap, relative to |p|^2.
     - `farkas`: |M' farkas| over `sum_j farkas_j |row_j|`, for infeasible problems (else infinity).
 
-    The vector is built from the multipliers, so stationarity holds by construction.
+    Violations that rounding hides (see `judge`) are none: no vector of doubles does better.
     """
 
     primal: float = np.inf

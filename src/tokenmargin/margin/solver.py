@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.margin.system import TOLERANCE, judge, normalised, solve_systems
@@ -37,7 +38,7 @@ def solve(constraints: Constraints) -> MarginSolution:
     if resolution > 0 and (constraints.bound[systems.lengths[0] <= resolution] > 0).any():
         # Two tokens at one place cannot be separated; by their inner products, nearly equal ones look the same.
         return _unmoved(constraints, "inaccurate", Certificate())
-    verdict = solve_systems(systems)
+    verdict = solve_systems(systems, by_multipliers=not isinstance(constraints.geometry, Coordinates))
     lengths, scale = systems.lengths[0], systems.scale[0]
     if verdict.farkas is not None and verdict.farkas.residual[0] < np.inf:
         farkas = verdict.farkas.weights[0] / lengths
@@ -48,7 +49,7 @@ def solve(constraints: Constraints) -> MarginSolution:
     norm = float(verdict.residuals.norm[0] * scale)
     return MarginSolution(
         status="optimal" if certificate.residual <= TOLERANCE else "inaccurate",
-        vector=constraints.combine(multipliers),
+        vector=constraints.parameter(multipliers, verdict.residuals.vectors[0] * scale),
         margin=1 / norm if norm > 0 else np.inf,
         multipliers=multipliers,
         tokens=constraints.token,

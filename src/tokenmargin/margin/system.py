@@ -61,13 +61,17 @@ class Systems(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """Residuals of the optimality conditions, one entry per system; see `Certificate` for their units."""
+    """Residuals of the optimality conditions, one entry per system; see `Certificate` for their units.
+
+    With them, the vectors that were judged and their norms.
+    """
 
     primal: Float[Array, " B"]
     dual: Float[Array, " B"]
     complementarity: Float[Array, " B"]
     gap: Float[Array, " B"]
     norm: Float[Array, " B"]
+    vectors: Float[Array, "B r"]
 
     @property
     def largest(self) -> Float[Array, " B"]:
@@ -106,9 +110,14 @@ def normalised(
     return Systems(raw / lengths[:, :, None], relative, equality, size, lengths, scale)
 
 
-def solve_systems(systems: Systems, proposal: Float[Array, "B k"] | None = None) -> Verdicts:
-    """Multipliers and residuals of every system; Farkas vectors for those that have no solution."""
-    multipliers = propose(systems) if proposal is None else proposal
+def solve_systems(systems: Systems, *, by_multipliers: bool = False) -> Verdicts:
+    """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
+
+    **Arguments**
+    - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the
+      last digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
+    """
+    multipliers = propose(systems)
     residuals = judge(systems, multipliers)
     failed = residuals.largest > TOLERANCE
     if not failed.any():
@@ -116,11 +125,13 @@ def solve_systems(systems: Systems, proposal: Float[Array, "B k"] | None = None)
     farkas = Farkas(np.zeros_like(multipliers), np.full(len(multipliers), np.inf))
     for b in failed.nonzero()[0].tolist():
         one = systems.one(b)
-        multipliers[b], farkas.weights[b], farkas.residual[b] = _rescue(one, multipliers[b])
-        if farkas.residual[b] <= TOLERANCE:
-            residuals.primal[b], residuals.norm[b] = np.inf, 0.0
+        rescued = _rescue(one, multipliers[b], by_multipliers=by_multipliers)
+        if isinstance(rescued, Farkas):
+            farkas.weights[b], farkas.residual[b] = rescued
+            multipliers[b], residuals.vectors[b], residuals.norm[b], residuals.primal[b] = 0.0, 0.0, 0.0, np.inf
             continue
-        for array, value in zip(residuals, judge(one, multipliers[b : b + 1]), strict=True):
+        multipliers[b], y = rescued
+        for array, value in zip(residuals, judge(one, multipliers[b : b + 1], y), strict=True):
             array[b] = value[0]
     return Verdicts(multipliers, residuals, farkas)
 
@@ -169,14 +180,14 @@ def _rotated(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     return np.ascontiguousarray(triangle.transpose(0, 2, 1))
 
 
-def judge(systems: Systems, multipliers: Float[Array, "B k"]) -> Residuals:
-    """Residuals of the optimality conditions at the vectors `rows' multipliers`; infinite where that vector is zero.
+def judge(systems: Systems, multipliers: Float[Array, "B k"], vectors: Float[Array, "B r"] | None = None) -> Residuals:
+    """Residuals of the optimality conditions at `vectors`, by default `rows' multipliers`; infinite at zero.
 
     A violation is counted in units of its own bound (of the largest bound for `>= 0`), less the rounding of the inner
     product itself: with |row| = 1 no vector of doubles meets a constraint better than `r eps |y|`.
     """
     rows, bound, equality = systems[:3]
-    y = np.matmul(multipliers[:, None, :], rows)
+    y = np.matmul(multipliers[:, None, :], rows) if vectors is None else vectors[:, None, :]
     column = y.transpose(0, 2, 1)
     squared = np.matmul(y, column)[:, 0, 0]
     slack = np.matmul(rows, column)[:, :, 0] - bound
@@ -191,12 +202,17 @@ def judge(systems: Systems, multipliers: Float[Array, "B k"]) -> Residuals:
         primal = _largest((shortfall - np.minimum(rounding, UNRESOLVED * systems.size)) / systems.size)
     divisor = np.maximum(squared, _TINY)
     slack *= multipliers
+    dual = _largest(negative) / _largest(np.abs(multipliers))
+    if vectors is not None:
+        stationarity = vectors - np.matmul(multipliers[:, None, :], rows)[:, 0]
+        dual = np.maximum(dual, np.linalg.norm(stationarity, axis=1) / np.maximum(norm, _TINY))
     residuals = Residuals(
         primal=primal,
-        dual=_largest(negative) / _largest(np.abs(multipliers)),
+        dual=dual,
         complementarity=_largest(np.abs(slack)) / divisor,
-        gap=np.abs(slack.sum(axis=1)) / divisor,  # |y|^2 - bound' multipliers = multipliers' slack
+        gap=np.abs(slack.sum(axis=1)) / divisor,  # multipliers' slack = |y|^2 - bound' multipliers
         norm=norm,
+        vectors=y[:, 0],
     )
     if np.minimum.reduce(squared) == 0:
         residuals.primal[squared == 0] = np.inf
@@ -218,35 +234,37 @@ def farkas_residual(systems: Systems, witness: Float[Array, " k"]) -> float:
     return float(np.linalg.norm(witness @ rows) / max(gain, np.abs(witness).sum()))
 
 
-def _rescue(one: Systems, proposal: Float[Array, " k"]) -> tuple[Array, Array, float]:
-    """Refined multipliers, or a Farkas vector with its residual, for a system whose proposal did not pass."""
-    one = one._replace(rows=_rotated(one.rows))
-    best, least = proposal, np.inf
+def _rescue(
+    one: Systems, proposal: Float[Array, " k"], *, by_multipliers: bool
+) -> Farkas | tuple[Float[Array, " k"], Float[Array, "1 r"] | None]:
+    """A Farkas vector, or the best multipliers (and vector) found, for a system whose proposal did not pass."""
+    best: tuple[Array, Array | None] = proposal, None
+    least = np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
-        multipliers = u if remainder < _VANISHED else u / remainder
         # The likelier claim first: proving either ends the search.
-        claims = ("optimal", "infeasible") if remainder > _VANISHED else ("infeasible", "optimal")
-        for claim, refine in itertools.product(claims, (False, True)):
+        likely_infeasible = remainder < _VANISHED
+        for claim in ("infeasible", "optimal") if likely_infeasible else ("optimal", "infeasible"):
             if claim == "infeasible":
-                witness = _refined_witness(one, u) if refine else u
-                proof = farkas_residual(one, witness)
+                witness, proof = _best_witness(one, u)
                 if proof <= TOLERANCE:
-                    return np.zeros_like(proposal), witness, proof
+                    return Farkas(witness, np.asarray(proof))
                 continue
-            candidate = _refined(one, multipliers) if refine else multipliers
-            residual = float(judge(one, candidate[None]).largest[0])
-            if residual < least:
-                best, least = candidate, residual
-            if residual <= TOLERANCE:
-                return candidate, np.zeros_like(proposal), np.inf
-    return best, np.zeros_like(proposal), np.inf
+            multipliers = u if likely_infeasible else u / remainder
+            refined, y = _refined(one, multipliers)
+            for candidate in ((multipliers, None), (refined, None if by_multipliers else y)):
+                residual = float(judge(one, candidate[0][None], candidate[1]).largest[0])
+                if residual < least:
+                    best, least = candidate, residual
+                if residual <= TOLERANCE:
+                    return candidate
+    return best
 
 
-def _refined(one: Systems, multipliers: Float[Array, " k"]) -> Float[Array, " k"]:
-    """Solve the active constraints as equations, with two rounds of iterative refinement."""
+def _refined(one: Systems, multipliers: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, "1 r"] | None]:
+    """Solve the active constraints as equations, with iterative refinement: multipliers, and the vector itself."""
     active = np.flatnonzero(multipliers)
     if active.size == 0:
-        return multipliers
+        return multipliers, None
     rows, bound = one.rows[0][active], one.bound[0][active]
     # y = A^+ b is the shortest vector on the active constraints; its multipliers solve A' mu = y.
     inverse = np.linalg.pinv(rows, rcond=len(active) * _EPS)
@@ -257,7 +275,7 @@ def _refined(one: Systems, multipliers: Float[Array, " k"]) -> Float[Array, " k"
         mu += inverse.T @ (y - mu @ rows)
     refined = np.zeros_like(multipliers)
     refined[active] = mu
-    return refined
+    return refined, y[None]
 
 
 def _homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
@@ -290,11 +308,12 @@ def _homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
     yield u, float(1.0 - bound @ u)
 
 
-def _refined_witness(one: Systems, u: Float[Array, " k"]) -> Float[Array, " k"]:
-    """The weights on the support of `u` closest to `rows' u = 0`, `bound' u = 1`; u where that is no better."""
+def _best_witness(one: Systems, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], float]:
+    """`u` as a Farkas vector, or the weights on its support closest to `rows' u = 0`, `bound' u = 1`, if better."""
+    proof = farkas_residual(one, u)
     support = np.flatnonzero(u)
-    if support.size == 0:
-        return u
+    if proof <= TOLERANCE or support.size == 0:
+        return u, proof
     matrix = np.column_stack([one.rows[0][support], one.bound[0][support]]).T
     target = np.zeros(len(matrix))
     target[-1] = 1.0
@@ -303,4 +322,5 @@ def _refined_witness(one: Systems, u: Float[Array, " k"]) -> Float[Array, " k"]:
     weights += inverse @ (target - matrix @ weights)
     refined = np.zeros_like(u)
     refined[support] = weights
-    return refined if farkas_residual(one, refined) <= farkas_residual(one, u) else u
+    better = farkas_residual(one, refined)
+    return (refined, better) if better < proof else (u, proof)

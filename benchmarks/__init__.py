@@ -1,0 +1,1 @@
+"""The comparisons that the documentation quotes, one command each: `python -m benchmarks.<name>`."""
