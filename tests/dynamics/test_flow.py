@@ -8,7 +8,7 @@ from tokenmargin.attention import JointObjective, PromptObjective
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.flow import FlowSettings, flow
-from tokenmargin.instances import PAPER_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
+from tokenmargin.instances import NAMED_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
 from tokenmargin.losses import CorrelationLoss
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.problem import TokenProblem
@@ -19,8 +19,8 @@ NORMS = np.logspace(4, 8, 9)
 
 def problem_of(name):
     return (
-        PAPER_PROBLEMS[name]()
-        if name in PAPER_PROBLEMS
+        NAMED_PROBLEMS[name]()
+        if name in NAMED_PROBLEMS
         else random_problem(4, 6, 10, rng=np.random.default_rng(int(name)))
     )
 
@@ -90,7 +90,7 @@ def test_time_far_beyond_overflow():
     # |gradient| = 2 s (1 - s) with s = 1 / (1 + exp(-2 r)); its inverse integrates to (sinh(2 r) + 2 r) / 2.
     r = path.arcs[1:]
     expected = np.where(r > 20, 2 * r, np.log(2 * np.sinh(2 * np.minimum(r, 20)) + 4 * np.minimum(r, 20))) - np.log(4)
-    np.testing.assert_allclose(path.log_time[1:], expected, atol=1e-3)
+    np.testing.assert_allclose(path.log_time[1:], expected, atol=2e-5)  # the documented accuracy
 
 
 def mp_direction(problem, p):
@@ -133,7 +133,7 @@ def test_a_bounded_path_ends_at_a_stationary_point():
     rng = np.random.default_rng(0)
     stops = []
     for _ in range(12):
-        path = flow(PromptObjective(random_problem(4, 6, 2, rng=rng)))
+        path = flow(PromptObjective(random_problem(3, 4, 2, rng=rng)), settings=FlowSettings(tolerance=1e-8))
         stops.append(path.stop)
         if path.stop == "stationary":
             assert path.log_gradient < np.log(1e-11)
@@ -195,7 +195,7 @@ def test_the_step_limit_is_a_reason():
 @pytest.mark.parametrize(("name", "limit"), [("fig3a", max_margin), ("fig3b", relaxed_max_margin)])
 def test_head_and_prompt_reach_their_margins_together(name, limit):
     """Theorem 5 on Figure 3a and Theorem 6 on Figure 3b, with both blocks at unit speed."""
-    problem = PAPER_PROBLEMS[name]()
+    problem = NAMED_PROBLEMS[name]()
     objective = JointObjective(problem)
     path = flow(
         objective, start=np.array([-1.0, 0.0, 0.0, -1.0]), settings=FlowSettings(coupling="block"), until_norm=1e6
@@ -207,7 +207,7 @@ def test_head_and_prompt_reach_their_margins_together(name, limit):
 
 def test_true_joint_flow_is_slow_in_the_prompt():
     """Under plain gradient flow the head outruns the prompt: |p| grows like log |v|."""
-    objective = JointObjective(PAPER_PROBLEMS["fig3a"]())
+    objective = JointObjective(NAMED_PROBLEMS["fig3a"]())
     path = flow(objective, start=np.array([-1.0, 0.0, 0.0, -1.0]), until_norm=1e4)
     head, prompt = objective.norms(path.final)
     assert head > 100 * prompt

@@ -96,13 +96,16 @@ class WhenTrue(AbstractEvent):
         return bool(self.condition(objective, theta))
 
 
-def first_change(event: AbstractEvent, label: Callable[[float], Hashable], low: float, high: float) -> Crossing:
+def first_change(
+    event: AbstractEvent, objective: AbstractObjective, point: Callable[[float], Array], ends: tuple[float, float]
+) -> Crossing:
     """Where the label first differs from the one at the left end, by bisection to the resolution of a double."""
-    before, after = label(low), label(high)
+    low, high = ends
+    before, after = (event.label(objective, point(end)) for end in ends)
     while (middle := (low + high) / 2) not in (low, high):
-        here = label(middle)
-        if here == before:
+        label = event.label(objective, point(middle))
+        if label == before:
             low = middle
         else:
-            high, after = middle, here
+            high, after = middle, label
     return Crossing(event, high, before, after)

@@ -1,0 +1,254 @@
+"""evolve_many: thousands of descents at once, over problems and over starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics.lanes import Lanes, Tokens
+from tokenmargin.dynamics.methods import AbstractMethod
+from tokenmargin.dynamics.span import Span
+from tokenmargin.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem import TokenProblem
+
+__all__ = ["BatchResult", "evolve_many"]
+
+MEMORY = 256 << 20  # bytes of token products held at once
+_MANY_STARTS = 32  # from here on a problem's starts are lanes that share one matrix
+_LOOK = 25  # steps between two looks at which runs are finished
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """Where every run of every problem ended.
+
+    **Attributes**
+    - `problems`, `method`, `loss`: what was run.
+    - `finals`: one array (starts, D) of parameters per problem.
+    - `selected`: token of largest weight, shape (problems, starts, n).
+    - `saturation`: mean largest softmax weight, shape (problems, starts).
+    - `steps`: steps taken by each run.
+    - `interrupted`: whether Ctrl-C stopped it; runs not reached have taken 0 steps and stand at their starts.
+    """
+
+    problems: Sequence[TokenProblem]
+    method: AbstractMethod
+    loss: AbstractLoss
+    finals: list[Array]
+    selected: Int[Array, "problems starts n"]
+    saturation: Float[Array, "problems starts"]
+    steps: Int[Array, "problems starts"]
+    interrupted: bool = False
+
+    @property
+    def norms(self) -> Float[Array, "problems starts"]:
+        """Length of every final parameter."""
+        return np.stack([pose.keys.norm(final) for pose, final in zip(self.problems, self.finals, strict=True)])
+
+    def resume(
+        self,
+        *,
+        steps: int,
+        until_saturation: float | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> BatchResult:
+        """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
+        after = evolve_many(
+            self.problems,
+            self.method,
+            steps=np.maximum(steps - self.steps, 0),
+            starts=self.finals,
+            loss=self.loss,
+            until_saturation=until_saturation,
+            progress=progress,
+        )
+        return replace(after, steps=self.steps + after.steps)
+
+
+def evolve_many(
+    problems: Sequence[TokenProblem],
+    method: AbstractMethod,
+    *,
+    steps: int | Int[Array, "problems starts"],
+    starts: Sequence[Float[Array, "starts D"]] | None = None,
+    loss: AbstractLoss | None = None,
+    until_saturation: float | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> BatchResult:
+    """Run `method` on every problem from each of its starts; the same numbers as `evolve`, all runs at once.
+
+    **Arguments**
+    - `problems`: all with the same number of inputs; any dimension, either geometry, shorter inputs masked.
+    - `method`: descent or normalised descent.
+    - `steps`: for every run, or one number per run.
+    - `starts`: for each problem an array (starts, D), equally many; zero by default.
+    - `loss`: logistic by default.
+    - `until_saturation`: a run is finished, and leaves the batch, once its mean selected weight is this (looked at
+      every 25 steps).
+    - `progress`: called with the share of the work that is done.
+
+    Memory stays bounded: runs are taken in chunks. Ctrl-C ends early and returns what was reached.
+
+    >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
+    >>> from tokenmargin.instances import random_problem
+    >>> rng = np.random.default_rng(0)
+    >>> runs = evolve_many(
+    ...     [random_problem(4, 6, 100, rng=rng) for _ in range(3)], NormalizedGradientDescent(1.0), steps=200
+    ... )
+    >>> runs.saturation.shape, bool((runs.saturation > 0.9999).all())
+    ((3, 1), True)
+    """
+    problems = list(problems)
+    loss = LogisticLoss() if loss is None else loss
+    firsts = _checked_starts(problems, starts)
+    count = len(firsts[0])
+    budget = np.broadcast_to(np.asarray(steps, dtype=int), (len(problems), count))
+    n, T = problems[0].n, max(pose.T for pose in problems)
+    result = BatchResult(
+        problems, method, loss, [first.copy() for first in firsts],
+        np.zeros((len(problems), count, n), dtype=np.intp), np.zeros((len(problems), count)),
+        np.zeros((len(problems), count), dtype=int),
+    )  # fmt: skip
+    done, work, interrupted = 0, max(int(budget.sum()), 1), False
+    for chunk in _chunks(problems, count, T):
+        group = _Group.of(problems, firsts, chunk, T, loss, method)
+        if not interrupted:
+            base = done
+            tell = None if progress is None else lambda part, base=base: progress((base + part) / work)
+            interrupted = group.run(budget[chunk[0]][:, chunk[1]].ravel(), until_saturation, tell)
+        done += int(budget[chunk[0]][:, chunk[1]].sum())
+        group.store(result, chunk)
+    return replace(result, interrupted=interrupted)
+
+
+Chunk = tuple[slice, slice]
+
+
+def _checked_starts(
+    problems: Sequence[TokenProblem], starts: Sequence[Float[Array, "starts D"]] | None
+) -> list[Float[Array, "starts D"]]:
+    if not problems or any(pose.n != problems[0].n for pose in problems):
+        raise ValueError("problems must be a non-empty list, all with the same number of inputs; group them by n")
+    if starts is None:
+        return [pose.keys.zero()[None] for pose in problems]
+    firsts = [np.atleast_2d(np.asarray(start, dtype=np.float64)) for start in starts]
+    if len(firsts) != len(problems) or any(len(first) != len(firsts[0]) for first in firsts):
+        raise ValueError(
+            f"starts must hold one array (starts, D) for each of the {len(problems)} problems, with equally many starts"
+        )
+    for pose, first in zip(problems, firsts, strict=True):
+        if first.shape[1] != pose.keys.dimension or not np.isfinite(first).all():
+            raise ValueError(
+                f"a start must be {pose.keys.dimension} finite numbers, got {first.shape[1]}"
+                if first.shape[1] != pose.keys.dimension
+                else "a start must be finite"
+            )
+    return firsts
+
+
+def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Chunk]:
+    """Which problems and starts go together: as many as the memory allows."""
+    tokens = problems[0].n * T
+    if count >= _MANY_STARTS:  # one problem at a time, its matrix shared by all its starts
+        lanes = max(MEMORY // (8 * 12 * tokens), 1)
+        for j in range(len(problems)):
+            for begin in range(0, count, lanes):
+                yield slice(j, j + 1), slice(begin, begin + lanes)
+        return
+    together = max(MEMORY // (8 * tokens * (tokens + 12) * count), 1)
+    for begin in range(0, len(problems), together):
+        yield slice(begin, begin + together), slice(0, count)
+
+
+@dataclass(eq=False)
+class _Group:
+    """The runs of one chunk: lanes in progress, and what is known of those that have left."""
+
+    lanes: Lanes
+    methods: tuple[AbstractMethod, ...]
+    logits: Float[Array, "n T runs"]
+    weights: Float[Array, "n T runs"]
+    steps: Int[Array, " runs"]
+
+    @classmethod
+    def of(
+        cls,
+        problems: Sequence[TokenProblem],
+        firsts: Sequence[Float[Array, "starts D"]],
+        chunk: Chunk,
+        T: int,
+        loss: AbstractLoss,
+        method: AbstractMethod,
+    ) -> _Group:
+        here = problems[chunk[0]]
+        begin = [first[chunk[1]] for first in firsts[chunk[0]]]
+        count = len(begin[0])
+        tokens = _lay_out(here, T)
+        logits = np.full((problems[0].n, T, len(here) * count), -np.inf)
+        for j, (pose, first) in enumerate(zip(here, begin, strict=True)):
+            logits[:, : pose.T, j * count : (j + 1) * count] = np.moveaxis(pose.keys.logits(first), 0, -1)
+        prepared = [method.prepared(PromptObjective(pose, loss)) for pose in here]
+        same = all(rule is method for rule in prepared) or len(here) == 1
+        methods = (prepared[0],) if same else tuple(rule for rule in prepared for _ in range(count))
+        if len(here) > 1 and count > 1:
+            tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
+        weights = np.zeros_like(logits)
+        return cls(Lanes(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
+
+    def run(self, budget: Int[Array, " runs"], until: float | None, tell: Callable[[int], None] | None) -> bool:
+        """Advance until every run is finished; True when interrupted."""
+        active = np.arange(len(budget))
+        self.logits, self.weights = self.logits.copy(), self.weights.copy()
+        try:
+            while active.size:
+                finished = self.steps[active] >= budget[active]
+                if until is not None:
+                    finished |= self.lanes.saturation >= until
+                if finished.any():
+                    self._leave(active, finished)
+                    active = active[~finished]
+                    continue
+                for _ in range(min(_LOOK, int((budget - self.steps)[active].min()))):
+                    self.lanes.advance(self.methods)
+                    self.steps[active] += 1
+                if tell is not None:
+                    tell(int(np.where(np.isin(np.arange(len(budget)), active), self.steps, budget).sum()))
+        except KeyboardInterrupt:
+            self._leave(active, np.ones(active.size, dtype=bool))
+            return True
+        return False
+
+    def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:
+        self.logits[..., active[finished]] = self.lanes.logits[..., finished]
+        self.weights[..., active[finished]] = self.lanes.weights[..., finished]
+        self.lanes = self.lanes.kept(~finished)
+        if len(self.methods) > 1:
+            self.methods = tuple(rule for rule, gone in zip(self.methods, finished, strict=True) if not gone)
+
+    def store(self, result: BatchResult, chunk: Chunk) -> None:
+        """Write the ends of the runs into the result."""
+        shape = result.saturation[chunk].shape
+        ends = Lanes(self.lanes.tokens, result.loss, self.logits, self.weights)
+        result.selected[chunk] = ends.selected.reshape(*shape, -1)
+        result.saturation[chunk] = ends.saturation.reshape(shape)
+        result.steps[chunk] = self.steps.reshape(shape)
+        added = np.moveaxis(self.weights, -1, 0).reshape(*shape, *self.weights.shape[:2])
+        for j, pose in enumerate(result.problems[chunk[0]], start=chunk[0].start):
+            result.finals[j][chunk[1]] += pose.keys.pullback(added[j - chunk[0].start][..., : pose.T])
+
+
+def _lay_out(problems: Sequence[TokenProblem], T: int) -> Tokens:
+    """Coordinates of all tokens in the spans of their problems, padded to one shape."""
+    n = problems[0].n
+    spans = [Span.of(pose.keys) for pose in problems]
+    vectors = np.zeros((len(problems), n, T, max(span.dimension for span in spans)))
+    scores = np.zeros((len(problems), n, T))
+    for j, (pose, span) in enumerate(zip(problems, spans, strict=True)):
+        vectors[j, :, : pose.T, : span.dimension] = span.tokens.tokens
+        scores[j, :, : pose.T] = pose.scores
+    return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores)

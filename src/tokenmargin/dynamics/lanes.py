@@ -1,0 +1,140 @@
+"""The arithmetic of many descents at once: arrays of shape (n, T, lanes), one lane per run.
+
+The state of a run is its logits. With few coordinates a step goes through them, `F = E' w` and then `E F`; otherwise
+through the Gram matrix, `G w`, which gives the change of the logits and the length of the step in one product. Either
+way the dimension of the space the tokens live in does not enter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.attention import Descent
+from tokenmargin.dynamics.methods import AbstractMethod
+from tokenmargin.losses import AbstractLoss
+
+__all__ = ["Lanes", "Tokens"]
+
+_FEW = 0.5  # two products with r columns against one with n T columns: they cost the same near r = n T / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The tokens of the runs, laid out for products with all lanes at once.
+
+    - `matrix`: E with shape (nT, r, lanes), or G with shape (nT, nT, lanes); one lane when all runs share the tokens.
+    - `gram`: which of the two it is.
+    - `scores`: shape (n, T, lanes).
+
+    Positions without a token need no mask: their logits are minus infinity, and stay so.
+    """
+
+    matrix: Float[Array, "nT r lanes"]
+    gram: bool
+    scores: Float[Array, "n T lanes"]
+
+    @classmethod
+    def of(cls, vectors: Float[Array, "problems nT r"], scores: Float[Array, "problems n T"]) -> Tokens:
+        """From the coordinates of the tokens in their span, one problem per lane."""
+        _, tokens, r = vectors.shape
+        gram = r > _FEW * tokens
+        matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
+        return cls(_lanes_last(matrix), gram, _lanes_last(scores))
+
+    def kept(self, lanes: Bool[Array, " lanes"] | Int[Array, " kept"]) -> Tokens:
+        """The tokens of some of the runs (by mask), or of each run (by number)."""
+        if self.matrix.shape[-1] == 1:
+            return self
+        return Tokens(np.ascontiguousarray(self.matrix[..., lanes]), self.gram, self.scores[..., lanes])
+
+    def step(self, weights: Float[Array, "nT lanes"]) -> tuple[Float[Array, "nT lanes"], Float[Array, " lanes"]]:
+        """Logits of the vector `sum w k`, and its length."""
+        if self.gram:
+            moved = self._times(self.matrix, weights)
+            return moved, np.sqrt(np.maximum(np.einsum("kl,kl->l", weights, moved), 0.0))
+        vector = self._times(self.matrix.swapaxes(0, 1), weights)
+        return self._times(self.matrix, vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
+
+    def _times(self, matrix: Float[Array, "a b lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
+        if matrix.shape[-1] == 1:
+            return np.asarray(matrix[..., 0] @ columns)
+        return np.asarray(np.einsum("abl,bl->al", matrix, columns))
+
+
+@dataclass(eq=False)
+class Lanes:
+    """Runs in progress: what they are at, changed in place by `advance`.
+
+    - `logits`: shape (n, T, lanes).
+    - `weights`: the combination of tokens that each run has added to its start, shape (n, T, lanes).
+    """
+
+    tokens: Tokens
+    loss: AbstractLoss
+    logits: Float[Array, "n T lanes"]
+    weights: Float[Array, "n T lanes"]
+
+    def advance(self, methods: tuple[AbstractMethod, ...]) -> None:
+        """One step of every run; one method for all, or one per lane."""
+        direction, log_scale = self.descent_weights()
+        n, T, lanes = direction.shape
+        moved, length = self.tokens.step(direction.reshape(n * T, lanes))
+        with np.errstate(divide="ignore"):
+            log_norm = (log_scale + np.log(length))[:, None]
+        descent = Descent(np.empty((lanes, 0)), log_norm)
+        if len(methods) == 1:
+            lengths = methods[0].lengths(descent)[:, 0]
+        else:
+            parts = zip(methods, log_norm, strict=True)
+            lengths = np.array([method.lengths(Descent(np.empty(0), log))[0] for method, log in parts])
+        rate = np.divide(lengths, length, out=np.zeros(lanes), where=length > 0)
+        self.logits += (moved * rate).reshape(n, T, lanes)
+        direction *= rate
+        self.weights += direction
+
+    def descent_weights(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
+        """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `attention`."""
+        n, T, _ = self.logits.shape
+        pivot = self.logits.argmax(axis=1)[:, None] == np.arange(T)[:, None]
+        relative = self.logits - self.logits.max(axis=1, keepdims=True)
+        np.copyto(relative, -np.inf, where=pivot)
+        shift = np.maximum(relative.max(axis=(0, 1)), np.finfo(float).min)
+        relative -= shift
+        others = np.exp(relative)  # weights of the other tokens, scaled
+        scale = np.exp(shift)
+        total = 1 + scale * others.sum(axis=1)
+        best = np.broadcast_to(self.tokens.scores, pivot.shape).sum(axis=1, where=pivot)
+        ahead = best[:, None] - self.tokens.scores
+        shortfall = scale * np.einsum("ntl,ntl->nl", others, ahead) / total
+        log_slope = self.loss.log_slope(best - shortfall)
+        top = log_slope.max(axis=0)
+        others *= (np.exp(log_slope - top) / total)[:, None]
+        np.subtract(shortfall[:, None], ahead, out=ahead)
+        others *= ahead
+        np.copyto(others, -others.sum(axis=1, keepdims=True), where=pivot)
+        return others, shift + top - np.log(n)
+
+    def kept(self, lanes: Bool[Array, " lanes"]) -> Lanes:
+        """Some of the runs."""
+        return Lanes(
+            self.tokens.kept(lanes), self.loss, self.logits[..., lanes].copy(), self.weights[..., lanes].copy()
+        )
+
+    @property
+    def selected(self) -> Int[Array, "lanes n"]:
+        """The token of largest weight in each input."""
+        return np.asarray(self.logits.argmax(axis=1).T)
+
+    @property
+    def saturation(self) -> Float[Array, " lanes"]:
+        """Mean over the inputs of the largest softmax weight."""
+        relative = self.logits - self.logits.max(axis=1, keepdims=True)
+        return np.asarray((1 / np.exp(relative).sum(axis=1)).mean(axis=0))
+
+
+def _lanes_last(array: Float[Array, "lanes a b"]) -> Float[Array, "a b lanes"]:
+    return np.ascontiguousarray(array.transpose(1, 2, 0))
