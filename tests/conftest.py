@@ -1,11 +1,12 @@
-"""Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the package."""
+"""Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the exact rooms."""
 
 from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 
-jaxtyping.install_import_hook("tokenmargin", "beartype.beartype")
+ROOMS = ("geometry", "problem", "instances", "selection", "attention", "margin", "dynamics")
+jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The command line: one module per verb, loaded when it is called.
+"""The command line: one module per verb.
 
 Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 the work failed, 2 bad usage.
 """
@@ -6,32 +6,31 @@ Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
 from tokenmargin.cli.common import UsageError, complain
+from tokenmargin.cli.demo import demo
+from tokenmargin.cli.evolve import evolve
+from tokenmargin.cli.reproduce import reproduce
+from tokenmargin.cli.solve import solve
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS = (
-    ("demo", "A guided run: one problem, all its limits, and which start reaches which."),
-    ("solve", "The max-margin direction of one selection, with its certificate."),
-    ("evolve", "Train attention on a problem and name the direction it reached."),
-    ("reproduce", "The papers' figures: table, picture, and expected against measured."),
-)
-"""The commands; each lives in the module of its name, in a function of its name."""
+VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce)
+"""The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(
     name="tokenmargin",
     help="Which tokens softmax attention selects, and with what margin.",
     version=__version__,
-    help_format="markdown",
+    help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for _verb, _summary in VERBS:
-    app.command(f"tokenmargin.cli.{_verb}:{_verb}", name=_verb, help=_summary)
+for _verb in VERBS:
+    app.command(_verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,11 +15,11 @@ __all__ = ["demo"]
 
 
 def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
-    """Pose one problem, list every direction it can converge to, and watch where descent goes.
+    """A guided run: one problem, all its limits, and which start reaches which.
 
     Writes a page, a figure and tables.
 
-    **Example**
+    Example:
 
         tokenmargin demo --out out/demo
 

@@ -31,10 +31,10 @@ def evolve(
 ) -> int:
     """Train attention and name the direction it reached.
 
-    The final direction is compared with the certified max-margin direction of the tokens it selects (for joint
-    training, with the relaxed one).
+    The final direction is compared with the certified max-margin direction
+    of the tokens it selects (for joint training, with the relaxed one).
 
-    **Examples**
+    Examples:
 
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json

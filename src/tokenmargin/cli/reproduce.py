@@ -22,12 +22,13 @@ def reproduce(
     list_: bool = False,
     json: bool = False,
 ) -> int:
-    """Compute figures of the papers and compare them with what the papers claim.
+    """Compute figures of the papers, expected beside measured.
 
-    Writes, per figure, its tables (CSV), the picture (SVG, PDF, PNG), `result.json`, and one page for all.
-    Exit code 1 when something measured is not as expected.
+    Writes, per figure, its tables (CSV), the picture (SVG, PDF, PNG) and
+    result.json, and one page for all. Exit code 1 when something measured is
+    not as expected.
 
-    **Examples**
+    Examples:
 
         tokenmargin reproduce --list
         tokenmargin reproduce fig1b fig3b

@@ -22,11 +22,12 @@ def solve(
     select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,
     json: bool = False,
 ) -> int:
-    """Find the shortest p that separates the selected token of every input from its others.
+    """Find the shortest p that separates the selected tokens, with a certificate.
 
-    Exit code 0 when the answer is proven (optimal or infeasible), 1 when it is inaccurate.
+    Exit code 0 when the answer is proven (optimal or infeasible), 1 when it is
+    inaccurate.
 
-    **Examples**
+    Examples:
 
         tokenmargin solve fig1b --select 1
         tokenmargin solve problem.npz --select 0,2,1 --json

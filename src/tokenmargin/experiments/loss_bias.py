@@ -40,7 +40,7 @@ class Figure5(AbstractExperiment):
 
     steps: int = 1000
     step: float = 0.1
-    scores: tuple[float, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 100)
+    scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 100.0)
 
     @classmethod
     def quick(cls) -> Self:

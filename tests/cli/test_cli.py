@@ -1,0 +1,194 @@
+"""The command line: data on standard output, messages on standard error, exit codes 0, 1 and 2."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tokenmargin.cli import VERBS, main
+from tokenmargin.instances import figure1b, random_problem
+from tokenmargin.margin import max_margin
+from tokenmargin.problem import TokenProblem
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
+    check = (
+        "import sys; from tokenmargin.cli import main; code = main(['--help']);"
+        "heavy = {'torch', 'matplotlib', 'numpy', 'scipy'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    for verb in VERBS:
+        assert verb.__name__ in done.stdout
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    check = "import sys, tokenmargin; assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize("verb", [verb.__name__ for verb in VERBS])
+def test_every_verb_explains_itself_with_an_example(capsys, verb: str) -> None:
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert f"tokenmargin {verb}" in out
+    assert "Example" in out
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenmargin", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip()
+
+
+def test_solve_gives_the_certified_answer_as_json(capsys, tmp_path) -> None:
+    problem = random_problem(3, 4, 8, rng=np.random.default_rng(0))
+    problem.save(tmp_path / "p.npz")
+    code, out, _ = run(capsys, "solve", str(tmp_path / "p.npz"), "--select", "0,2,1", "--json")
+    answer = json.loads(out)
+    expected = max_margin(problem, [0, 2, 1])
+    assert code == 0
+    assert answer["status"] == "optimal"
+    np.testing.assert_allclose(answer["vector"], expected.vector)
+    assert answer["margin"] == pytest.approx(expected.margin)
+    assert answer["residual"] <= 1e-10
+    assert answer["active"] == expected.tokens[expected.active].tolist()
+    assert all(pair in answer["neighbours"] for pair in answer["active"])
+    assert {"locally_optimal", "globally_optimal"} <= set(answer)
+
+
+def test_solve_reads_json_files_and_names(capsys, tmp_path) -> None:
+    figure1b().save(tmp_path / "p.json")
+    by_file = json.loads(run(capsys, "solve", str(tmp_path / "p.json"), "--select", "1", "--json")[1])
+    by_name = json.loads(run(capsys, "solve", "fig1b", "--select", "1", "--json")[1])
+    assert by_file["vector"] == by_name["vector"] == [1.0, 0.0, 0.0]
+    assert by_name["locally_optimal"]
+    assert not by_name["globally_optimal"]
+    assert by_name["neighbours"] == [[0, 2]]
+
+
+def test_an_infeasible_selection_is_an_answer(capsys, tmp_path) -> None:
+    problem = TokenProblem.of([[[0.0], [1.0], [-1.0]]], [1], head=[1.0])
+    problem.save(tmp_path / "p.npz")
+    code, out, _ = run(capsys, "solve", str(tmp_path / "p.npz"), "--select", "0", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["status"] == "infeasible"
+    assert answer["vector"] is None
+    np.testing.assert_allclose(answer["farkas"], [0.5, 0.5])
+    assert "no direction selects these tokens" in run(capsys, "solve", str(tmp_path / "p.npz"), "--select", "0")[1]
+
+
+def test_solve_for_people(capsys) -> None:
+    code, out, _ = run(capsys, "solve", "fig1c")
+    assert code == 0
+    assert "globally optimal  yes" in out
+    assert "token 6 of input 0, token 5 of input 1" in out
+
+
+def test_evolve_compares_with_the_certified_direction(capsys) -> None:
+    code, out, _ = run(capsys, "evolve", "fig1b", "--start", "0,-1,0", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["selected"] == [1]
+    assert answer["direction"]["vector"] == [1.0, 0.0, 0.0]
+    assert answer["cosine"] > 0.999
+    assert answer["angle"] == pytest.approx(np.arccos(answer["cosine"]), rel=1e-3)
+    assert answer["norm"] == pytest.approx(np.linalg.norm(answer["final"]))
+    assert answer["saturation"] > 0.999
+
+
+def test_evolve_trains_head_and_prompt_together(capsys) -> None:
+    answer = json.loads(run(capsys, "evolve", "fig3b", "--train", "joint", "--start=-1,0,0,-1", "--json")[1])
+    assert answer["direction"]["problem"] == "relaxed"
+    assert answer["cosine"] > 0.999
+
+
+def test_evolve_saves_its_trajectory(capsys, tmp_path) -> None:
+    code, out, err = run(
+        capsys, "evolve", "fig1a", "--method", "gd", "--steps", "50", "--save", str(tmp_path / "path.npz")
+    )
+    assert code == 0
+    assert "angle" in out
+    assert "wrote" in err
+    with np.load(tmp_path / "path.npz") as kept:
+        assert kept["point"].shape == (51, 3)
+        assert set(kept) == {"at", "point", "norm", "loss", "saturation"}
+
+
+def test_evolve_without_a_direction_to_compare_with(capsys) -> None:
+    answer = json.loads(run(capsys, "evolve", "fig1a", "--steps", "0", "--json")[1])
+    assert answer["angle"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("solve",), "PROBLEM"),
+        (("solve", "fig1b", "--select", "9"), "out of range"),
+        (("solve", "fig1b", "--select", "a,b"), "--select must be numbers separated by commas"),
+        (("solve", "fig1b", "--select", "0,1"), "1 integers"),
+        (("solve", "nothing"), "or one of fig1a"),
+        (("solve", "nothing.npz"), "no such file"),
+        (("solve", "fig1b", "--nonsense"), "nonsense"),
+        (("evolve", "fig1b", "--step", "-1"), "positive number"),
+        (("evolve", "fig1b", "--steps", "-1"), "at least 0"),
+        (("evolve", "fig1b", "--start", "1,2"), "3 numbers"),
+        (("evolve", "fig1b", "--method", "adam"), "adam"),
+        (("evolve", "fig1b", "--save", "x.csv"), "npz"),
+        (("reproduce", "fig99"), "no figure 'fig99'"),
+        (("fly",), "fly"),
+    ],
+)
+def test_bad_usage_is_exit_code_2_with_a_reason(capsys, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert not out
+
+
+def test_reproduce_writes_tables_pictures_and_a_page(capsys, tmp_path) -> None:
+    code, out, err = run(capsys, "reproduce", "fig1b", "fig4a", "--out", str(tmp_path), "--json")
+    summaries = json.loads(out)
+    assert code == 0
+    assert [summary["figure"] for summary in summaries] == ["fig1b", "fig4a"]
+    assert all(summary["holds"] for summary in summaries)
+    for name in ("fig1b.svg", "fig1b.pdf", "fig1b.png", "limits.csv", "result.json"):
+        assert (tmp_path / "fig1b" / name).stat().st_size > 0
+    assert "fig4a" in (tmp_path / "index.html").read_text()
+    assert "yes" in err
+
+
+def test_reproduce_lists_what_there_is(capsys) -> None:
+    code, out, _ = run(capsys, "reproduce", "--list")
+    assert code == 0
+    assert len(out.splitlines()) >= 10
+
+
+def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "tokenmargin.report.figures", None)
+    code, _, err = run(capsys, "reproduce", "fig1a", "--out", str(tmp_path))
+    assert code == 2
+    assert "tokenmargin[report]" in err
+
+
+def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> None:
+    code, out, err = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--json")
+    assert code == 0
+    assert json.loads(out)["holds"]
+    assert "no direction can pick 10" in err
+    assert "All as the theory says" in err
+    assert "index.html" in err
+    page = (tmp_path / "demo" / "index.html").read_text()
+    assert "<svg" in page
+    assert "src=" not in page  # self-contained

@@ -1,0 +1,86 @@
+"""Every figure of the max-margin paper shows what it claims."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tokenmargin.experiments import EXPERIMENTS, Finding
+from tokenmargin.experiments.demo import Demo, selection_rows
+from tokenmargin.experiments.loss_bias import Figure5
+from tokenmargin.experiments.prompt_paths import Figure1b
+from tokenmargin.instances import three_limits
+
+QUICK = ("fig1a", "fig1b", "fig1c", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", [*QUICK, "fig5", "fig8"])
+def test_findings_hold(name: str) -> None:
+    experiment = next(experiment for experiment in EXPERIMENTS if experiment.figure == name)
+    result = experiment.quick().run()
+    assert result.holds, [finding for finding in result.findings if not finding.holds]
+    for table in result.tables.values():
+        assert len({len(column) for column in table.values()}) == 1
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiments_say_how_to_run_them_and_what_to_expect(experiment) -> None:
+    assert f"tokenmargin reproduce {experiment.figure}" in experiment.__doc__
+    assert experiment.title
+    assert experiment.source
+    assert experiment.paper() is not None
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_the_bias_of_figure_5_has_a_closed_form() -> None:
+    """Correlation loss: log(C) / 2; the general form is checked by the experiment's own finding."""
+    bias = Figure5(scores=(4.0, 9.0)).run().tables["bias"]
+    correlation = bias["loss"] == "correlation"
+    np.testing.assert_allclose(bias["height"][correlation], [np.log(2), np.log(3)], atol=1e-6)
+
+
+def test_a_result_can_be_kept(tmp_path) -> None:
+    result = Figure1b(steps=20).run()
+    result.save(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert summary["config"] == {"steps": 20, "step": 0.1}
+    with (tmp_path / "run" / "limits.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[0]["cosine"]) == result.tables["limits"]["cosine"][0]
+
+
+def test_a_run_too_short_to_align_is_not_called_a_success() -> None:
+    assert not Figure1b(steps=5).run().holds
+
+
+def test_progress_reaches_the_end() -> None:
+    shares: list[float] = []
+    Figure1b(steps=200).run(shares.append)
+    assert shares[-1] == 1.0
+    assert shares == sorted(shares)
+
+
+def test_the_demonstration_knows_all_selections() -> None:
+    kinds = [row["direction"] for row in selection_rows(three_limits())]
+    assert len(kinds) == 16
+    assert kinds.count("GMM") == 1
+    assert kinds.count("LMM") == 2
+    assert Demo.quick().selection_counts(three_limits()) == {"all": 16, "infeasible": 10, "limits": 3}
+
+
+@pytest.mark.parametrize(
+    ("finding", "holds", "words"),
+    [
+        (Finding("x", 2.0, 2, 2), True, "2"),
+        (Finding("x", 2.0, low=3), False, "at least 3"),
+        (Finding("x", 2.0, high=3), True, "at most 3"),
+        (Finding("x", 2.0, 1, 3), True, "1 to 3"),
+        (Finding("x", np.nan, 1, 3), False, "1 to 3"),
+    ],
+)
+def test_findings_judge_and_speak(finding: Finding, holds: bool, words: str) -> None:
+    assert finding.holds is holds
+    assert finding.expected == words
