@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
-from scipy.special import logsumexp
 
 from tokenmargin.curvature import Block, Pivoted, head_block, pivoted, prompt_block, shifted
 from tokenmargin.geometry import AbstractGeometry, Coordinates
@@ -27,6 +26,7 @@ from tokenmargin.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
+    signed_log_excess,
 )
 from tokenmargin.problem import TokenProblem
 
@@ -176,8 +176,12 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def log_excess(self, theta: Float[Array, " D"]) -> float:
-        """`log(risk - infimum of the risk)`, exact where the difference itself has underflowed."""
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        """`log(risk - risk of selecting)`, exact where the difference itself has underflowed.
+
+        The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
+        gives the infimum. NaN where the risk is below that of the selection.
+        """
         raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
 
     @property
@@ -245,14 +249,10 @@ class PromptObjective(AbstractObjective):
         state = _seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
         return _linearisation((prompt_block(state),), self.problem.n)
 
-    def log_excess(self, theta: Float[Array, " D"]) -> float:
-        state = self._attend(theta)
-        best = np.where(self.problem.mask, self.problem.scores, -np.inf).max(axis=-1)
-        with np.errstate(divide="ignore"):
-            gaps = state.log_weights + np.log(best[:, None] - self.problem.scores)
-        gaps = np.where(self.problem.mask, gaps, -np.inf)
-        excess = self.loss.log_excess(best, logsumexp(gaps, axis=-1))
-        return float(logsumexp(excess) - np.log(self.problem.n))
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
+        reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
+        return signed_log_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
 
     def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
         logits = self.problem.keys.logits(theta)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 
-__all__ = ["LOSSES", "AbstractLoss", "CorrelationLoss", "CustomLoss", "ExponentialLoss", "LogisticLoss"]
+__all__ = ["LOSSES", "AbstractLoss", "CorrelationLoss", "CustomLoss", "ExponentialLoss", "LogisticLoss", "signed_log_excess"]
 
 # Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
@@ -172,3 +172,24 @@ LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
     ("exponential", ExponentialLoss()),
     ("correlation", CorrelationLoss()),
 )
+
+
+def signed_log_excess(
+    loss: AbstractLoss,
+    reference: Float[Array, " n"],
+    log_weights: Float[Array, "n T"],
+    scores: Float[Array, "n T"],
+) -> float:
+    """`log mean_i (loss(f_i) - loss(reference_i))` for outputs `f_i = sum_t s_it scores_it`; NaN when not positive.
+
+    The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
+    those that score below it are summed apart, as logarithms.
+    """
+    gaps = reference[:, None] - scores
+    with np.errstate(divide="ignore"):
+        sizes = log_weights + np.log(np.abs(gaps))
+    log_gap, sign = logsumexp(np.where(np.isneginf(log_weights), -np.inf, sizes), b=np.sign(gaps), axis=-1, return_sign=True)
+    # Where the output is above the reference, the loss falls from there to it by the same integral.
+    base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
+    total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, return_sign=True)
+    return float(total - np.log(len(reference))) if total_sign > 0 else np.nan
