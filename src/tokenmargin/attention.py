@@ -115,7 +115,7 @@ def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[
     sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
-    return _unit(keys, coefficients, log_scale - np.log(keys.n))
+    return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
 def _seen_from_pivot(keys: AbstractGeometry, state: _Attention, loss: AbstractLoss) -> Pivoted:
@@ -294,7 +294,7 @@ class JointObjective(AbstractObjective):
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
-        head = _unit(values, feature_weights, log_scale - np.log(values.n))
+        head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
         prompt = _prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),

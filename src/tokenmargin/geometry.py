@@ -345,7 +345,9 @@ class Gram(AbstractGeometry):
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
         kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
-        return vectors[:, kept] * np.sqrt(values[kept])
+        rows = vectors[:, kept] * np.sqrt(values[kept])
+        rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
+        return rows
 
     @property
     def noise(self) -> float:

@@ -11,7 +11,15 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit, logsumexp
 
-__all__ = ["LOSSES", "AbstractLoss", "CorrelationLoss", "CustomLoss", "ExponentialLoss", "LogisticLoss", "signed_log_excess"]
+__all__ = [
+    "LOSSES",
+    "AbstractLoss",
+    "CorrelationLoss",
+    "CustomLoss",
+    "ExponentialLoss",
+    "LogisticLoss",
+    "signed_log_excess",
+]
 
 # Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
@@ -188,7 +196,9 @@ def signed_log_excess(
     gaps = reference[:, None] - scores
     with np.errstate(divide="ignore"):
         sizes = log_weights + np.log(np.abs(gaps))
-    log_gap, sign = logsumexp(np.where(np.isneginf(log_weights), -np.inf, sizes), b=np.sign(gaps), axis=-1, return_sign=True)
+    log_gap, sign = logsumexp(
+        np.where(np.isneginf(log_weights), -np.inf, sizes), b=np.sign(gaps), axis=-1, return_sign=True
+    )
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, return_sign=True)

@@ -144,7 +144,13 @@ def regularisation_path(
 def _checked_radii(radii: Sequence[float] | Float[Array, " radii"]) -> Float[Array, " radii"]:
     """The radii with others between them, so that none is more than twice the one before."""
     wanted = np.asarray(radii, dtype=np.float64)
-    if wanted.ndim != 1 or wanted.size == 0 or not np.isfinite(wanted).all() or wanted[0] <= 0 or (np.diff(wanted) <= 0).any():
+    if (
+        wanted.ndim != 1
+        or wanted.size == 0
+        or not np.isfinite(wanted).all()
+        or wanted[0] <= 0
+        or (np.diff(wanted) <= 0).any()
+    ):
         raise ValueError(f"radii must be positive and growing, got {radii!r}")
     grid = [np.array([min(1.0, wanted[0])])]
     for radius in wanted:
