@@ -94,8 +94,14 @@ def test_offline_the_remedy_is_named(tmp_path, monkeypatch):
         get_dataset("imdb", cache=tmp_path)
 
 
+def test_vocabulary_must_be_the_published_one(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[UNK]\n")
+    with pytest.raises(DatasetError, match="not a copy of bert-vocabulary \\(sha256 is "):
+        get_dataset("bert-vocabulary", local=tmp_path / "vocab.txt", cache=tmp_path)
+
+
 def test_errors_name_the_source(tmp_path, monkeypatch):
-    with pytest.raises(DatasetError, match="no dataset 'mnist'; there are imdb, yelp, cifar10"):
+    with pytest.raises(DatasetError, match="no dataset 'mnist'; there are imdb, yelp, cifar10, bert-vocabulary"):
         get_dataset("mnist", cache=tmp_path)
     with pytest.raises(DatasetError, match="no such file"):
         get_dataset("imdb", local=tmp_path / "none", cache=tmp_path)

@@ -12,14 +12,17 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
 from tokenmargin.cli.common import UsageError, complain
+from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
+from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.solve import solve
+from tokenmargin.cli.train import train
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce)
+VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce, data, prepare, train)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

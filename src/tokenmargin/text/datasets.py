@@ -56,6 +56,11 @@ DATASETS = {
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         "CIFAR-10 (Krizhevsky, 2009): cite the report.",
     ),
+    "bert-vocabulary": RemoteFile(
+        "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        "WordPiece vocabulary of bert-base-uncased (Devlin et al., NAACL 2019): Apache-2.0.",
+    ),
 }
 
 
@@ -71,7 +76,7 @@ def cache_folder() -> Path:
 def get_dataset(
     name: str, *, local: str | Path | None = None, cache: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """The dataset as one file in the cache: `.parquet` with text and label, or `.npz` for images.
+    """The dataset as one file in the cache: `.parquet` with text and label, `.npz` for images, `.txt` for a vocabulary.
 
     **Arguments**
     - `name`: one of `DATASETS`.
@@ -84,7 +89,7 @@ def get_dataset(
         raise DatasetError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
     folder = (cache or cache_folder()) / "datasets"
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{name}{'.npz' if name == 'cifar10' else '.parquet'}"
+    target = folder / f"{name}{SUFFIXES.get(name, '.parquet')}"
     if local is None and target.is_file():
         return target
     source = Path(local) if local is not None else _download(DATASETS[name], folder, progress)
@@ -219,4 +224,17 @@ def _write(target: Path, texts: list[str], labels: list[int]) -> None:
     os.replace(partial, target)
 
 
-READERS: dict[str, Callable[[Path, Path], None]] = {"imdb": _imdb, "yelp": _yelp, "cifar10": _cifar10}
+def _vocabulary(source: Path, target: Path) -> None:
+    """The vocabulary as it is, if it is the published one."""
+    if (found := _sha256(source)) != DATASETS["bert-vocabulary"].sha256:
+        raise SourceError(f"sha256 is {found}")
+    target.write_bytes(source.read_bytes())
+
+
+SUFFIXES = {"cifar10": ".npz", "bert-vocabulary": ".txt"}
+READERS: dict[str, Callable[[Path, Path], None]] = {
+    "imdb": _imdb,
+    "yelp": _yelp,
+    "cifar10": _cifar10,
+    "bert-vocabulary": _vocabulary,
+}

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
+from tokenmargin.corpus import TokenCorpus
+
 __all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
 
 ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
@@ -74,6 +76,22 @@ class PreparedText:
         """The characters (start, end) in the original text of each token of text `i`."""
         where = slice(self.offsets[i], self.offsets[i + 1])
         return np.stack([self.starts[where], self.ends[where]], axis=1)
+
+    def corpus(self) -> TokenCorpus:
+        """The sequences with their statistics."""
+        return TokenCorpus(np.array(self.ids), np.diff(self.offsets), self.labels.astype(float), self.vocabulary)
+
+    def save_ids(self, path: str | Path) -> None:
+        """Write ids, lengths and labels alone as a small `.npz`, without words or characters: to train elsewhere."""
+        small = np.uint16 if self.m <= 1 << 16 else np.uint32
+        with Path(path).open("wb") as file:
+            np.savez_compressed(
+                file,
+                ids=self.ids.astype(small),
+                lengths=np.diff(self.offsets).astype(np.uint32),
+                labels=self.labels,
+                vocabulary=np.array(self.m),
+            )
 
     def save(self, path: str | Path) -> None:
         """Write one `.safetensors` file, whole or not at all."""

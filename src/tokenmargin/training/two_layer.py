@@ -3,8 +3,9 @@
 Two facts make it cheap. Equal tokens of a sequence have equal rows throughout, so a sequence of T tokens is its u <= T
 distinct tokens with their counts. And the layer norm enters only through products with p and v: with
 `B = softmax(G) + I`, `G = E_X E_X'`, the row `h_i = (B E_X)_i` has `<h_i, p> = (B a)_i`, `mean(h_i) = (B mu)_i` and
-`|h_i|^2 = (B G B')_ii`, all u x u work. So the vectors of length d are touched three times: for G, for the gradient
-`(dG + dG') E_X`, and by AdamW. The backward pass is written out.
+`|h_i|^2 = (B G B')_ii`, all u x u work. So the vectors of a sequence are touched twice: for G, and for the gradient
+`(dG + dG') E_X`. What goes through p, v and the mean is of rank three over the vocabulary, and is added once a step.
+The backward pass is written out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.parameters import AdamW, State
 
-__all__ = ["Bucket", "GraphedBuckets", "TwoLayer", "bucket_gradient", "bucket_outputs"]
+__all__ = ["Bucket", "Gradient", "GraphedBuckets", "TwoLayer", "bucket_gradient"]
 
 EPSILON = 1e-5  # of the layer norm, as in torch
 
@@ -38,7 +39,6 @@ class _Forward:
     """What the backward pass needs again."""
 
     X: Tensor
-    G: Tensor
     A: Tensor
     B: Tensor
     BG: Tensor
@@ -57,7 +57,7 @@ def _columns(heads: Tensor) -> Tensor:
     return torch.cat([heads, heads.new_full((1, d), 1.0 / d)])
 
 
-def _forward(E: Tensor, heads: Tensor, bucket: Bucket) -> _Forward:
+def _forward(E: Tensor, columns: Tensor, sums: Tensor, bucket: Bucket) -> _Forward:
     d = E.shape[1]
     X = E[bucket.ids]
     G = torch.bmm(X, X.mT)
@@ -66,28 +66,36 @@ def _forward(E: Tensor, heads: Tensor, bucket: Bucket) -> _Forward:
     B = A.clone()
     B.diagonal(dim1=1, dim2=2).add_(1.0)
     BG = torch.bmm(B, G)
-    Y = X @ _columns(heads).T
+    Y = columns[bucket.ids]
     H = torch.bmm(B, Y)
     mu = H[..., 2]
     r = torch.rsqrt((B * BG).sum(2) / d - mu * mu + EPSILON)
-    sums = heads.sum(1)
     P, V = (r * (H[..., k] - mu * sums[k]) for k in (0, 1))
     s = torch.softmax(P + log_counts, dim=1)
-    return _Forward(X, G, A, B, BG, Y, H, r, P, V, s, (s * V).sum(1))
+    return _Forward(X, A, B, BG, Y, H, r, P, V, s, (s * V).sum(1))
 
 
-def bucket_outputs(E: Tensor, heads: Tensor, bucket: Bucket) -> Tensor:
-    """f for the sequences of a bucket."""
-    return _forward(E, heads, bucket).f
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """Where buckets add their gradients: of E through G (m, d), of `E [p v 1/d]` (m, 3), of the sums of p and v (2)."""
+
+    embeddings: Tensor
+    columns: Tensor
+    sums: Tensor
+
+    def zero_(self) -> None:
+        """Forget everything."""
+        for tensor in vars(self).values():
+            tensor.zero_()
 
 
-def bucket_gradient(E: Tensor, heads: Tensor, bucket: Bucket, *, into: Tensor, into_heads: Tensor) -> Tensor:
-    """Losses of a bucket's rows; the gradients of their weighted sum are added to `into` and `into_heads`."""
+def bucket_gradient(E: Tensor, columns: Tensor, sums: Tensor, bucket: Bucket, *, into: Gradient) -> Tensor:
+    """Losses of a bucket's rows; the gradients of their weighted sum are added to `into`."""
     d = E.shape[1]
-    x = _forward(E, heads, bucket)
+    x = _forward(E, columns, sums, bucket)
     margin = bucket.labels * x.f
     slope = (-bucket.labels * torch.sigmoid(-margin) * bucket.weights)[:, None]
-    sums, mu = heads.sum(1), x.H[..., 2]
+    mu = x.H[..., 2]
     dV = slope * x.s
     dP = dV * (x.V - x.f[:, None])
     # r enters P and V as a factor; P / r is the centred product.
@@ -95,15 +103,14 @@ def bucket_gradient(E: Tensor, heads: Tensor, bucket: Bucket, *, into: Tensor, i
     rP, rV = x.r * dP, x.r * dV
     dmu = -(rP * sums[0] + rV * sums[1]) - 2.0 * dvar * mu
     dH = torch.stack([rP, rV, dmu], dim=2)
-    dq = dvar / d
-    dB = torch.baddbmm(2.0 * dq[..., None] * x.BG, dH, x.Y.mT)
+    dq = (2.0 / d) * dvar[..., None]
+    dB = torch.baddbmm(dq * x.BG, dH, x.Y.mT)
     dG = x.A * (dB - (x.A * dB).sum(2, keepdim=True))
-    dG = torch.baddbmm(dG + dG.mT, x.B.mT, (2.0 * dq)[..., None] * x.B)
-    Z = torch.bmm(x.B.mT, dH)
-    dX = torch.baddbmm(Z @ _columns(heads), dG, x.X)
-    into.index_add_(0, bucket.ids.reshape(-1), dX.reshape(-1, d))
-    into_heads += Z[..., :2].reshape(-1, 2).T @ x.X.reshape(-1, d)
-    into_heads -= torch.stack([(rP * mu).sum(), (rV * mu).sum()])[:, None]
+    dG = torch.baddbmm(dG + dG.mT, x.B.mT, dq * x.B)
+    ids = bucket.ids.reshape(-1)
+    into.embeddings.index_add_(0, ids, torch.bmm(dG, x.X).reshape(-1, d))
+    into.columns.index_add_(0, ids, torch.bmm(x.B.mT, dH).reshape(-1, 3))
+    into.sums.sub_(torch.stack([(rP * mu).sum(), (rV * mu).sum()]))
     return torch.nn.functional.softplus(-margin)
 
 
@@ -122,8 +129,11 @@ class TwoLayer:
         self.group, self.multiple = group, multiple
         self._ids, self._counts, self._offsets = _distinct(data)
         self._widths = self._offsets.diff().cpu()
-        self._gradient = torch.zeros_like(state.embeddings)
-        self._heads_gradient = torch.zeros_like(state.heads)
+        self._columns = torch.empty_like(state.embeddings[:, :1].expand(-1, 3)).contiguous()
+        self._sums = torch.empty_like(state.heads[:, 0])
+        self._gradient = Gradient(
+            torch.zeros_like(state.embeddings), torch.zeros_like(self._columns), torch.zeros_like(self._sums)
+        )
         self._step = torch.tensor(float(state.step), device=state.heads.device)
         self._accumulate = self._add if state.heads.device.type != "cuda" else GraphedBuckets(self._add)
 
@@ -172,10 +182,11 @@ class TwoLayer:
         """f for some rows."""
         f = self.data.labels.new_empty(len(rows))
         where = torch.argsort(self._widths[rows.cpu()], stable=True).to(rows.device)
-        ordered, ((*groups,),) = self._groups(rows, len(rows))
-        for cut, width in groups:
+        ordered, plan = self._groups(rows, len(rows))
+        self._project()
+        for cut, width in plan[0]:
             bucket = self.bucket(ordered[cut], width, len(rows))
-            f[where[cut]] = bucket_outputs(self.state.embeddings, self.state.heads, bucket)
+            f[where[cut]] = _forward(self.state.embeddings, self._columns, self._sums, bucket).f
         return f
 
     @torch.no_grad()
@@ -183,9 +194,9 @@ class TwoLayer:
         """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         rows, plan = self._groups(order[first * batch : last * batch], batch)
-        for groups in plan:
+        for groups in filter(None, plan):
             self._gradient.zero_()
-            self._heads_gradient.zero_()
+            self._project()
             size = groups[-1][0].stop - groups[0][0].start
             for cut, width in groups:
                 total += self._accumulate(rows[cut], width, size)
@@ -194,22 +205,24 @@ class TwoLayer:
 
     def _add(self, rows: Tensor, width: int, total: int) -> Tensor:
         """Add the gradient of some rows of a batch; the sum of their losses."""
-        losses = bucket_gradient(
-            self.state.embeddings,
-            self.state.heads,
-            self.bucket(rows, width, total),
-            into=self._gradient,
-            into_heads=self._heads_gradient,
-        )
+        bucket = self.bucket(rows, width, total)
+        losses = bucket_gradient(self.state.embeddings, self._columns, self._sums, bucket, into=self._gradient)
         return losses.sum(dtype=torch.float64)
 
+    def _project(self) -> None:
+        """What the sequences need of p and v: `E [p v 1/d]` and the sums of p and v."""
+        torch.mm(self.state.embeddings, _columns(self.state.heads).T, out=self._columns)
+        torch.sum(self.state.heads, dim=1, out=self._sums)
+
     def _update(self, rate: float) -> None:
-        state, (b1, b2) = self.state, self.optimizer.betas
+        state, gradient, (b1, b2) = self.state, self._gradient, self.optimizer.betas
         state.step += 1
         self._step += 1
+        heads = gradient.columns[:, :2].T @ state.embeddings + gradient.sums[:, None]
+        gradient.embeddings.addmm_(gradient.columns, _columns(state.heads))
         torch._fused_adamw_(
             [state.embeddings, state.heads],
-            [self._gradient, self._heads_gradient],
+            [gradient.embeddings, heads],
             [state.embeddings_m, state.heads_m],
             [state.embeddings_w, state.heads_w],
             [],

@@ -1,0 +1,173 @@
+"""`tokenmargin train`: train attention with all its embeddings on prepared text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tokenmargin.cli.common import UsageError, emit_json, needs_extra, numbers, progress_bar, say, usage_errors
+
+if TYPE_CHECKING:
+    from tokenmargin.corpus import TokenCorpus
+    from tokenmargin.training.trainer import TrainingRun
+
+__all__ = ["train"]
+
+SHOWN = 8
+
+
+def train(
+    prepared: Path,
+    /,
+    *,
+    out: Path,
+    model: Literal["one-layer", "two-layer"] = "one-layer",
+    dimension: int = 256,
+    epochs: int = 10,
+    batch: int = 128,
+    rate: float = 0.003,
+    milestones: str = "",
+    decay: float = 1e-8,
+    scale: float = 1.0,
+    seed: int = 0,
+    device: str = "auto",
+    deterministic: bool = False,
+    stop_loss: float = 0.0,
+    budget: float = float("inf"),
+    json: bool = False,
+) -> int:
+    """Train, and say which tokens the model selects.
+
+    A run found in the folder is resumed. Ctrl-C ends it after the step in hand, with a checkpoint. Exit code 1 when it
+    was interrupted.
+
+    Examples:
+
+        tokenmargin prepare sentences --out sentences.safetensors
+        tokenmargin train sentences.safetensors --out runs/sentences
+        tokenmargin train imdb.safetensors --out runs/imdb --dimension 2048 --epochs 5 --rate 0.0003
+
+    Parameters
+    ----------
+    prepared:
+        A file written by tokenmargin prepare (.safetensors).
+    out:
+        Folder for checkpoints and metrics.parquet.
+    model:
+        One attention layer, or two with a layer norm between.
+    dimension:
+        Length of the embeddings.
+    epochs:
+        Passes over the texts, in all.
+    batch:
+        Texts in a batch.
+    rate:
+        Learning rate of AdamW.
+    milestones:
+        Epochs at which the rate is divided by ten, such as 100,200.
+    decay:
+        Weight decay.
+    scale:
+        Initial size of the embeddings, times 1/sqrt(dimension).
+    seed:
+        Of the start and of the order of the texts.
+    device:
+        cpu, cuda, or auto.
+    deterministic:
+        On a GPU: the same bits every time, by slower kernels.
+    stop_loss:
+        End after an epoch below this loss.
+    budget:
+        Seconds after which to end.
+    json:
+        Write one JSON object to standard output.
+    """
+    with needs_extra("train"):
+        import numpy as np
+        import torch
+
+        from tokenmargin.text.prepared import load_prepared
+        from tokenmargin.training.batches import TokenData
+        from tokenmargin.training.trainer import TrainingConfig
+        from tokenmargin.training.trainer import train as run
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if place == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU here")
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    with usage_errors():
+        text = load_prepared(prepared)
+        config = TrainingConfig(
+            model=model,
+            dimension=dimension,
+            epochs=epochs,
+            batch=batch,
+            rate=rate,
+            milestones=tuple(numbers(milestones, int, "--milestones")) if milestones else (),
+            decay=decay,
+            scale=scale,
+            seed=seed,
+        )
+        data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=place)
+    total = -(-data.n // batch) * epochs
+    with progress_bar("training", total) as advance, usage_errors():
+        result = run(
+            data, config, folder=out, stop_loss=stop_loss, budget=budget, progress=lambda now: advance(now.step)
+        )
+    for note in result.notes:
+        say(note)
+    report = _report(result, text.corpus())
+    if json:
+        emit_json(report)
+    else:
+        _print(report, out)
+    return 1 if result.status == "interrupted" else 0
+
+
+def _report(result: TrainingRun, corpus: TokenCorpus) -> dict[str, Any]:
+    """Loss, accuracy, alignment, and the tokens with the largest products."""
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from tokenmargin.training.probe import alignment, evaluate, selected, token_scores
+
+    loss, accuracy = evaluate(result.model, corpus)
+    a, b = scores = token_scores(result.model)
+    chosen = np.bincount(selected(a, corpus), minlength=corpus.size)
+    words = np.array(corpus.vocabulary)
+    posterior = corpus.posterior_difference
+
+    def rows(order: Any) -> list[dict[str, Any]]:
+        return [
+            {"token": str(words[s]), "E.p": a[s], "E.v": b[s], "posterior": posterior[s], "selected": int(chosen[s])}
+            for s in order
+        ]
+
+    return {
+        "status": result.status,
+        "epochs": len(result.metrics),
+        "seconds": result.seconds,
+        "loss": loss,
+        "accuracy": accuracy,
+        **asdict(alignment(scores, corpus)),
+        "most selected": rows(np.argsort(-chosen, kind="stable")[:SHOWN]),
+        "most positive": rows(np.argsort(-b)[:SHOWN]),
+        "most negative": rows(np.argsort(b)[:SHOWN]),
+    }
+
+
+def _print(report: dict[str, Any], out: Path) -> None:
+    print(f"{report['status']} after {report['epochs']} epochs")
+    print(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
+    print(
+        f"rank correlation of E.v with the posterior difference {report['rho_v']:+.3f}, of E.p with its modulus "
+        f"{report['rho_p']:+.3f}; sign of E.v right on {report['sign']:.1%} of {report['clear']} clear tokens"
+    )
+    for title in ("most selected", "most positive", "most negative"):
+        print(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
+        for row in report[title]:
+            print(
+                f"  {row['token']:22} {row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
+            )
+    print(f"checkpoint and metrics.parquet in {out}")

@@ -1,0 +1,163 @@
+"""From a trained model back to the theory: alignment with the frequencies, selections, attention mass, the problem.
+
+The papers say that `<E_s, v>` follows the posterior difference of token s and `<E_s, p>` its modulus, and that p turns
+towards the max-margin direction of the tokens it selects. Here are the numbers that say how far a model does so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+from scipy.stats import rankdata
+
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.geometry import Coordinates
+from tokenmargin.problem import TokenProblem
+from tokenmargin.training.one_layer import Model
+from tokenmargin.training.parameters import State
+
+if TYPE_CHECKING:
+    from tokenmargin.margin import CorpusMargin
+
+__all__ = [
+    "Alignment",
+    "LearnedDirection",
+    "alignment",
+    "as_problem",
+    "attention_mass",
+    "learned_direction",
+    "selected",
+    "token_scores",
+]
+
+CLEAR = 2.0  # standard deviations from zero at which a token's posterior difference has a clear sign
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How well the scores of a model follow the frequencies of its tokens.
+
+    **Attributes**
+    - `rho_v`: rank correlation of `<E_s, v>` with the posterior difference (37).
+    - `rho_p`: rank correlation of `<E_s, p>` with its modulus.
+    - `sign`: share of tokens, among those whose posterior difference is clearly not zero, on which `<E_s, v>` has its
+        sign.
+    - `clear`: how many tokens those are.
+    """
+
+    rho_v: float
+    rho_p: float
+    sign: float
+    clear: int
+
+
+def token_scores(model: Model) -> Float[Array, "2 m"]:
+    """`<E_s, p>` and `<E_s, v>` of all tokens."""
+    return model.scores().detach().cpu().double().numpy()
+
+
+def alignment(scores: Float[Array, "2 m"], corpus: TokenCorpus) -> Alignment:
+    """Compare scores with the corpus's frequencies; tokens that never occur are left out.
+
+    >>> corpus = TokenCorpus.of([["good"] * 9 + ["film"], ["bad"] * 9 + ["film"]], [1, -1])
+    >>> alignment(np.array([[2.0, 0.0, 2.0], [1.0, 0.0, -1.0]]), corpus)
+    Alignment(rho_v=1.0, rho_p=1.0, sign=1.0, clear=2)
+    """
+    counts = corpus.counts.sum(axis=0)
+    seen = counts > 0
+    posterior = corpus.posterior_difference[seen]
+    a, b = scores[:, seen]
+    clear = np.abs(posterior) * np.sqrt(counts[seen]) > CLEAR
+    agree = np.sign(b[clear]) == np.sign(posterior[clear])
+    return Alignment(
+        rho_v=rank_correlation(b, posterior),
+        rho_p=rank_correlation(a, np.abs(posterior)),
+        sign=float(agree.mean()) if agree.size else float("nan"),
+        clear=int(clear.sum()),
+    )
+
+
+def rank_correlation(x: Float[Array, " m"], y: Float[Array, " m"]) -> float:
+    """Spearman's correlation, ties at their mean rank; NaN when one of the two is constant."""
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (x, y)]
+    norms = [float(np.linalg.norm(rank)) for rank in ranks]
+    return float(ranks[0] @ ranks[1] / (norms[0] * norms[1])) if all(norms) else float("nan")
+
+
+def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:
+    """The token of largest logit `<E_s, p>` in each sequence; the first of them when there are several."""
+    values = logits[corpus.tokens]
+    begin = np.concatenate([[0], np.cumsum(corpus.lengths)[:-1]])
+    best = np.repeat(np.maximum.reduceat(values, begin), corpus.lengths)
+    place = np.flatnonzero(values == best)
+    _, first = np.unique(corpus.sequence[place], return_index=True)
+    return corpus.tokens[place[first]]
+
+
+def attention_mass(logits: Float[Array, " m"], corpus: TokenCorpus) -> dict[str, float]:
+    """Mean attention on negative, irrelevant and positive tokens, where clear; one-layer model.
+
+    Attention is spread by occurrence; `uniform` attention would give each class its share of the tokens.
+    """
+    values = logits[corpus.tokens]
+    begin = np.concatenate([[0], np.cumsum(corpus.lengths)[:-1]])
+    weights = np.exp(values - np.repeat(np.maximum.reduceat(values, begin), corpus.lengths))
+    weights /= np.repeat(np.add.reduceat(weights, begin), corpus.lengths)
+    counts = corpus.counts.sum(axis=0)
+    clear = np.abs(corpus.posterior_difference) * np.sqrt(counts) > CLEAR
+    kind = np.where(clear, np.sign(corpus.posterior_difference), 0).astype(int)[corpus.tokens]
+    even = np.repeat(1.0 / corpus.lengths, corpus.lengths)
+    mass = {}
+    for name, value in (("negative", -1), ("irrelevant", 0), ("positive", 1)):
+        mass[name] = float(weights[kind == value].sum() / corpus.n)
+        mass[f"{name} uniform"] = float(even[kind == value].sum() / corpus.n)
+    return mass
+
+
+def as_problem(state: State, corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenProblem:
+    """Some sequences with the trained embeddings as a TokenProblem: keys and values E, head v. The parameter is p."""
+    geometry = Coordinates(state.embeddings.detach().cpu().double().numpy(), corpus.index[rows], corpus.mask[rows])
+    return TokenProblem(geometry, corpus.labels[rows], head=state.head.detach().cpu().double().numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedDirection:
+    """The max-margin direction of a learned selection, and the angle of the learned p to it.
+
+    **Attributes**
+    - `margin`: the certified solution; infeasible when no p selects these tokens with a margin.
+    - `cosine`: of the trained p with it.
+    - `distinct`: how many different tokens are selected.
+    """
+
+    margin: CorpusMargin
+    cosine: float
+    distinct: int
+
+
+def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -> LearnedDirection:
+    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus."""
+    from tokenmargin.margin import argmax_pairs, corpus_margin
+
+    E = state.embeddings.detach().cpu().double().numpy()
+    p = state.prompt.detach().cpu().double().numpy()
+    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
+    pairs = argmax_pairs(corpus.tokens, offsets, E @ p)
+    found = corpus_margin(E, pairs, start=p, gap=gap)
+    norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
+    cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
+    return LearnedDirection(found, cosine, len(pairs.heads))
+
+
+@torch.no_grad()
+def evaluate(model: Model, corpus: TokenCorpus, *, batch: int = 256) -> tuple[float, float]:
+    """Mean loss and accuracy of the model as it stands, over the whole corpus."""
+    device = model.state.heads.device
+    f = torch.cat([model.outputs(rows) for rows in torch.split(torch.arange(corpus.n, device=device), batch)])
+    margin = f.double().cpu() * torch.as_tensor(np.array(corpus.labels))
+    return float(torch.nn.functional.softplus(-margin).mean()), float((margin > 0).double().mean())
