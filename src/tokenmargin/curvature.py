@@ -60,10 +60,10 @@ class Block(NamedTuple):
     rows: tuple[Float[Array, "r c"], ...]
 
 
-def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "... 1"]]:
+def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
     largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
-    return np.exp(logs - largest), np.squeeze(largest, axis=axes[:-1])
+    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
 def _block(
@@ -95,7 +95,7 @@ def prompt_block(
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
     logs[idle] = -np.inf
     sizes, scale = shifted(logs, (0, 1))
-    log_scale = scale.item()
+    log_scale = float(scale)
     coefficients = np.copysign(sizes, state.lead)  # c_i a_it
     pulls = coefficients[..., None] * state.keys
     pull = pulls.sum(axis=1)  # c_i g_i
@@ -120,7 +120,7 @@ def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Arra
     in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
     in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
     in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
-    return _block(pulls.sum(axis=0), pulls, scale.item(), (in_head, in_prompt))
+    return _block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
 def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
