@@ -15,6 +15,7 @@ from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
+from tokenmargin.cli.playground import playground
 from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.solve import solve
@@ -22,7 +23,7 @@ from tokenmargin.cli.train import train
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, solve, evolve, reproduce, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (demo, playground, solve, evolve, reproduce, data, prepare, train)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

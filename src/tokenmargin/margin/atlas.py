@@ -258,7 +258,7 @@ class _Walk:
     def _inherited(self, block: _Block, tokens: _Input) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
         margins = np.matmul(block.vectors, tokens.units.reshape(-1, block.vectors.shape[1]).T)
-        margins = margins.reshape(-1, *tokens.lengths.shape) * tokens.lengths
+        margins = margins.reshape(len(margins), *tokens.lengths.shape) * tokens.lengths
         separated = (margins >= 1).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 

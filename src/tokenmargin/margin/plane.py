@@ -20,7 +20,7 @@ from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.solver import solve
 from tokenmargin.margin.system import TOLERANCE, normalised, solve_systems
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import is_globally_optimal, neighbours, score_gaps
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, is_globally_optimal
 
 __all__ = ["plane_atlas"]
 
@@ -39,13 +39,17 @@ def plane_atlas(problem: TokenProblem) -> Atlas:
     began = time.perf_counter()
     chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
     vectors, solved, refuted = _solved(problem, chosen)
-    limits = []
-    for selected, vector in zip(chosen[solved], vectors[solved], strict=True):
-        gaps = score_gaps(problem, vector, selected)
-        if (gaps > 0).all():
-            near = neighbours(problem, vector, selected)
-            solution = solve(attention_constraints(problem, selected))
-            limits.append(LimitDirection(selected, solution, near, gaps, is_globally_optimal(problem, selected)))
+    gaps, near = _gaps(problem, chosen, vectors)
+    limits = [
+        LimitDirection(
+            selected=chosen[b],
+            solution=solve(attention_constraints(problem, chosen[b])),
+            neighbours=near[b],
+            gaps=gaps[b],
+            is_global=is_globally_optimal(problem, chosen[b]),
+        )
+        for b in np.flatnonzero(solved & (gaps > 0).all(axis=1))
+    ]
     selections = math.prod(problem.mask.sum(axis=1).tolist())
     undecided = chosen[~solved & ~refuted]
     return Atlas(
@@ -82,3 +86,14 @@ def _solved(
     solved = verdicts.residuals.largest <= TOLERANCE
     refuted = np.zeros_like(solved) if verdicts.farkas is None else verdicts.farkas.residual <= TOLERANCE
     return verdicts.residuals.vectors * systems.scale[:, None], solved, refuted
+
+
+def _gaps(
+    problem: TokenProblem, chosen: Int[Array, "B n"], vectors: Float[Array, "B D"]
+) -> tuple[Float[Array, "B n"], Bool[Array, "B n T"]]:
+    """Score gaps and SVM-neighbours of all selections: `score_gaps` and `neighbours` in one pass."""
+    logits, at = problem.keys.logits(vectors), chosen[:, :, None]
+    near = np.take_along_axis(logits, at, axis=2) - logits <= 1 + NEIGHBOUR_TOLERANCE
+    np.put_along_axis(near, at, False, axis=2)
+    best = np.where(near, problem.scores, -np.inf).max(axis=2)
+    return problem.scores[np.arange(problem.n), chosen] - best, near
