@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmargin.instances import NAMED_PROBLEMS, figure5
+import numpy as np
+
+from tokenmargin.instances import NAMED_PROBLEMS, figure5, figure9
 from tokenmargin.margin import label_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.report.playground.schema import plane_inputs
@@ -14,6 +16,13 @@ __all__ = ["PAPER", "PRESETS", "Preset"]
 
 PAPER = "https://arxiv.org/abs/2306.13596"
 """*Max-Margin Token Selection in Attention Mechanism*."""
+
+
+PROBLEMS = {
+    **NAMED_PROBLEMS,
+    "fig5": lambda: figure5(4.0),
+    "fig9": lambda: figure9(2, rng=np.random.default_rng(0)),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Preset:
 
     def problem(self) -> TokenProblem:
         """The problem with its scores; where the head is trained, those of the max-margin head."""
-        problem = figure5(4.0) if self.name == "fig5" else NAMED_PROBLEMS[self.name]()
+        problem = PROBLEMS[self.name]()
         if self.settings.get("trained") != "both":
             return problem
         head = label_margin(problem, [1] * problem.n).vector
@@ -67,16 +76,17 @@ PRESETS = (
     Preset(
         "fig1c",
         "Figure 1c: three inputs",
-        "Theorems 2 and 4",
-        "One direction must serve all inputs. The max-margin direction separates the best token of each, and descent "
-        "goes there.",
+        "Theorem 1",
+        "One direction must serve all inputs. Under a growing bound on its norm, the best prompt turns to the "
+        "max-margin direction of all best tokens; here descent goes there too.",
         {"start": [-1.0, 0.0]},
     ),
     Preset(
         "three-limits",
         "Three places to settle",
-        "Theorem 4",
-        "Locally optimal directions have cones around them that training does not leave. The ring shows who wins.",
+        "Theorems 3 and 4",
+        "Locally optimal directions have cones around them that training does not leave, and no "
+        "other direction can be a limit. The ring shows who wins where.",
         {"start": [-0.3, 0.6]},
     ),
     Preset(
@@ -89,25 +99,33 @@ PRESETS = (
     Preset(
         "fig5",
         "Figure 5: the loss bends the path",
-        "Section 4 on the choice of the loss",
-        "A1's rival counts more when its score is larger. The limit direction is the same for every loss; the way "
-        "is not: try correlation.",
+        "Theorem 2",
+        "A2 scores four times as much as B2 and pulls the path to its side. The limit direction is the same for every "
+        "loss, the way there is not: try correlation under Training.",
+        {"start": [0.0, 0.0]},
+    ),
+    Preset(
+        "fig9",
+        "Figure 9: random tokens",
+        "Theorem 3",
+        "Four inputs of six random tokens on the circle. Few of the 1296 selections are feasible, fewer are locally "
+        "optimal, and training ends at one of these.",
         {"start": [0.0, 0.0]},
     ),
     Preset(
         "fig3a",
         "Figure 3a: head and prompt together",
         "Theorem 5",
-        "When every best token supports the max-margin head, head and prompt trained together reach the two max-margin "
-        "directions.",
+        "Every best token supports the max-margin head. As their norms grow, head and prompt turn to the two "
+        "max-margin directions.",
         {"trained": "both", "start": [0.0, -1.0], "head": [-1.0, 0.0], "steps": 400},
     ),
     Preset(
         "fig3b",
         "Figure 3b: a token off the margin",
         "Theorem 6",
-        "The best token of C no longer supports the head. The prompt then asks no margin of C, and turns to the relaxed "
-        "direction.",
+        "The best token of C no longer supports the head. The prompt then asks no margin of C, and turns to the "
+        "relaxed direction.",
         {"trained": "both", "start": [0.0, -1.0], "head": [-1.0, 0.0], "steps": 400},
     ),
 )

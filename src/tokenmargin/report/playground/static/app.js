@@ -332,9 +332,9 @@ const tour = new Tour({
   },
 });
 $("tour").addEventListener("click", () => (tour.running ? tour.stop() : tour.start()));
-for (const name of ["pointerdown", "keydown"]) {
-  addEventListener(name, (event) => { if (!event.target.closest?.("#tour")) tour.stop(); }, { capture: true });
-}
+const onTour = (event) => event.target.closest?.("#tour");
+addEventListener("pointerdown", (event) => { if (!onTour(event)) tour.stop(); }, { capture: true });
+addEventListener("keydown", (event) => { if (!onTour(event) || event.key === "Escape") tour.stop(); }, { capture: true });
 
 // ---- undo, keep, modes
 
