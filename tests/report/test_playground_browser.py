@@ -215,7 +215,9 @@ def test_state_survives_a_reload_and_a_copied_address(tab: Tab, browser: Browser
     drag(page, '[data-token="1,1"]', 30, 20)
     page.eval_on_selector("#settings", "(node) => { node.open = true; }")
     page.select_option("#method", "descent")
-    state, address = page.evaluate("window.playground.store.now"), page.url
+    state = page.evaluate("window.playground.store.now")
+    page.wait_for_timeout(400)  # the address follows when a change has rested
+    address = page.url
     page.reload()
     page.wait_for_selector("html[data-painted]")
     assert page.evaluate("window.playground.store.now") == state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,9 @@ def playground(
     no_browser:
         Do not open the page.
     """
+    # Threads of the linear algebra library only wait for each other on arrays this small; numpy reads this once.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
     with needs_extra("playground"):
         from tokenmargin.report.playground.guard import LOOPBACK
         from tokenmargin.report.playground.server import create_app, listen, serve

@@ -28,8 +28,8 @@ __all__ = ["picture"]
 
 FINE_STARTS, DRAFT_STARTS = 120, 36
 DRAWN = 12  # starts whose paths are drawn
-FRAMES = 40  # points kept along a path
-DRAFT_SECONDS = 0.010  # for the runs of a draft: their steps end when it is spent
+FINE_FRAMES, DRAFT_FRAMES = 80, 30  # points kept along a path; a draft takes no more steps than that
+DRAFT_SECONDS = 0.012  # for the runs of a draft: their steps end when it is spent
 FINE_SECONDS = 2.0
 FLOWS, FLOW_NORM = 6, 20.0
 
@@ -77,7 +77,8 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
         "asked": asked,
     }
     if request.trained == "both":
-        answer["both"] = _both(problem, request, best)
+        # The ring and the paths around it are of the prompt alone, under scores that stay: not of this training.
+        answer |= {"both": _both(problem, request, best), "ring": [-1] * len(answer["ring"]), "paths": []}
     elif request.method == "flow" and not request.draft:
         _follow_flow(answer, problem, request, found, deadline=began + FINE_SECONDS)
     answer["note"] = note(problem, request, answer)
@@ -96,28 +97,33 @@ def _loss(request: PlaneRequest) -> AbstractLoss:
     return dict(LOSSES)[request.loss]
 
 
-def _method(request: PlaneRequest) -> AbstractMethod:
-    """The rule of a step; normalised descent with a short step keeps to the path of the flow, and colours its ring."""
+def _method(request: PlaneRequest) -> tuple[AbstractMethod, int]:
+    """The rule of a step and how many to take. Normalised descent keeps to the path of the flow, and colours its ring.
+
+    A draft goes as far in fewer, longer normalised steps; plain descent, which may not survive a longer step, goes less
+    far.
+    """
+    steps = min(request.steps, DRAFT_FRAMES) if request.draft else request.steps
     if request.method == "descent":
-        return GradientDescent(request.step)
-    return NormalizedGradientDescent(request.step)
+        return GradientDescent(request.step), steps
+    return NormalizedGradientDescent(request.step * request.steps / steps), steps
 
 
 def _descend(problem: TokenProblem, request: PlaneRequest, starts: Float[Array, "starts 2"]) -> Runs:
-    """All runs at once; a draft takes as many steps as its time allows, at least one frame."""
+    """All runs at once, to their last step or to the end of the time they are given."""
     assert isinstance(problem.keys, Coordinates)
-    loss, methods = _loss(request), (_method(request),)
+    loss, (method, steps) = _loss(request), _method(request)
     tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.scores[None])
     logits = np.ascontiguousarray(np.moveaxis(problem.keys.logits(starts), 0, -1))
     lanes = Lanes(tokens, loss, logits, np.zeros_like(logits))
-    every = max(request.steps // FRAMES, 1)
+    every = max(steps // FINE_FRAMES, 1)
     deadline = time.perf_counter() + (DRAFT_SECONDS if request.draft else FINE_SECONDS)
     points, at = [starts], [0]
-    for step in range(1, request.steps + 1):
-        lanes.advance(methods)
-        if step % every == 0 or step == request.steps:
+    for step in range(1, steps + 1):
+        lanes.advance((method,))
+        if step % every == 0 or step == steps:
             points.append(starts + problem.keys.pullback(np.moveaxis(lanes.weights, -1, 0)))
-            at.append(step)
+            at.append(step * request.steps // steps)
             if time.perf_counter() > deadline:
                 break
     kept = np.stack(points)
@@ -155,7 +161,7 @@ def _follow_flow(
     traced: list[tuple[Array, int]] = []
     for start in starts:
         path = flow(objective, start=start, until_norm=reach, settings=FlowSettings(tolerance=1e-5, max_steps=2000))
-        points = path(np.linspace(0.0, path.arcs[-1], 2 * FRAMES))
+        points = path(np.linspace(0.0, path.arcs[-1], FINE_FRAMES))
         traced.append((points, int(_basins(found, path.selected[None])[0])))
         if time.perf_counter() > deadline:
             break
@@ -176,10 +182,9 @@ def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"]) 
     relaxed = relaxed_max_margin(problem, best) if separable else None
     keys = problem.keys
     joint = TokenProblem(keys, problem.labels, head=np.array(request.head))
-    every = max(request.steps // FRAMES, 1)
-    method = NormalizedGradientDescent(request.step) if request.method != "descent" else GradientDescent(request.step)
+    method, steps = _method(request)
+    every = max(steps // FINE_FRAMES, 1)
     start = np.concatenate([request.head, request.start])
-    steps = min(request.steps, 100) if request.draft else request.steps
     path = evolve(JointObjective(joint, _loss(request)), method, steps=steps, start=start, keep=("point",), every=every)
     points = path["point"]
     return {
@@ -189,7 +194,7 @@ def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"]) 
         "head_path": _rounded(points[:, :2]),
         "prompt_path": _rounded(points[:, 2:]),
         "weights": _rounded(attention_weights(keys, points[:, 2:])),
-        "at": path.at.tolist(),
+        "at": (path.at * request.steps // steps).tolist(),
     }
 
 

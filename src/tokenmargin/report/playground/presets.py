@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ PAPER = "https://arxiv.org/abs/2306.13596"
 """*Max-Margin Token Selection in Attention Mechanism*."""
 
 
-PROBLEMS = {
+PROBLEMS: dict[str, Callable[[], TokenProblem]] = {
     **NAMED_PROBLEMS,
     "fig5": lambda: figure5(4.0),
     "fig9": lambda: figure9(2, rng=np.random.default_rng(0)),

@@ -14,18 +14,26 @@ function explain(detail) {
   return detail.map((item) => `${item.loc.slice(1).join(" ")}: ${item.msg}`).join("; ");
 }
 
-/** Asks for the newest state; at most two questions are under way, and what is painted never goes back in time. */
+const PATIENCE = 300; // milliseconds to wait for an answer before asking anew beside it
+
+/** Asks for the newest state, one question at a time; what is painted never goes back in time. */
 export class Asker {
   constructor(path, paint, fail) {
-    Object.assign(this, { path, paint, fail, sent: 0, painted: 0, flying: 0, waiting: null });
+    Object.assign(this, { path, paint, fail, sent: 0, painted: 0, flying: 0, waiting: null, timer: 0 });
   }
 
   ask(body, context) {
-    if (this.flying >= 2) {
-      this.waiting = [body, context];
-      return;
-    }
+    this.waiting = [body, context];
+    if (this.flying === 0) this.next();
+  }
+
+  next() {
+    clearTimeout(this.timer);
+    if (!this.waiting) return;
+    const [body, context] = this.waiting;
+    this.waiting = null;
     this.send(body, context);
+    this.timer = setTimeout(() => this.next(), PATIENCE);
   }
 
   async send(body, context) {
@@ -41,11 +49,7 @@ export class Asker {
       if (number > this.painted) this.fail(error);
     } finally {
       this.flying -= 1;
-      if (this.waiting) {
-        const [next, its] = this.waiting;
-        this.waiting = null;
-        this.send(next, its);
-      }
+      this.next();
     }
   }
 }

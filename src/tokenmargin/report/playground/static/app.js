@@ -62,7 +62,7 @@ function paint(answer, { since, state }) {
   plane.drawTokens(now, view.scale, view.chosen, sameShape(now, answer) ? answer : null);
   $("note").textContent = answer.note;
   showLimits(answer, plane.c, focusOn);
-  showCertificate(state, answer, ask);
+  if ($("certificate").open) showCertificate(state, answer, ask);
   showFrame();
   if (since !== null) requestAnimationFrame(() => setTimeout(() => timings.push({ total: performance.now() - since, server: answer.milliseconds })));
   document.documentElement.dataset.painted = asker.painted;
@@ -96,12 +96,22 @@ function focusOn(k) {
   request(false);
 }
 
+$("certificate").addEventListener("toggle", () => {
+  if (view.answer && $("certificate").open) showCertificate(store.now, view.answer, ask);
+});
+
 function ask(selected) {
   view.asked = selected;
   request(false);
 }
 
+/** The address follows, but not every move of a drag: browsers refuse that many changes. */
 function remember() {
+  clearTimeout(remember.timer);
+  remember.timer = setTimeout(writeAddress, 200);
+}
+
+function writeAddress() {
   const fragment = view.mode === "text" ? `t=${encodeURIComponent($("text").value)}` : `s=${encode(store.now)}`;
   history.replaceState(null, "", `#${fragment}`);
 }
@@ -127,7 +137,7 @@ function play() {
   $("play").setAttribute("aria-label", "Pause training");
   let last = 0;
   const tick = (now) => {
-    if (now - last > 70) {
+    if (now - last > 45) {
       last = now;
       if (view.frame >= path().length - 1) return stop();
       view.frame += 1;
@@ -333,6 +343,7 @@ const tour = new Tour({
 });
 $("tour").addEventListener("click", () => (tour.running ? tour.stop() : tour.start()));
 const onTour = (event) => event.target.closest?.("#tour");
+addEventListener("change", () => tour.stop(), { capture: true });
 addEventListener("pointerdown", (event) => { if (!onTour(event)) tour.stop(); }, { capture: true });
 addEventListener("keydown", (event) => { if (!onTour(event) || event.key === "Escape") tour.stop(); }, { capture: true });
 
@@ -369,7 +380,10 @@ async function copy(text, what) {
 }
 
 const kept = {
-  "copy-link": () => copy(location.href, "Link"),
+  "copy-link": () => {
+    writeAddress();
+    return copy(location.href, "Link");
+  },
   "copy-python": () => copy(asPython(store.now), "Python"),
   "save-svg": () => download("attention.svg", plane.export(), "image/svg+xml"),
   "save-png": async () => download("attention.png", await png(plane.export())),

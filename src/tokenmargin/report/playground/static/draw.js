@@ -97,7 +97,11 @@ export class Plane {
       node.setAttribute("aria-label",
         `Token ${nameOf(i, t)} at ${token.x.toFixed(2)}, ${token.y.toFixed(2)}, score ${token.score.toFixed(2)}. ` +
         "Arrow keys move it, plus and minus change its score, Delete removes it.");
-      node.replaceChildren(...this.tokenShapes(i, t, token, marks.get(key)));
+      const looks = JSON.stringify([token.score, marks.get(key), this.c.ink]);
+      if (node.looks !== looks) {
+        node.looks = looks;
+        node.replaceChildren(...this.tokenShapes(i, t, token, marks.get(key)));
+      }
     }));
     for (const [key, node] of this.tokens) {
       if (!seen.has(key)) {

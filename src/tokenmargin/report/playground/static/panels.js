@@ -20,7 +20,7 @@ export function showLimits(answer, palette, choose) {
     badge.style.background = palette.limit(answer.colour[k]);
     const row = element("button", { className: "limit", type: "button", tabIndex: k === answer.focus ? 0 : -1 }, badge,
       element("b", { textContent: tokens(limit.selected) }),
-      element("small", { textContent: `${limit.gmm ? "best, " : ""}margin ${number(limit.margin)}, ${share(answer, k)}` }));
+      element("small", { textContent: `${limit.gmm ? "best, " : ""}margin ${number(limit.margin)}${share(answer, k)}` }));
     row.setAttribute("role", "radio");
     row.setAttribute("aria-checked", k === answer.focus);
     row.dataset.limit = k;
@@ -42,7 +42,7 @@ export function showLimits(answer, palette, choose) {
 
 function share(answer, k) {
   const part = answer.ring.filter((basin) => basin === k).length / answer.ring.length;
-  return `${Math.round(100 * part)}% of starts`;
+  return answer.both ? "" : `, ${Math.round(100 * part)}% of starts`;
 }
 
 export function showWeights(state, weights, when) {
