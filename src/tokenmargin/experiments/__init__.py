@@ -1,5 +1,6 @@
 """The figures of the papers as experiments. To add one: write its module, add its class to `EXPERIMENTS`."""
 
+from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.growth import Figure4a, Figure4b
 from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
@@ -19,4 +20,9 @@ EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
     Figure4b,
     Figure5,
     Figure8,
+    FigureA1,
+    FigureA2,
+    FigureA3Imdb,
+    FigureA3Yelp,
+    FigureA4,
 )

@@ -26,7 +26,8 @@ def draw(result: Result) -> Figure:
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     DRAWINGS[result.experiment.figure](result, axes)
-    axes.set_title(result.experiment.title, fontsize=8.5, wrap=True)
+    set_title = figure.suptitle if len(figure.axes) > 1 else axes.set_title
+    set_title(result.experiment.title, fontsize=8.5, wrap=True)
     return figure
 
 
@@ -166,6 +167,23 @@ def _finish_curves(ax: Axes, label: str) -> None:
     ax.legend(fontsize=8, frameon=False)
 
 
+def draw_embeddings(result: Result, ax: Axes) -> None:
+    """Every token's product with p (left) and with v (right) against its posterior difference."""
+    tokens = result.tables["tokens"]
+    seen = tokens["occurrences"] > 0
+    spec = ax.get_subplotspec()
+    if spec is None:
+        raise ValueError("this drawing divides its axes in two: give axes made by add_subplot")
+    halves = spec.subgridspec(1, 2)
+    ax.set_subplotspec(halves[0])
+    for panel, column, name in ((ax, "prompt", "p"), (ax.figure.add_subplot(halves[1]), "head", "v")):
+        panel.scatter(tokens["posterior"][seen], tokens[column][seen], s=2, alpha=0.35, color=LOCAL, linewidths=0)
+        panel.axhline(0, color=MUTED, linewidth=0.6)
+        panel.set_xlabel("posterior difference", fontsize=8)
+        panel.set_ylabel(f"<E, {name}>", fontsize=8)
+        panel.tick_params(labelsize=7)
+
+
 DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
     {
         "demo": draw_prompt_paths,
@@ -179,5 +197,10 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "fig4b": draw_growth("norm", "norm of p"),
         "fig5": draw_loss_bias,
         "fig8": draw_prompt_paths,
+        "A1": draw_embeddings,
+        "A2": draw_embeddings,
+        "A3-imdb": draw_embeddings,
+        "A3-yelp": draw_embeddings,
+        "A4": draw_embeddings,
     }
 )

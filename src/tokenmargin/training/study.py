@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin.corpora import k_level_corpus
@@ -30,7 +31,7 @@ from tokenmargin.training.batches import TokenData
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
 from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train
 
-__all__ = ["PLANS", "PRINTED", "SYNTHETIC", "Job", "load_corpus", "run_job", "run_plan"]
+__all__ = ["PLANS", "PRINTED", "SYNTHETIC", "Job", "balanced", "load_corpus", "run_job", "run_plan", "subset"]
 
 PRINTED = TrainingConfig()
 """Paper A, appendix E, for IMDB and Yelp."""
@@ -122,8 +123,15 @@ def balanced(corpus: TokenCorpus, rng: np.random.Generator) -> TokenCorpus:
     rows = np.zeros(corpus.n, dtype=bool)
     for side in sides:
         rows[rng.choice(side, size, replace=False)] = True
+    return subset(corpus, np.flatnonzero(rows))
+
+
+def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
+    """Some sequences, in their order; the vocabulary stays."""
+    kept = np.zeros(corpus.n, dtype=bool)
+    kept[rows] = True
     return TokenCorpus(
-        corpus.tokens[rows[corpus.sequence]], corpus.lengths[rows], corpus.labels[rows], corpus.vocabulary
+        corpus.tokens[kept[corpus.sequence]], corpus.lengths[kept], corpus.labels[kept], corpus.vocabulary
     )
 
 

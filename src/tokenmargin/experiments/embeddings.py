@@ -1,0 +1,247 @@
+"""Figures 1-4 of *Attention with Trained Embeddings Provably Selects Important Tokens*: what trained embeddings know.
+
+Each point of a figure is a token: its posterior difference (37) across, `<E_s, p>` or `<E_s, v>` upwards. What must be
+seen is that `<E_s, v>` rises with the posterior difference and `<E_s, p>` with its modulus; here these are rank
+correlations, over several seeds. `paper()` has the printed settings, `tuned()` those of our study (docs/training.md)
+that give the printed pictures, `quick()` the tuned ones at a size for a laptop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from tokenmargin.corpora import k_level_corpus
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+
+if TYPE_CHECKING:
+    from tokenmargin.training.trainer import TrainingConfig
+
+__all__ = ["FigureA1", "FigureA2", "FigureA3Imdb", "FigureA3Yelp", "FigureA4", "TrainedEmbeddings"]
+
+PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens, appendix E"
+
+
+@dataclass(frozen=True)
+class TrainedEmbeddings(AbstractExperiment):
+    """Train all parameters, then compare every token's products with its frequencies."""
+
+    source: ClassVar[str] = PAPER_A
+    dataset: ClassVar[str]
+    model: ClassVar[str]
+    printed_loss: ClassVar[float]  # order of magnitude
+
+    texts: int | None = None
+    balanced: bool = False
+    substitute: bool = False
+    dimension: int = 2048
+    epochs: int = 500
+    batch: int = 128
+    rate: float = 0.01
+    milestones: tuple[int, ...] = (100, 200)
+    decay: float = 1e-8
+    scale: float = 1.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    device: str = "auto"
+
+    @classmethod
+    def quick(cls) -> Self:
+        return cls(dimension=128, epochs=3, rate=1e-3, milestones=(), balanced=True, substitute=True)
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls()
+
+    @classmethod
+    def tuned(cls) -> Self:
+        """Small steps and few epochs, on as many positive as negative texts."""
+        return cls(epochs=5, rate=3e-4, milestones=(), balanced=True)
+
+    def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
+        """The sequences, and what should be said of them."""
+        from tokenmargin.text.library import find_corpus
+
+        found = find_corpus(self.dataset, substitute=self.substitute)
+        return found.prepared.corpus(), found.notes
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        from tokenmargin.training.study import Job, balanced, run_job, subset
+
+        corpus, notes = self.corpus()
+        rng = np.random.default_rng(0)
+        if self.balanced:
+            corpus = balanced(corpus, rng)
+        if self.texts is not None and self.texts < corpus.n:
+            corpus = subset(corpus, np.sort(rng.choice(corpus.n, self.texts, replace=False)))
+        records, scores = [], []
+        for k, seed in enumerate(self.seeds):
+            job = Job(f"{self.figure} seed {seed}", self.dataset, replace(self._config(), seed=seed))
+            report = None if progress is None else _share(progress, k, len(self.seeds))
+            _, record, arrays = run_job(job, corpus, device=self._device(), budget=np.inf, progress=report)
+            records.append(record)
+            scores.append(arrays["scores"])
+        tables = {
+            "tokens": _token_table(corpus, scores[0]),
+            "training": _training_table(records),
+            "runs": _run_table(records),
+        }
+        return Result(self, tables, self._findings(tables["runs"]), (*notes, *self._notes(corpus)))
+
+    def _config(self) -> TrainingConfig:
+        from tokenmargin.training.trainer import TrainingConfig
+
+        return TrainingConfig(
+            model=self.model,  # type: ignore[arg-type]
+            dimension=self.dimension,
+            epochs=self.epochs,
+            batch=self.batch,
+            rate=self.rate,
+            milestones=self.milestones,
+            decay=self.decay,
+            scale=self.scale,
+        )
+
+    def _device(self) -> str:
+        import torch
+
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+    def _notes(self, corpus: TokenCorpus) -> tuple[str, ...]:
+        share = float((corpus.labels > 0).mean())
+        return (f"{corpus.n} sequences ({share:.0%} positive), {corpus.size} tokens, {len(self.seeds)} seeds",)
+
+    def _findings(self, runs: Table) -> tuple[Finding, ...]:
+        def over_seeds(name: str) -> tuple[float, str]:
+            spread = f", ± {runs[name].std(ddof=1):.3f} over seeds" if len(runs[name]) > 1 else ""
+            return float(runs[name].mean()), spread
+
+        rho_v, rho_p, sign, loss = (over_seeds(name) for name in ("rho_v", "rho_p", "sign", "loss"))
+        return (
+            Finding(f"rank correlation of <E,v> with the posterior difference{rho_v[1]}", rho_v[0], 0.5, 1, "rises"),
+            Finding(f"rank correlation of <E,p> with its modulus{rho_p[1]}", rho_p[0], 0.3, 1, "rises"),
+            Finding(f"share of clear tokens on which <E,v> has the right sign{sign[1]}", sign[0], 0.8, 1, "separates"),
+            Finding(
+                f"final training loss{loss[1]}",
+                loss[0],
+                high=10 * self.printed_loss,
+                source=f"printed: of the order of {self.printed_loss:g}",
+            ),
+        )
+
+
+def _share(progress: Callable[[float], None], done: int, total: int) -> Callable[[Any], None]:
+    return lambda now: progress((done + now.step / now.steps) / total)
+
+
+def _token_table(corpus: TokenCorpus, scores: Any) -> Table:
+    return {
+        "token": np.array(corpus.vocabulary),
+        "occurrences": corpus.counts.sum(axis=0),
+        "posterior": corpus.posterior_difference,
+        "prompt": scores[0],
+        "head": scores[1],
+    }
+
+
+def _training_table(records: list[dict[str, Any]]) -> Table:
+    rows = [
+        (record["config"]["seed"], row["epoch"], row["loss"], row["rho_v"], row["rho_p"], row["sign"])
+        for record in records
+        for row in record["metrics"]
+        if "rho_v" in row
+    ]
+    names = ("seed", "epoch", "loss", "rho_v", "rho_p", "sign")
+    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _run_table(records: list[dict[str, Any]]) -> Table:
+    table = {"seed": np.array([record["config"]["seed"] for record in records])}
+    for name in ("loss", "accuracy", "rho_v", "rho_p", "sign"):
+        table[name] = np.array([record[f"final {name}"] for record in records])
+    table["seconds"] = np.array([record["seconds"] for record in records])
+    return table
+
+
+@dataclass(frozen=True)
+class FigureA1(TrainedEmbeddings):
+    """`tokenmargin reproduce A1`: the two-layer model on IMDB."""
+
+    figure: ClassVar[str] = "A1"
+    title: ClassVar[str] = "Two-layer attention on IMDB: products of the embeddings against the posterior difference"
+    dataset: ClassVar[str] = "imdb"
+    model: ClassVar[str] = "two-layer"
+    printed_loss: ClassVar[float] = 1e-5
+
+    @classmethod
+    def quick(cls) -> Self:
+        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))
+
+
+@dataclass(frozen=True)
+class FigureA2(TrainedEmbeddings):
+    """`tokenmargin reproduce A2`: the one-layer model on the K-level synthetic data; n is our choice."""
+
+    figure: ClassVar[str] = "A2"
+    title: ClassVar[str] = "One-layer attention on the K-level data: relevant tokens leave the cloud around zero"
+    dataset: ClassVar[str] = "synthetic"
+    model: ClassVar[str] = "one-layer"
+    printed_loss: ClassVar[float] = 1e-1
+
+    texts: int | None = 25_000
+
+    @classmethod
+    def quick(cls) -> Self:
+        return cls(texts=4000, dimension=128, epochs=20, rate=1e-3, milestones=(), decay=1e-4)
+
+    @classmethod
+    def paper(cls) -> Self:
+        return cls(epochs=196, rate=1e-4, decay=1e-4)
+
+    @classmethod
+    def tuned(cls) -> Self:
+        return cls.paper()
+
+    def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
+        corpus = k_level_corpus(self.texts or 25_000, rng=np.random.default_rng(0))
+        return corpus, ("levels of 4 + 2^k tokens: the printed 4 + 2^(k-1) do not give the printed vocabulary of 2048",)
+
+
+@dataclass(frozen=True)
+class FigureA3Imdb(TrainedEmbeddings):
+    """`tokenmargin reproduce A3-imdb`: the one-layer model on IMDB."""
+
+    figure: ClassVar[str] = "A3-imdb"
+    title: ClassVar[str] = "One-layer attention on IMDB: products of the embeddings against the posterior difference"
+    dataset: ClassVar[str] = "imdb"
+    model: ClassVar[str] = "one-layer"
+    printed_loss: ClassVar[float] = 1e-1
+
+
+@dataclass(frozen=True)
+class FigureA3Yelp(TrainedEmbeddings):
+    """`tokenmargin reproduce A3-yelp`: the one-layer model on Yelp."""
+
+    figure: ClassVar[str] = "A3-yelp"
+    title: ClassVar[str] = "One-layer attention on Yelp: products of the embeddings against the posterior difference"
+    dataset: ClassVar[str] = "yelp"
+    model: ClassVar[str] = "one-layer"
+    printed_loss: ClassVar[float] = 1e-1
+
+
+@dataclass(frozen=True)
+class FigureA4(TrainedEmbeddings):
+    """`tokenmargin reproduce A4`: the two-layer model on Yelp."""
+
+    figure: ClassVar[str] = "A4"
+    title: ClassVar[str] = "Two-layer attention on Yelp: products of the embeddings against the posterior difference"
+    dataset: ClassVar[str] = "yelp"
+    model: ClassVar[str] = "two-layer"
+    printed_loss: ClassVar[float] = 1e-5
+
+    @classmethod
+    def quick(cls) -> Self:
+        return replace(super().quick(), texts=4000, dimension=64, seeds=(0,))

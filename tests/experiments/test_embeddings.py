@@ -1,0 +1,79 @@
+"""Paper A's figures at a size for tests: on generated data, since the datasets are not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
+from tokenmargin.report.figures import draw
+from tokenmargin.text.datasets import DatasetError, get_dataset
+from tokenmargin.text.library import find_corpus
+from tokenmargin.text.sentences import make_sentences
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMARGIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_synthetic_figure_shows_what_it_claims():
+    """At n = 2000 and d = 32: the relevant tokens rise; uncertainty over seeds is in the findings."""
+    experiment = replace(FigureA2.quick(), texts=2000, dimension=32, epochs=15, rate=3e-3, seeds=(0, 1))
+    result = experiment.run()
+    found = {finding.what.split(",")[0]: finding for finding in result.findings}
+    assert found["rank correlation of <E"].measured  # both products are named
+    assert result.tables["runs"]["rho_v"].min() > 0.3
+    assert result.tables["runs"]["sign"].min() > 0.8
+    assert "over seeds" in result.findings[0].what
+    for table in result.tables.values():
+        assert len({len(column) for column in table.values()}) == 1
+    figure = draw(result)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["<E, p>", "<E, v>"]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("figure", [FigureA1, FigureA3Imdb])
+def test_without_the_dataset_sentences_stand_in_and_it_is_said(figure):
+    experiment = replace(figure.quick(), texts=600, dimension=16, epochs=2, rate=1e-2, seeds=(0,))
+    shares: list[float] = []
+    result = experiment.run(shares.append)
+    assert "generated sentences stand in" in result.notes[0]
+    assert shares[-1] == 1.0
+    assert result.tables["runs"]["rho_v"][0] > 0
+    with pytest.raises(DatasetError, match="imdb is not in the cache: tokenmargin data get imdb"):
+        replace(experiment, substitute=False).run()
+
+
+def test_settings_are_the_printed_ones():
+    for figure in (FigureA1, FigureA3Imdb, FigureA3Yelp, FigureA4):
+        config = figure.paper()._config()
+        assert (config.epochs, config.rate, config.decay, config.batch, config.dimension) == (
+            500,
+            0.01,
+            1e-8,
+            128,
+            2048,
+        )
+        assert config.milestones == (100, 200)
+        assert figure.tuned() != figure.paper()
+    config = FigureA2.paper()._config()
+    assert (config.epochs, config.rate, config.decay) == (196, 1e-4, 1e-4)
+
+
+def test_a_dataset_in_the_cache_is_prepared_once(empty_cache, tmp_path):
+    made = make_sentences(300, np.random.default_rng(0))
+    lines = "\n".join(f'"{text}",{label}' for text, label in zip(made.texts, made.labels, strict=True))
+    (tmp_path / "mine.csv").write_text("text,label\n" + lines)
+    get_dataset("imdb", local=tmp_path / "mine.csv")
+    found = find_corpus("imdb", substitute=False)
+    assert found.notes == ("tokens are stems, not WordPieces: tokenmargin data get bert-vocabulary",)
+    assert found.prepared.choices["stemmer"] == "english"
+    seen: list[str] = []
+    again = find_corpus("imdb", substitute=False, progress=seen.append)
+    assert seen == []
+    assert (again.prepared.ids == found.prepared.ids).all()
