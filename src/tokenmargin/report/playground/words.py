@@ -74,7 +74,8 @@ def _others(answer: dict[str, Any]) -> str:
         return "No other direction is locally optimal."
     shown = "; ".join(_tokens(limit["selected"]) for limit in others[:3])
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-    return f"Training can also settle on {shown}{more}."
+    also = " also" if len(others) < len(answer["limits"]) else ""
+    return f"Training can{also} settle on {shown}{more}."
 
 
 def _training(request: PlaneRequest, answer: dict[str, Any]) -> str:
