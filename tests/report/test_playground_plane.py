@@ -30,7 +30,7 @@ def test_presets_show_the_limits_of_their_problems(preset: Preset) -> None:
 
 
 def test_every_named_problem_is_a_preset() -> None:
-    assert {preset.name for preset in PRESETS} == set(tm.NAMED_PROBLEMS) | {"fig9"}
+    assert {preset.name for preset in PRESETS} == set(tm.NAMED_PROBLEMS) | {"fig2", "fig4", "fig9"}
 
 
 @pytest.mark.parametrize("method", ["normalized", "descent"])

@@ -10,7 +10,7 @@ import numpy as np
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.report.playground.words import listed, named
-from tokenmargin.selection import is_globally_optimal, neighbours
+from tokenmargin.selection import cone_constants, is_globally_optimal, neighbours
 
 __all__ = ["answer_about"]
 
@@ -27,6 +27,7 @@ def answer_about(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
         "gmm": is_globally_optimal(problem, selected),
         "residual": certificate.residual if math.isfinite(certificate.residual) else None,
         "local": False,
+        "cone": None,
         "neighbours": [],
         "multipliers": [],
         "farkas": [],
@@ -59,6 +60,8 @@ def answer_about(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
     ]
     held = listed(named(i, t) for i, t in np.argwhere(near).tolist())
     if answer["local"]:
+        cone = cone_constants(problem, solution.vector, selected)
+        answer["cone"] = {"half_angle": math.acos(1 - cone.mu), "norm": cone.radius}
         answer["why"] = f"{names} outscore{'s' if len(selected) == 1 else ''} every token on the margin ({held})."
     else:
         worse = listed(named(i, t) for i, t in np.argwhere(beaten).tolist())

@@ -21,6 +21,8 @@ PAPER = "https://arxiv.org/abs/2306.13596"
 
 PROBLEMS: dict[str, Callable[[], TokenProblem]] = {
     **NAMED_PROBLEMS,
+    "fig2": NAMED_PROBLEMS["fig1b"],
+    "fig4": NAMED_PROBLEMS["fig1c"],
     "fig5": lambda: figure5(4.0),
     "fig9": lambda: figure9(2, rng=np.random.default_rng(0)),
 }
@@ -75,12 +77,28 @@ PRESETS = (
         {"start": [0.0, -1.0]},
     ),
     Preset(
+        "fig2",
+        "Figure 2: the cone of no return",
+        "Theorem 3",
+        "Around every locally optimal direction lies a cone (hatched, from the norm the proof asks for to infinity) that "
+        "training does not leave. The true basin, on the ring, is far wider.",
+        {"start": [1.5, 0.5]},
+    ),
+    Preset(
         "fig1c",
         "Figure 1c: three inputs",
         "Theorem 1",
         "One direction must serve all inputs. Under a growing bound on its norm, the best prompt turns to the "
         "max-margin direction of all best tokens; here descent goes there too.",
         {"start": [-1.0, 0.0]},
+    ),
+    Preset(
+        "fig4",
+        "Figure 4: plain descent is slow",
+        "Theorem 2",
+        "The problem of Figure 1c under plain descent: the norm still grows without end, but only like a logarithm. "
+        "Compare with normalised descent under Training.",
+        {"start": [0.0, 0.0], "method": "descent", "step": 1.0, "steps": 400},
     ),
     Preset(
         "three-limits",

@@ -161,7 +161,7 @@ export class Plane {
     if (!limit) return [];
     const colour = this.c.limit(answer.colour[answer.focus]);
     const turn = `rotate(${-degrees(limit.unit)})`;
-    return limit.levels.flatMap((level, i) => {
+    const bands = limit.levels.flatMap((level, i) => {
       const to = level * scale, from = to - limit.margin * scale;
       return [svg("g", { transform: turn, class: "band" }, [
         svg("rect", { x: from, y: -RIM, width: to - from, height: 2 * RIM, fill: colour, opacity: 0.11 }),
@@ -170,6 +170,20 @@ export class Plane {
         this.text(to, -RIM + 40 + 22 * i, LETTERS[i], { fill: colour, "font-weight": 700, "font-size": 11 }),
       ])];
     });
+    return [...bands, ...this.cone(answer, limit, turn, colour)];
+  }
+
+  /** The cone of Theorem 3, from the norm its proof asks for to the rim. */
+  cone(answer, limit, turn, colour) {
+    const { cone, selected } = answer.asked;
+    if (!cone || `${selected}` !== `${limit.selected}`) return [];
+    const inner = place([cone.norm, 0])[0], corner = (r, a) => `${(r * Math.cos(a)).toFixed(2)} ${(r * Math.sin(a)).toFixed(2)}`;
+    const [a, b] = [-cone.half_angle, cone.half_angle];
+    const lines = [a, a / 2, 0, b / 2, b].map((turned) => `M${corner(inner, turned)}L${corner(RIM, turned)}`).join("");
+    return [svg("g", { transform: turn, class: "cone" }, [
+      svg("path", { d: `M${corner(inner, a)}L${corner(RIM, a)}A${RIM} ${RIM} 0 0 1 ${corner(RIM, b)}L${corner(inner, b)}Z`, fill: colour, opacity: 0.3 }),
+      svg("path", { d: lines, stroke: colour, "stroke-width": 1.2, opacity: 0.8 }),
+    ])];
   }
 
   rays(answer, scale) {
