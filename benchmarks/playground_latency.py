@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import numpy as np
 
 MOVES, BETWEEN = 150, 40  # moves of the pointer, and milliseconds between them
+NAMES = {"server": "server", "answered": "move to answer", "drawn": "drawing", "total": "move to painted picture"}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
@@ -63,7 +64,7 @@ def main() -> None:
         f"{len(timings)} pictures painted for {MOVES} moves {BETWEEN} ms apart; load average {os.getloadavg()[0]:.1f}"
     )
     print(f"{'milliseconds':<24}{'median':>8}{'95%':>8}{'worst':>8}")
-    for name, key in (("server", "server"), ("move to painted picture", "total")):
+    for key, name in NAMES.items():
         values = np.array([timing[key] for timing in timings])
         print(f"{name:<24}{np.median(values):>8.1f}{np.quantile(values, 0.95):>8.1f}{values.max():>8.1f}")
 

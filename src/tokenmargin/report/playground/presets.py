@@ -80,8 +80,8 @@ PRESETS = (
         "fig2",
         "Figure 2: the cone of no return",
         "Theorem 3",
-        "Around every locally optimal direction lies a cone (hatched, from the norm the proof asks for to infinity) that "
-        "training does not leave. The true basin, on the ring, is far wider.",
+        "Around every locally optimal direction lies a cone (hatched, from the norm the proof asks for to infinity) "
+        "that training does not leave. The true basin, on the ring, is far wider.",
         {"start": [1.5, 0.5]},
     ),
     Preset(

@@ -22,8 +22,8 @@ const store = new Store((state, { moving }) => {
   if (!moving) view.scale = scaleOf(state);
   plane.drawTokens(state, view.scale, view.chosen, view.answer && sameShape(state, view.answer) ? view.answer : null);
   showEditor(state, view.chosen);
-  showSettings(state);
-  showStory(hello.presets, state.preset);
+  if (!moving) showSettings(state);
+  if (state.preset !== view.story) showStory(hello.presets, (view.story = state.preset));
   $("undo").disabled = !store.past.length;
   $("redo").disabled = !store.future.length;
   remember();
@@ -47,6 +47,7 @@ function request(moving, since = performance.now()) {
 }
 
 function paint(answer, { since, state }) {
+  const answered = performance.now();
   const before = view.answer;
   answer.shape = state.inputs.map((row) => row.tokens.length).join();
   answer.colour = hues(answer, before);
@@ -58,13 +59,17 @@ function paint(answer, { since, state }) {
   if (!view.playing || view.frame >= frames) view.frame = frames - 1;
   $("time").max = frames - 1;
   const now = store.now;
-  plane.draw(now, answer, view.scale, view.frame);
+  plane.draw(answer, view.scale);
   plane.drawTokens(now, view.scale, view.chosen, sameShape(now, answer) ? answer : null);
   $("note").textContent = answer.note;
   showLimits(answer, plane.c, focusOn);
   if ($("certificate").open) showCertificate(state, answer, ask);
   showFrame();
-  if (since !== null) requestAnimationFrame(() => setTimeout(() => timings.push({ total: performance.now() - since, server: answer.milliseconds })));
+  if (since !== null) {
+    const drawn = performance.now();
+    const time = { server: answer.milliseconds, answered: answered - since, drawn: drawn - answered };
+    requestAnimationFrame(() => setTimeout(() => timings.push({ ...time, total: performance.now() - since })));
+  }
   document.documentElement.dataset.painted = asker.painted;
 }
 
@@ -427,11 +432,13 @@ for (const mode of ["plane", "text"]) {
     $(`tab-${other}`).focus();
   });
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+function restyle() {
   plane.theme();
   if (view.answer) paint(view.answer, { since: null, state: store.now });
   if (view.mode === "text") texts.ask();
-});
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
+addEventListener("resize", restyle);
 
 // ---- the beginning
 

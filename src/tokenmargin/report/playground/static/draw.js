@@ -38,10 +38,10 @@ export function prompt([x, y]) {
 export function colours() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(`--${name}`).trim();
-  const limits = [0, 1, 2, 3, 4, 5].map((k) => get(`limit-${k}`));
+  const limits = [0, 1, 2, 3, 4, 5].map((k) => get(`limit-${k}`)), none = get("limit-none");
   return {
-    limit: (k) => (k < 0 ? get("limit-none") : k === 0 ? limits[0] : limits[1 + ((k - 1) % 5)]),
-    none: get("limit-none"), ink: get("ink"), soft: get("soft"), line: get("line"), grid: get("grid"), paper: get("paper"),
+    limit: (k) => (k < 0 ? none : k === 0 ? limits[0] : limits[1 + ((k - 1) % 5)]),
+    ink: get("ink"), soft: get("soft"), line: get("line"), grid: get("grid"), paper: get("paper"),
     card: get("card"), token: get("token"), accent: get("accent"),
   };
 }
@@ -65,18 +65,15 @@ export class Plane {
     this.theme();
   }
 
+  /** The colours, and the size of what is drawn: on a small screen larger, to be read and touched. */
   theme() {
+    this.zoom = Math.min(1.6, Math.max(1, 560 / (this.root.clientWidth || 560)));
     const ink = (this.c = colours());
     this.root.setAttribute("font-family", "system-ui, sans-serif");
     this.ground.replaceChildren(
       svg("circle", { r: RIM, fill: ink.card, stroke: ink.line }),
       svg("path", { d: `M${-RIM} 0H${RIM}M0 ${-RIM}V${RIM}`, stroke: ink.grid }),
     );
-  }
-
-  /** On a small screen tokens are drawn larger, so that they can be read and touched. */
-  get zoom() {
-    return Math.min(1.6, Math.max(1, 560 / (this.root.clientWidth || 560)));
   }
 
   /** Tokens follow the pointer at once; everything else comes with the answer. */
@@ -148,12 +145,11 @@ export class Plane {
     return marks;
   }
 
-  draw(state, answer, scale, frame) {
+  draw(answer, scale) {
     this.layers.bands.replaceChildren(...this.bands(answer, scale));
     this.layers.paths.replaceChildren(...answer.paths.map((path) => this.path(path.points, this.c.limit(answer.colourOf(path.basin)), 1.3, 0.75)));
     this.layers.rays.replaceChildren(...this.rays(answer, scale));
     this.layers.ring.replaceChildren(...this.ring(answer));
-    this.drawTraining(state, answer, frame);
   }
 
   bands(answer, scale) {
@@ -164,9 +160,9 @@ export class Plane {
     const bands = limit.levels.flatMap((level, i) => {
       const to = level * scale, from = to - limit.margin * scale;
       return [svg("g", { transform: turn, class: "band" }, [
-        svg("rect", { x: from, y: -RIM, width: to - from, height: 2 * RIM, fill: colour, opacity: 0.11 }),
-        svg("line", { x1: to, x2: to, y1: -RIM, y2: RIM, stroke: colour, opacity: 0.55 }),
-        svg("line", { x1: from, x2: from, y1: -RIM, y2: RIM, stroke: colour, opacity: 0.55, "stroke-dasharray": "4 4" }),
+        svg("rect", { x: from, y: -RIM, width: to - from, height: 2 * RIM, fill: colour, "fill-opacity": 0.11 }),
+        svg("line", { x1: to, x2: to, y1: -RIM, y2: RIM, stroke: colour, "stroke-opacity": 0.55 }),
+        svg("line", { x1: from, x2: from, y1: -RIM, y2: RIM, stroke: colour, "stroke-opacity": 0.55, "stroke-dasharray": "4 4" }),
         this.text(to, -RIM + 40 + 22 * i, LETTERS[i], { fill: colour, "font-weight": 700, "font-size": 11 }),
       ])];
     });
@@ -181,8 +177,8 @@ export class Plane {
     const [a, b] = [-cone.half_angle, cone.half_angle];
     const lines = [a, a / 2, 0, b / 2, b].map((turned) => `M${corner(inner, turned)}L${corner(RIM, turned)}`).join("");
     return [svg("g", { transform: turn, class: "cone" }, [
-      svg("path", { d: `M${corner(inner, a)}L${corner(RIM, a)}A${RIM} ${RIM} 0 0 1 ${corner(RIM, b)}L${corner(inner, b)}Z`, fill: colour, opacity: 0.3 }),
-      svg("path", { d: lines, stroke: colour, "stroke-width": 1.2, opacity: 0.8 }),
+      svg("path", { d: `M${corner(inner, a)}L${corner(RIM, a)}A${RIM} ${RIM} 0 0 1 ${corner(RIM, b)}L${corner(inner, b)}Z`, fill: colour, "fill-opacity": 0.3 }),
+      svg("path", { d: lines, stroke: colour, "stroke-width": 1.2, "stroke-opacity": 0.8 }),
     ])];
   }
 
@@ -192,8 +188,8 @@ export class Plane {
       const [x, y] = limit.unit, focus = k === answer.focus;
       const length = Math.min(limit.margin * scale, RIM);
       return [svg("g", { class: "ray", "data-limit": k }, [
-        svg("line", { x2: x * RIM, y2: -y * RIM, stroke: colour, "stroke-width": limit.gmm ? 3.5 : 2, opacity: focus ? 1 : 0.75 }),
-        svg("line", { class: "margin", x2: x * length, y2: -y * length, stroke: colour, "stroke-width": limit.gmm ? 9 : 6, "stroke-linecap": "round", opacity: 0.55 }),
+        svg("line", { x2: x * RIM, y2: -y * RIM, stroke: colour, "stroke-width": limit.gmm ? 3.5 : 2, "stroke-opacity": focus ? 1 : 0.75 }),
+        svg("line", { class: "margin", x2: x * length, y2: -y * length, stroke: colour, "stroke-width": limit.gmm ? 9 : 6, "stroke-linecap": "round", "stroke-opacity": 0.55 }),
         svg("g", { transform: `translate(${x * BADGE} ${-y * BADGE}) scale(${this.zoom})` }, [
           svg("circle", { r: 11, fill: colour, stroke: focus ? this.c.ink : "none", "stroke-width": 2 }),
           this.text(0, 4, limit.gmm ? "★" : `${k + 1}`, { fill: "#fff", "font-weight": 700, "font-size": 11.5 }),
@@ -219,7 +215,7 @@ export class Plane {
       while (end < count && answer.ring[end] === answer.ring[k]) end += 1;
       shapes.push(svg("path", {
         d: sector((2 * Math.PI * (k - 0.5)) / count, (2 * Math.PI * (end - 0.5)) / count), class: "sector", "data-basin": answer.ring[k],
-        fill: this.c.limit(answer.colourOf(answer.ring[k])), ...(answer.ring[k] < 0 ? { opacity: 0.45 } : {}),
+        fill: this.c.limit(answer.colourOf(answer.ring[k])), ...(answer.ring[k] < 0 ? { "fill-opacity": 0.45 } : {}),
       }));
       k = end;
     }
@@ -252,7 +248,7 @@ export class Plane {
 
   path(points, colour, width, opacity, dash) {
     const d = points.map((p, k) => `${k ? "L" : "M"}${place(p).map((v) => v.toFixed(1)).join(" ")}`).join("");
-    return svg("path", { d, fill: "none", stroke: colour, "stroke-width": width, opacity, "stroke-linejoin": "round", ...(dash ? { "stroke-dasharray": dash } : {}) });
+    return svg("path", { d, fill: "none", stroke: colour, "stroke-width": width, "stroke-opacity": opacity, "stroke-linejoin": "round", ...(dash ? { "stroke-dasharray": dash } : {}) });
   }
 
   text(x, y, content, attributes) {

@@ -47,22 +47,30 @@ function share(answer, k) {
 
 export function showWeights(state, weights, when) {
   $("weights-when").textContent = when;
+  if (sameBars(state)) return state.inputs.forEach((row, i) => row.tokens.forEach((_, t) => setBar(i, t, weights)));
   const rows = state.inputs.map((row, i) => {
-    const values = row.tokens.map((_, t) => weights[i]?.[t] ?? 0);
-    const top = values.indexOf(Math.max(...values));
-    const set = element("div", { className: "set" }, ...values.map((value, t) => {
-      const fill = element("i");
-      fill.style.height = `${Math.round(36 * value)}px`;
-      const percent = Math.round(100 * value);
-      const bar = element("div", { className: t === top ? "bar top" : "bar" }, fill, nameOf(i, t));
+    const bars = row.tokens.map((_, t) => {
+      const bar = element("div", { id: `bar-${i}-${t}` }, element("i"), nameOf(i, t));
       bar.setAttribute("role", "img");
-      bar.setAttribute("aria-label", `${nameOf(i, t)}: ${percent} percent`);
-      bar.title = `${nameOf(i, t)}: ${(100 * value).toFixed(2)}%`;
       return bar;
-    }));
-    return [element("span", { textContent: LETTERS[i] }), set];
+    });
+    return [element("span", { textContent: LETTERS[i] }), element("div", { className: "set" }, ...bars)];
   });
   $("weights").replaceChildren(element("div", { className: "bars" }, ...rows.flat()));
+  return showWeights(state, weights, when);
+}
+
+const sameBars = (state) => {
+  const sets = [...document.querySelectorAll("#weights .set")];
+  return sets.length === state.inputs.length && sets.every((set, i) => set.children.length === state.inputs[i].tokens.length);
+};
+
+function setBar(i, t, weights) {
+  const value = weights[i]?.[t] ?? 0, bar = $(`bar-${i}-${t}`);
+  bar.className = value === Math.max(...(weights[i] ?? [1])) ? "bar top" : "bar";
+  bar.firstChild.style.height = `${Math.round(36 * value)}px`;
+  bar.setAttribute("aria-label", `${nameOf(i, t)}: ${Math.round(100 * value)} percent`);
+  bar.title = `${nameOf(i, t)}: ${(100 * value).toFixed(2)}%`;
 }
 
 export function showCertificate(state, answer, ask) {
