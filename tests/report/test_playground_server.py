@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import tokenmargin as tm
 from tokenmargin.report.playground.guard import LARGEST_BODY, allowed_host
-from tokenmargin.report.playground.server import STATIC
+from tokenmargin.report.playground.server import STATIC, listen
 
 TOKEN = {"x": 1, "y": 0, "score": 1}
 PROBLEM = {"inputs": [{"label": 1, "tokens": [TOKEN, {"x": 0, "y": 0, "score": 0}]}], "draft": True}
@@ -68,6 +69,11 @@ def test_foreign_origins_are_refused(playground: str, origin: str) -> None:
 
 def test_own_origin_is_accepted(playground: str) -> None:
     assert call(playground, "POST", "/api/plane", PROBLEM, origin=playground.rstrip("/"))[0] == 200
+
+
+def test_answers_are_not_held_back() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # what asyncio asks before it turns off Nagle's algorithm
 
 
 def test_addresses_are_hosts_only_where_all_are_served() -> None:
