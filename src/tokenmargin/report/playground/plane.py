@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,8 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
     }
     if request.trained == "both":
         # The ring and the paths around it are of the prompt alone, under scores that stay: not of this training.
-        answer |= {"both": _both(problem, request, best), "ring": [-1] * len(answer["ring"]), "paths": []}
+        both = _both(problem, request, best, deadline=began + FINE_SECONDS)
+        answer |= {"both": both, "ring": [-1] * len(answer["ring"]), "paths": []}
     elif request.method == "flow" and not request.draft:
         _follow_flow(answer, problem, request, found, deadline=began + FINE_SECONDS)
     answer["note"] = note(problem, request, answer)
@@ -160,7 +162,8 @@ def _follow_flow(
     reach = max(FLOW_NORM, 4 * request.radius)
     traced: list[tuple[Array, int]] = []
     for start in starts:
-        path = flow(objective, start=start, until_norm=reach, settings=FlowSettings(tolerance=1e-5, max_steps=2000))
+        settings = FlowSettings(tolerance=1e-5, max_steps=2000)
+        path = flow(objective, start=start, until_norm=reach, settings=settings, progress=_interrupt(deadline))
         points = path(np.linspace(0.0, path.arcs[-1], FINE_FRAMES))
         traced.append((points, int(_basins(found, path.selected[None])[0])))
         if time.perf_counter() > deadline:
@@ -175,7 +178,17 @@ def _follow_flow(
     answer["paths"] = [{"basin": basin, "points": _rounded(points)} for points, basin in traced[1:]]
 
 
-def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"]) -> dict[str, Any]:
+def _interrupt(deadline: float) -> Callable[[float], None]:
+    """A progress callback that ends a run, as Ctrl-C does, when its time is up."""
+
+    def check(_: float) -> None:
+        if time.perf_counter() > deadline:
+            raise KeyboardInterrupt
+
+    return check
+
+
+def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"], *, deadline: float) -> dict[str, Any]:
     """Head and prompt trained together, and the directions of Theorems 5 and 6 for the tokens of highest score."""
     head = label_margin(problem, best)
     separable = head.is_optimal
@@ -185,7 +198,15 @@ def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"]) 
     method, steps = _method(request)
     every = max(steps // FINE_FRAMES, 1)
     start = np.concatenate([request.head, request.start])
-    path = evolve(JointObjective(joint, _loss(request)), method, steps=steps, start=start, keep=("point",), every=every)
+    path = evolve(
+        JointObjective(joint, _loss(request)),
+        method,
+        steps=steps,
+        start=start,
+        keep=("point",),
+        every=every,
+        progress=_interrupt(deadline),
+    )
     points = path["point"]
     return {
         "separable": separable,

@@ -129,7 +129,7 @@ PRESETS = (
         "Theorem 3",
         "Four inputs of six random tokens on the circle. Few of the 1296 selections are feasible, fewer are locally "
         "optimal, and training ends at one of these.",
-        {"start": [0.0, 0.0]},
+        {"start": [0.0, 0.0], "step": 1.0},
     ),
     Preset(
         "fig3a",
