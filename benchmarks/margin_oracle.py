@@ -211,9 +211,8 @@ def main() -> int:
     print("for integers); refuted: oracle contradicted by a proof; silent: oracle without an answer.")
     failures = sum(t.wrong + t.over for t in tallies.values())
     solved = sum(sum(t.statuses.values()) for t in tallies.values())
-    print(
-        f"\n{solved} problems in {time.perf_counter() - began:.0f} s; {failures} wrong statuses or residuals over {LARGEST:g}"
-    )
+    seconds = time.perf_counter() - began
+    print(f"\n{solved} problems in {seconds:.0f} s; {failures} wrong statuses or residuals over {LARGEST:g}")
     return int(failures > 0)
 
 

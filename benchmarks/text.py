@@ -59,9 +59,8 @@ def main() -> None:
     print(f"{'step':32} {'tokens before':>14} {'after':>12} {'distinct':>10}")
     for step in prepared.steps:
         print(f"{step.name:32} {step.before:14,} {step.after:12,} {step.distinct_after:10,}")
-    print(
-        f"{prepared.n} texts, with offsets: {ours:.1f} s, peak memory {peak / 1e6:.2f} GB ({base / 1e6:.2f} GB of it the texts)"
-    )
+    memory = f"peak memory {peak / 1e6:.2f} GB, {base / 1e6:.2f} GB before"
+    print(f"{prepared.n} texts, with offsets: {ours:.1f} s, {memory}")
     begun = time.perf_counter()
     kept = plain_script(table.texts, chosen.vocabulary)
     print(f"plain script, without offsets: {time.perf_counter() - begun:.1f} s, {kept:,} tokens")

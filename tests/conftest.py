@@ -5,7 +5,18 @@ from collections.abc import Iterator
 import jaxtyping
 import pytest
 
-ROOMS = ("geometry", "problem", "instances", "selection", "attention", "margin", "dynamics")
+ROOMS = (
+    "geometry",
+    "problem",
+    "instances",
+    "selection",
+    "attention",
+    "margin",
+    "dynamics",
+    "corpus",
+    "corpora",
+    "embedding",
+)
 jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
 
 

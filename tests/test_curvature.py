@@ -80,7 +80,7 @@ def mp_gradient(problem, p):
     return total
 
 
-@pytest.mark.parametrize("norm", [30.0, 3000.0])
+@pytest.mark.parametrize("norm", [30.0, 800.0])
 def test_field_and_jacobian_where_the_gradient_underflows(norm):
     problem = random_problem(2, 3, 3, rng=np.random.default_rng(3))
     objective = PromptObjective(problem)

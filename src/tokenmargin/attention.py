@@ -26,7 +26,7 @@ from tokenmargin.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
-    signed_log_excess,
+    signed_excess,
 )
 from tokenmargin.problem import TokenProblem
 
@@ -70,7 +70,7 @@ class Linearisation(NamedTuple):
     balance: Float[Array, " blocks"]
 
 
-class _Attention(NamedTuple):
+class Attention(NamedTuple):
     """One forward pass, with what the stable gradient needs of it. The pivot is the token of largest weight."""
 
     weights: Float[Array, "... n T"]  # softmax weights
@@ -80,7 +80,7 @@ class _Attention(NamedTuple):
     lead: Float[Array, "... n T"]  # gamma_t - f, without cancellation
 
 
-def _attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> _Attention:
+def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
     chosen = logits.argmax(axis=-1)[..., None]
     pivot = chosen == np.arange(logits.shape[-1])
     relative = logits - logits.max(axis=-1, keepdims=True)
@@ -90,7 +90,7 @@ def _attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) ->
     best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
     ahead = best - scores
     shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
-    return _Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
+    return Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
 
 
 def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
@@ -107,7 +107,7 @@ def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scal
     return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
 
 
-def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[Array, "... n"]) -> Descent:
+def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     with np.errstate(divide="ignore"):
         logs = log_slope[..., None] + state.log_weights + np.log(np.abs(state.lead))
@@ -118,7 +118,7 @@ def _prompt_descent(keys: AbstractGeometry, state: _Attention, log_slope: Float[
     return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
-def _seen_from_pivot(keys: AbstractGeometry, state: _Attention, loss: AbstractLoss) -> Pivoted:
+def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
     return Pivoted(
         keys=pivoted(_coordinates(keys), state.pivot),
         weights=state.weights,
@@ -135,7 +135,7 @@ def _coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
     return geometry.laid_out
 
 
-def _linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
+def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
     with np.errstate(divide="ignore"):
         log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
     return Linearisation(
@@ -176,13 +176,18 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
-        """`log(risk - risk of selecting)`, exact where the difference itself has underflowed.
+    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+        """Log size and sign of `risk - risk of selecting`, exact where the difference itself has underflowed.
 
         The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
-        gives the infimum. NaN where the risk is below that of the selection.
+        gives the infimum.
         """
         raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
+
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        """Logarithm of the excess risk over that of a selection; NaN where the risk is below it."""
+        size, sign = self.excess(theta, selected)
+        return size if sign > 0 else np.nan
 
     @property
     def dimension(self) -> int:
@@ -243,20 +248,20 @@ class PromptObjective(AbstractObjective):
 
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self._attend(theta)
-        return _prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
+        return prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state = _seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
-        return _linearisation((prompt_block(state),), self.problem.n)
+        state = seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
+        return linearisation((prompt_block(state),), self.problem.n)
 
-    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
         scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
         reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
-        return signed_log_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
+        return signed_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
 
-    def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
+    def _attend(self, theta: Float[Array, "... D"]) -> Attention:
         logits = self.problem.keys.logits(theta)
-        return _attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
 
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.
@@ -295,7 +300,7 @@ class JointObjective(AbstractObjective):
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
         head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
-        prompt = _prompt_descent(self.problem.keys, state, log_slope)
+        prompt = prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),
             np.concatenate([head.log_norm, prompt.log_norm], axis=-1),
@@ -303,7 +308,7 @@ class JointObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         attention = self._attend(theta)
-        state = _seen_from_pivot(self.problem.keys, attention, self.loss)
+        state = seen_from_pivot(self.problem.keys, attention, self.loss)
         values = _coordinates(self.problem.values)
         offsets = pivoted(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
@@ -311,10 +316,10 @@ class JointObjective(AbstractObjective):
         features = labels * (values[attention.pivot] + mean)
         spread = labels[..., None] * (offsets - mean[:, None])
         blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
-        return _linearisation(blocks, self.problem.n)
+        return linearisation(blocks, self.problem.n)
 
-    def _attend(self, theta: Float[Array, "... D"]) -> _Attention:
+    def _attend(self, theta: Float[Array, "... D"]) -> Attention:
         parts = self.split(theta)
         values = self.problem.values
         scores = self.problem.labels[:, None] * values.gather(values.project(parts["head"]))
-        return _attend(self.problem.keys.logits(parts["prompt"]), scores)
+        return attend(self.problem.keys.logits(parts["prompt"]), scores)

@@ -18,7 +18,7 @@ __all__ = [
     "CustomLoss",
     "ExponentialLoss",
     "LogisticLoss",
-    "signed_log_excess",
+    "signed_excess",
 ]
 
 # Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
@@ -61,7 +61,7 @@ class AbstractLoss(abc.ABC):
         if (log_gap <= np.log(_SHORT)).all():
             return np.asarray(short)
         long_gap = np.exp(np.maximum(log_gap, 0.0))
-        difference = self.value(best - long_gap) - self.value(best)
+        difference = self.value(np.asarray(best - long_gap)) - self.value(np.asarray(best))
         return np.where(log_gap > np.log(_SHORT), np.log(np.maximum(difference, np.finfo(float).tiny)), short)
 
     @abc.abstractmethod
@@ -182,13 +182,13 @@ LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
 )
 
 
-def signed_log_excess(
+def signed_excess(
     loss: AbstractLoss,
     reference: Float[Array, " n"],
     log_weights: Float[Array, "n T"],
     scores: Float[Array, "n T"],
-) -> float:
-    """`log mean_i (loss(f_i) - loss(reference_i))` for outputs `f_i = sum_t s_it scores_it`; NaN when not positive.
+) -> tuple[float, float]:
+    """Log size and sign of `mean_i (loss(f_i) - loss(reference_i))` for outputs `f_i = sum_t s_it scores_it`.
 
     The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
     those that score below it are summed apart, as logarithms.
@@ -202,4 +202,4 @@ def signed_log_excess(
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, return_sign=True)
-    return float(total - np.log(len(reference))) if total_sign > 0 else np.nan
+    return float(total - np.log(len(reference))), float(total_sign)

@@ -53,13 +53,14 @@ NEIGHBOUR_TOLERANCE = 1e-7
 def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, " n"]:
     """Validate one selected token per input and return it as an integer array."""
     alpha = np.asarray(selected)
-    if alpha.shape != (problem.n,) or alpha.dtype.kind not in "iu":
-        raise ValueError(f"selected must be {problem.n} integers, one token per input, got {alpha.dtype} {alpha.shape}")
-    out = (alpha < 0) | (alpha >= problem.T)
-    if out.any():
-        i = int(out.argmax())
-        raise ValueError(f"selected token {alpha[i]} of input {i} is out of range 0..{problem.T - 1}")
-    seen = problem.mask[np.arange(problem.n), alpha]
+    mask = problem.mask
+    n, T = mask.shape
+    if alpha.shape != (n,) or alpha.dtype.kind not in "iu":
+        raise ValueError(f"selected must be {n} integers, one token per input, got {alpha.dtype} {alpha.shape}")
+    if alpha.min() < 0 or alpha.max() >= T:
+        i = int(((alpha < 0) | (alpha >= T)).argmax())
+        raise ValueError(f"selected token {alpha[i]} of input {i} is out of range 0..{T - 1}")
+    seen = mask[np.arange(n), alpha]
     if not seen.all():
         i = int(seen.argmin())
         raise ValueError(f"selected token {alpha[i]} of input {i} is hidden by the mask; select a visible token")

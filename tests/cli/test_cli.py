@@ -96,6 +96,20 @@ def test_solve_for_people(capsys) -> None:
     assert "token 6 of input 0, token 5 of input 1" in out
 
 
+def test_atlas_lists_every_limit(capsys, tmp_path) -> None:
+    code, out, _ = run(capsys, "atlas", "fig8", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["complete"]
+    assert [limit["selected"] for limit in found["limits"]] == [[0, 0], [0, 1]]
+    assert len(found["arcs"]) == 4
+    random_problem(4, 5, 9, rng=np.random.default_rng(0)).save(tmp_path / "random.npz")
+    code, out, _ = run(capsys, "atlas", str(tmp_path / "random.npz"), "--budget", "10", "--limit", "1")
+    assert code == 1
+    assert "PARTIAL" in out
+    assert run(capsys, "atlas", "fig8", "--budget", "0")[0] == 2
+
+
 def test_evolve_compares_with_the_certified_direction(capsys) -> None:
     code, out, _ = run(capsys, "evolve", "fig1b", "--start", "0,-1,0", "--json")
     answer = json.loads(out)

@@ -14,6 +14,8 @@ from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of evaluations a test
+
 NORMS = np.logspace(4, 8, 9)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
+from tokenmargin.cli.atlas import atlas
+from tokenmargin.cli.basins import basins
 from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
@@ -20,10 +22,23 @@ from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.solve import solve
 from tokenmargin.cli.train import train
+from tokenmargin.cli.verify import verify
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (demo, playground, solve, evolve, reproduce, data, prepare, train)
+VERBS: tuple[Callable[..., int], ...] = (
+    demo,
+    playground,
+    solve,
+    atlas,
+    evolve,
+    basins,
+    verify,
+    reproduce,
+    data,
+    prepare,
+    train,
+)
 """The commands, each in the module of its name; what is slow to import is imported when a command runs."""
 
 app = App(

@@ -106,8 +106,11 @@ def _plain(data: Any) -> Any:
 
 
 @contextlib.contextmanager
-def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error for people; nothing when standard error is a file."""
+def progress_bar(label: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar on standard error for people; nothing when standard error is a file.
+
+    The function given takes the steps done and, to change what stands before the bar, a new label.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -120,4 +123,4 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield lambda done, label=label: bar.update(task, completed=done, description=label)

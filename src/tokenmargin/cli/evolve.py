@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
 
 if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
     from tokenmargin.attention import AbstractObjective
-    from tokenmargin.dynamics import AbstractMethod, Trajectory
+    from tokenmargin.dynamics import AbstractMethod, FlowPath, Trajectory
 
 __all__ = ["evolve"]
 
@@ -20,9 +22,10 @@ def evolve(
     problem: str,
     /,
     *,
-    method: Literal["ngd", "gd"] = "ngd",
+    method: Literal["ngd", "gd", "flow"] = "ngd",
     step: float | None = None,
     steps: int = 1000,
+    until_norm: float = 1e8,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
     loss: Literal["logistic", "exponential", "correlation"] = "logistic",
@@ -38,17 +41,20 @@ def evolve(
 
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
+        tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
 
     Parameters
     ----------
     problem:
         A .npz or .json file, or the name of a figure, such as fig1c.
     method:
-        Normalised gradient descent (ngd) or gradient descent (gd).
+        Normalised gradient descent (ngd), gradient descent (gd), or gradient flow followed by a stiff solver (flow).
     step:
         Step size; by default 0.1 for ngd and 1/L_p for gd.
     steps:
-        Number of steps.
+        Number of steps of descent.
+    until_norm:
+        Length of the parameter at which the flow stops.
     start:
         First p, as numbers separated by commas (for joint training: v, then p). Default: zero, and the problem's head.
     train:
@@ -62,28 +68,19 @@ def evolve(
     """
     import numpy as np
 
-    from tokenmargin.dynamics import evolve as run
-
     data = read_problem(problem)
     if save is not None and save.suffix != ".npz":
         raise UsageError(f"--save writes a .npz file, got {save.name!r}")
     with usage_errors():
         objective = _objective(data, train, loss)
-        rule = _method(method, step).prepared(objective)
         first = None if start is None else np.array(numbers(start, float, "--start"))
-        keep = () if save is None else ("point", "norm", "loss", "saturation")
-        with progress_bar(f"{method}, {steps} steps", steps) as progress:
-            path = run(
-                objective,
-                rule,
-                steps=steps,
-                start=first,
-                keep=keep,
-                every=max(steps // KEPT_POINTS, 1),
-                progress=progress,
-            )
+        path: Trajectory | FlowPath
+        if method == "flow":
+            path, kept = _flow(objective, first, until_norm, keep=save is not None)
+        else:
+            path, kept = _descend(objective, _method(method, step), steps, first, keep=save is not None)
     if save is not None:
-        np.savez_compressed(save, at=path.at, **path.kept)  # type: ignore[arg-type]
+        np.savez_compressed(save, **kept)  # type: ignore[arg-type]
         say(f"wrote {save}")
     report = _report(path)
     if json:
@@ -91,6 +88,52 @@ def evolve(
     else:
         _print(report)
     return 1 if path.interrupted else 0
+
+
+def _descend(
+    objective: AbstractObjective, method: AbstractMethod, steps: int, start: Array | None, *, keep: bool
+) -> tuple[Trajectory, dict[str, Array]]:
+    from tokenmargin.dynamics import evolve as run
+
+    with progress_bar(f"descent, {steps} steps", steps) as progress:
+        path = run(
+            objective,
+            method.prepared(objective),
+            steps=steps,
+            start=start,
+            keep=("point", "norm", "loss", "saturation") if keep else (),
+            every=max(steps // KEPT_POINTS, 1),
+            progress=progress,
+        )
+    return path, {"at": path.at, **path.kept}
+
+
+def _flow(
+    objective: AbstractObjective, start: Array | None, until_norm: float, *, keep: bool
+) -> tuple[FlowPath, dict[str, Array]]:
+    import numpy as np
+
+    from tokenmargin.dynamics import SelectionChanged, flow
+
+    decades = max(np.log10(max(until_norm, 1e-300)), 1.0)
+    with progress_bar(f"flow to norm {until_norm:g}", 100) as progress:
+        path = flow(
+            objective,
+            start=start,
+            until_norm=until_norm,
+            events=(SelectionChanged(),),
+            progress=lambda norm: progress(round(100 * min(max(np.log10(max(norm, 1e-300)) / decades, 0.0), 1.0))),
+        )
+    if not keep:
+        return path, {}
+    knots = np.unique(np.linspace(0, path.steps, KEPT_POINTS).astype(int))
+    points = path(path.arcs[knots])
+    return path, {
+        "arc": path.arcs[knots],
+        "log_time": path.log_time[knots],
+        "point": points,
+        "norm": objective.norms(points),
+    }
 
 
 def _objective(problem: Any, train: str, loss: str) -> AbstractObjective:
@@ -108,8 +151,9 @@ def _method(method: str, step: float | None) -> AbstractMethod:
     return NormalizedGradientDescent() if step is None else NormalizedGradientDescent(step)
 
 
-def _report(path: Trajectory) -> dict[str, Any]:
+def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.attention import JointObjective
+    from tokenmargin.dynamics import FlowPath
     from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
     from tokenmargin.selection import angle, cosine
 
@@ -117,6 +161,17 @@ def _report(path: Trajectory) -> dict[str, Any]:
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
     solution = (relaxed_max_margin if separable else max_margin)(problem, selected)
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
+    flow_only = (
+        {
+            "stop": path.stop,
+            "arc": float(path.arcs[-1]),
+            "log_time": float(path.log_time[-1]),
+            "log_gradient": path.log_gradient,
+            "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
+        }
+        if isinstance(path, FlowPath)
+        else {}
+    )
     return {
         "final": path.final,
         "norm": float(problem.keys.norm(path.prompt)),
@@ -133,6 +188,7 @@ def _report(path: Trajectory) -> dict[str, Any]:
         },
         "steps": path.steps,
         "interrupted": path.interrupted,
+        **flow_only,
     }
 
 
@@ -143,6 +199,8 @@ def _print(report: dict[str, Any]) -> None:
     with np.printoptions(precision=6, suppress=True, threshold=12):
         print(f"final       {report['final']}")
         print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
+        if "stop" in report:
+            print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
         print(f"selected    {', '.join(map(str, report['selected']))} (mean weight {report['saturation']:.6f})")
         if report["angle"] is None:
             print(f"direction   none to compare with: the selection is {direction['status']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +10,7 @@ from tokenmargin.cli.common import UsageError, emit_json, needs_extra, numbers, 
 
 if TYPE_CHECKING:
     from tokenmargin.corpus import TokenCorpus
-    from tokenmargin.training.trainer import TrainingRun
+    from tokenmargin.training.trainer import Progress, TrainingRun
 
 __all__ = ["train"]
 
@@ -94,6 +95,7 @@ def train(
     if place == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no GPU here")
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(True)
     with usage_errors():
         text = load_prepared(prepared)
@@ -111,9 +113,12 @@ def train(
         data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=place)
     total = -(-data.n // batch) * epochs
     with progress_bar("training", total) as advance, usage_errors():
-        result = run(
-            data, config, folder=out, stop_loss=stop_loss, budget=budget, progress=lambda now: advance(now.step)
-        )
+
+        def show(now: Progress) -> None:
+            speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
+            advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
+
+        result = run(data, config, folder=out, stop_loss=stop_loss, budget=budget, progress=show)
     for note in result.notes:
         say(note)
     report = _report(result, text.corpus())

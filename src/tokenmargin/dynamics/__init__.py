@@ -1,16 +1,39 @@
-"""Training as dynamics: descent, normalised descent, and the trajectories they leave."""
+"""Training as dynamics: descent, gradient flow to any norm, thousands of runs at once, and regularisation paths."""
 
+from tokenmargin.dynamics.batch import BatchResult, evolve_many
+from tokenmargin.dynamics.cone import ConePath, cone_path
+from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
 from tokenmargin.dynamics.first_step import FirstStep, first_step
+from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
+from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
+from tokenmargin.dynamics.ridge import RidgePath, ridge_path
 
 __all__ = [
     "OBSERVABLES",
     "AbstractMethod",
+    "AngleReached",
+    "BatchResult",
+    "ConePath",
+    "Crossing",
     "FirstStep",
+    "FlowPath",
+    "FlowSettings",
     "GradientDescent",
+    "NormReached",
     "NormalizedGradientDescent",
+    "RegularisationPath",
+    "RidgePath",
+    "Saturated",
+    "SelectionChanged",
     "Trajectory",
+    "WhenTrue",
+    "cone_path",
     "evolve",
+    "evolve_many",
     "first_step",
+    "flow",
+    "regularisation_path",
+    "ridge_path",
 ]

@@ -13,6 +13,7 @@ from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.dynamics.span import Span
+from tokenmargin.geometry import Coordinates
 from tokenmargin.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem import TokenProblem
 
@@ -160,7 +161,8 @@ def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Ch
             for begin in range(0, count, lanes):
                 yield slice(j, j + 1), slice(begin, begin + lanes)
         return
-    together = max(MEMORY // (8 * tokens * (tokens + 12) * count), 1)
+    width = max(min(pose.keys.dimension, 8 * tokens) for pose in problems)
+    together = max(MEMORY // (8 * tokens * (tokens + width + 12) * count), 1)
     for begin in range(0, len(problems), together):
         yield slice(begin, begin + together), slice(0, count)
 
@@ -243,12 +245,14 @@ class _Group:
 
 
 def _lay_out(problems: Sequence[TokenProblem], T: int) -> Tokens:
-    """Coordinates of all tokens in the spans of their problems, padded to one shape."""
+    """Coordinates of all tokens, in the spans of their problems where there are none, padded to one shape."""
     n = problems[0].n
-    spans = [Span.of(pose.keys) for pose in problems]
-    vectors = np.zeros((len(problems), n, T, max(span.dimension for span in spans)))
+    found = [
+        (pose.keys if isinstance(pose.keys, Coordinates) else Span.of(pose.keys).tokens).tokens for pose in problems
+    ]
+    vectors = np.zeros((len(problems), n, T, max(tokens.shape[-1] for tokens in found)))
     scores = np.zeros((len(problems), n, T))
-    for j, (pose, span) in enumerate(zip(problems, spans, strict=True)):
-        vectors[j, :, : pose.T, : span.dimension] = span.tokens.tokens
+    for j, (pose, tokens) in enumerate(zip(problems, found, strict=True)):
+        vectors[j, :, : pose.T, : tokens.shape[-1]] = tokens
         scores[j, :, : pose.T] = pose.scores
     return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores)

@@ -8,57 +8,24 @@ Physical time is recovered afterwards, as a logarithm.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.integrate import LSODA, DenseOutput
+from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
 from tokenmargin.attention import AbstractObjective
-from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
+from tokenmargin.dynamics.events import AbstractEvent, Crossing
+from tokenmargin.dynamics.follow import Field, FlowSettings, Run, Stop
 from tokenmargin.dynamics.quadrature import log_integral
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.selection import saturation, select
 
 __all__ = ["FlowPath", "FlowSettings", "Stop", "flow"]
-
-Stop = Literal["norm", "event", "stationary", "flat", "steps", "stalled", "interrupted"]
-
-# Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.
-LARGEST_NORM = 1e13
-_NEAR_STATIONARY = 1e-7  # of the balance: Newton's method takes over
-_STATIONARY = 1e-12
-_PIECES = 4  # sub-intervals of a solver step at which labels are looked at
-
-
-@dataclass(frozen=True)
-class FlowSettings:
-    """How the flow is followed.
-
-    - `tolerance`: relative (and absolute) error allowed per step.
-    - `coupling`: "joint" is gradient flow of all blocks; "block" gives every block unit speed, the limit of normalised
-      descent with a small step when head and prompt are trained together.
-    - `max_steps`: of the solver.
-    """
-
-    tolerance: float = 1e-10
-    coupling: Literal["joint", "block"] = "joint"
-    max_steps: int = 100_000
-
-    def __post_init__(self) -> None:
-        if not 1e-13 <= self.tolerance <= 1e-2:
-            raise ValueError(f"tolerance must lie in 1e-13..1e-2, got {self.tolerance}")
-        if self.coupling not in ("joint", "block"):
-            raise ValueError(f"coupling must be 'joint' or 'block', got {self.coupling!r}")
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +48,7 @@ class FlowPath:
     final: Float[Array, " D"]
     stop: Stop
     crossings: tuple[Crossing, ...]
-    _field: _Field = field(repr=False)
+    _field: Field = field(repr=False)
     _pieces: tuple[DenseOutput, ...] = field(repr=False)
 
     def __call__(self, arc: float | Float[Array, " k"]) -> Float[Array, "... D"]:
@@ -100,6 +67,16 @@ class FlowPath:
     def prompt(self) -> Float[Array, " D_keys"]:
         """The attention parameter p at the end."""
         return self.objective.prompt(self.final)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps the solver took."""
+        return len(self.arcs) - 1
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped by Ctrl-C."""
+        return self.stop == "interrupted"
 
     @property
     def norm(self) -> float:
@@ -159,7 +136,7 @@ class FlowPath:
         """Go on from the end; the path returned is the whole one."""
         if self.stop == "stationary":
             return self
-        run = _Run(self._field, self.settings, until_norm, tuple(events), progress)
+        run = Run(self._field, self.settings, until_norm, tuple(events), progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
         return replace(
             self,
@@ -207,174 +184,9 @@ def flow(
         )
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    along = _Field(Reduced.of(objective), theta, settings.coupling)
-    run = _Run(along, settings, until_norm, tuple(events), progress)
+    along = Field(Reduced.of(objective), theta, settings.coupling)
+    run = Run(along, settings, until_norm, tuple(events), progress)
     run.follow(along.reduce(theta), 0.0)
     return FlowPath(
         objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces)
     )  # fmt: skip
-
-
-def _checked_norm(norm: float) -> float:
-    if not 0 < norm <= LARGEST_NORM:
-        raise ValueError(
-            f"until_norm must lie in 0..{LARGEST_NORM:g}, got {norm:g}: beyond it logits of order one are lost to "
-            "rounding"
-        )
-    return norm
-
-
-class _Field:
-    """The unit field and its Jacobian in the coordinates of the span, and the way back."""
-
-    def __init__(self, reduced: Reduced, theta: Float[Array, " D"], coupling: str) -> None:
-        self.reduced = reduced
-        self.objective = reduced.objective
-        self.joint = coupling == "joint" and len(reduced.spans) > 1
-        self.sizes = [span.dimension for span in reduced.spans]
-        self.original = reduced.original
-        self.rest = theta - reduced.lift(reduced.reduce(theta))  # what the start has outside the span stays
-        self._rest_length = float(np.linalg.norm(reduced.original.norms(self.rest)))
-
-    def norm(self, y: Float[Array, " r"]) -> float:
-        """Length of the whole parameter: the rest is orthogonal to the span."""
-        return float(np.hypot(np.linalg.norm(y), self._rest_length))
-
-    def reduce(self, theta: Float[Array, " D"]) -> Float[Array, " r"]:
-        return self.reduced.reduce(theta)
-
-    def lift(self, y: Float[Array, "... r"]) -> Float[Array, "... D"]:
-        return self.rest + self.reduced.lift(y)
-
-    def shares(self, log_norm: Float[Array, " blocks"]) -> Float[Array, " r"]:
-        """How much of the unit speed each coordinate's block gets."""
-        if not self.joint:
-            return np.ones(sum(self.sizes))
-        total = np.logaddexp.reduce(2 * log_norm) / 2
-        return np.repeat(np.exp(log_norm - total), self.sizes)
-
-    def direction(self, _: float, y: Float[Array, " r"]) -> Float[Array, " r"]:
-        descent = self.objective.descent(y)
-        return self.shares(descent.log_norm) * descent.direction
-
-    def jacobian(self, _: float, y: Float[Array, " r"]) -> Float[Array, "r r"]:
-        """`(I - u u') J / |F|`, for the whole field or block by block."""
-        descent, relative, _balance = self.objective.linearise(y)
-        shares = self.shares(descent.log_norm)
-        u, rows = shares * descent.direction, shares[:, None] * relative
-        if self.joint or len(self.sizes) == 1:
-            return rows - np.outer(u, u @ rows)
-        begin = 0
-        for size in self.sizes:
-            block = slice(begin, begin + size)
-            rows[block] -= np.outer(u[block], u[block] @ rows[block])
-            begin += size
-        return rows
-
-    def polish(self, y: Float[Array, " r"]) -> tuple[Float[Array, " r"], float]:
-        """Newton's method on the gradient: the point it leads to and the balance there."""
-        best, balance = y, np.inf
-        for _ in range(8):
-            descent, relative, balances = self.objective.linearise(best)
-            balance = float(balances.max())
-            if balance <= _STATIONARY or not np.isfinite(relative).all():
-                break
-            best = best - np.linalg.lstsq(relative, descent.direction, rcond=1e-10)[0]
-        return best, balance
-
-
-class _Run:
-    """One call of the solver: it fills in arcs, pieces, crossings, the final point and the reason to stop."""
-
-    def __init__(
-        self,
-        along: _Field,
-        settings: FlowSettings,
-        until_norm: float,
-        events: tuple[AbstractEvent, ...],
-        progress: Callable[[float], None] | None,
-    ) -> None:
-        self.field, self.settings, self.until, self.events = along, settings, _checked_norm(until_norm), events
-        self.progress = progress
-        self.pieces: list[DenseOutput] = []
-        self.crossings: list[Crossing] = []
-        self.stop: Stop = "steps"
-
-    def follow(self, y: Float[Array, " r"], arc: float) -> None:
-        knots = [arc]
-        self.final = self.field.lift(y)
-        self.labels = [event.label(self.field.original, self.final) for event in self.events]
-        if self.field.norm(y) >= self.until:
-            self.stop = "norm"
-        elif not self._at_rest(y):
-            tolerance = self.settings.tolerance
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
-                    solver = LSODA(
-                        self.field.direction, arc, y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian
-                    )
-                    for _ in range(self.settings.max_steps):
-                        if not self._step(solver, knots):
-                            break
-            except KeyboardInterrupt:
-                self.stop = "interrupted"
-        self.arcs = np.array(knots)
-
-    def _step(self, solver: LSODA, knots: list[float]) -> bool:
-        """One step of the solver; False when the run is over."""
-        solver.step()
-        if solver.status == "failed":
-            if not self._at_rest(solver.y):
-                self.stop = "stalled"
-            return False
-        piece, end = solver.dense_output(), float(solver.t)
-        self.stop, end = self._watch(piece, knots[-1], end)
-        self.pieces.append(piece)
-        knots.append(end)
-        y = piece(end)
-        self.final = self.field.lift(y)
-        if self.progress is not None:
-            self.progress(self.field.norm(y))
-        return self.stop == "steps" and not self._at_rest(y)
-
-    def _watch(self, piece: DenseOutput, begin: float, end: float) -> tuple[Stop, float]:
-        """Record the events of a piece; why and where the run stops in it, or "steps" and its end."""
-        stop: Stop = "steps"
-        nodes = np.linspace(begin, end, _PIECES + 1).tolist()
-        for low, high in pairwise(nodes):
-            if self.field.norm(piece(high)) >= self.until:
-                stop = "norm"
-                high = brentq(lambda s: self.field.norm(piece(s)) - self.until, low, high, xtol=1e-15, rtol=1e-15)
-            for crossing in self._crossings(piece, low, high):
-                self.crossings.append(crossing)
-                if crossing.event.stops:
-                    return "event", crossing.arc
-            if stop == "norm":
-                return stop, high
-        return stop, end
-
-    def _crossings(self, piece: DenseOutput, low: float, high: float) -> list[Crossing]:
-        """The events between two nodes, in order; the labels at the left one are known."""
-        if not self.events:
-            return []
-        original, point = self.field.original, self.field.lift(piece(high))
-        found = []
-        for j, event in enumerate(self.events):
-            label = event.label(original, point)
-            if label != self.labels[j]:
-                found.append(first_change(event, original, lambda s: self.field.lift(piece(s)), (low, high)))
-                self.labels[j] = label
-        return sorted(found, key=lambda crossing: crossing.arc)
-
-    def _at_rest(self, y: Float[Array, " r"]) -> bool:
-        """Whether the gradient has all but cancelled: at a "stationary" point, polished, or where it is "flat"."""
-        if float(self.field.objective.linearise(y).balance.max()) > _NEAR_STATIONARY:
-            return False
-        polished, reached = self.field.polish(y)
-        moved = float(np.linalg.norm(polished - y))
-        self.stop = "flat"
-        if reached <= _STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y))):
-            self.final = self.field.lift(polished)
-            self.stop = "stationary"
-        return True

@@ -39,7 +39,7 @@ class Tokens:
 
     @classmethod
     def of(cls, vectors: Float[Array, "problems nT r"], scores: Float[Array, "problems n T"]) -> Tokens:
-        """From the coordinates of the tokens in their span, one problem per lane."""
+        """From the coordinates of the tokens, one problem per lane."""
         _, tokens, r = vectors.shape
         gram = r > _FEW * tokens
         matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
@@ -59,10 +59,26 @@ class Tokens:
         vector = self._times(self.matrix.swapaxes(0, 1), weights)
         return self._times(self.matrix, vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
 
-    def _times(self, matrix: Float[Array, "a b lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
+    def _times(self, matrix: Float[Array, "a b #lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
         if matrix.shape[-1] == 1:
             return np.asarray(matrix[..., 0] @ columns)
         return np.asarray(np.einsum("abl,bl->al", matrix, columns))
+
+
+class _Pivots:
+    """The token of largest weight in every input of every run, and how far it is ahead in score.
+
+    It changes rarely, so it is kept from step to step and looked up again only where another token has overtaken it.
+    """
+
+    def __init__(self, logits: Float[Array, "n T lanes"], scores: Float[Array, "n T #lanes"]) -> None:
+        n, T, lanes = logits.shape
+        chosen = logits.argmax(axis=1)
+        rows = np.arange(n)[:, None] * T + chosen
+        self.flat = rows * lanes + np.arange(lanes)  # positions in a flattened (n, T, lanes) array
+        scores = np.broadcast_to(scores, logits.shape)
+        self.best = np.take_along_axis(scores, chosen[:, None], axis=1)[:, 0]
+        self.ahead = self.best[:, None] - scores
 
 
 @dataclass(eq=False)
@@ -78,6 +94,10 @@ class Lanes:
     logits: Float[Array, "n T lanes"]
     weights: Float[Array, "n T lanes"]
 
+    def __post_init__(self) -> None:
+        self.logits, self.weights = np.ascontiguousarray(self.logits), np.ascontiguousarray(self.weights)
+        self._pivots: _Pivots | None = None
+
     def advance(self, methods: tuple[AbstractMethod, ...]) -> None:
         """One step of every run; one method for all, or one per lane."""
         direction, log_scale = self.descent_weights()
@@ -92,37 +112,36 @@ class Lanes:
             parts = zip(methods, log_norm, strict=True)
             lengths = np.array([method.lengths(Descent(np.empty(0), log))[0] for method, log in parts])
         rate = np.divide(lengths, length, out=np.zeros(lanes), where=length > 0)
-        self.logits += (moved * rate).reshape(n, T, lanes)
+        moved *= rate
+        self.logits += moved.reshape(n, T, lanes)
         direction *= rate
         self.weights += direction
 
     def descent_weights(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
         """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `attention`."""
-        n, T, _ = self.logits.shape
-        pivot = self.logits.argmax(axis=1)[:, None] == np.arange(T)[:, None]
-        relative = self.logits - self.logits.max(axis=1, keepdims=True)
-        np.copyto(relative, -np.inf, where=pivot)
-        shift = np.maximum(relative.max(axis=(0, 1)), np.finfo(float).min)
-        relative -= shift
-        others = np.exp(relative)  # weights of the other tokens, scaled
+        n, T, lanes = self.logits.shape
+        top = self.logits.max(axis=1)
+        if self._pivots is None or (self.logits.ravel()[self._pivots.flat] < top).any():
+            self._pivots = _Pivots(self.logits, self.tokens.scores)
+        flat, best, ahead = self._pivots.flat, self._pivots.best, self._pivots.ahead
+        others = self.logits - top[:, None]
+        others.ravel()[flat] = -np.inf
+        shift = np.maximum(others.reshape(n * T, lanes).max(axis=0), np.finfo(float).min)
+        others -= shift
+        np.exp(others, out=others)  # weights of the other tokens, scaled
         scale = np.exp(shift)
         total = 1 + scale * others.sum(axis=1)
-        best = np.broadcast_to(self.tokens.scores, pivot.shape).sum(axis=1, where=pivot)
-        ahead = best[:, None] - self.tokens.scores
         shortfall = scale * np.einsum("ntl,ntl->nl", others, ahead) / total
         log_slope = self.loss.log_slope(best - shortfall)
-        top = log_slope.max(axis=0)
-        others *= (np.exp(log_slope - top) / total)[:, None]
-        np.subtract(shortfall[:, None], ahead, out=ahead)
-        others *= ahead
-        np.copyto(others, -others.sum(axis=1, keepdims=True), where=pivot)
-        return others, shift + top - np.log(n)
+        highest = log_slope.max(axis=0)
+        others *= (np.exp(log_slope - highest) / total)[:, None]
+        others *= shortfall[:, None] - ahead
+        others.ravel()[flat] = -others.sum(axis=1)
+        return others, shift + highest - np.log(n)
 
     def kept(self, lanes: Bool[Array, " lanes"]) -> Lanes:
         """Some of the runs."""
-        return Lanes(
-            self.tokens.kept(lanes), self.loss, self.logits[..., lanes].copy(), self.weights[..., lanes].copy()
-        )
+        return Lanes(self.tokens.kept(lanes), self.loss, self.logits[..., lanes], self.weights[..., lanes])
 
     @property
     def selected(self) -> Int[Array, "lanes n"]:

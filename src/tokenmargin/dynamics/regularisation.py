@@ -102,7 +102,7 @@ def regularisation_path(
     radii: Sequence[float] | Float[Array, " radii"],
     *,
     rng: np.random.Generator,
-    starts: int = 8,
+    starts: int = 16,
     progress: Callable[[float], None] | None = None,
 ) -> RegularisationPath:
     """`argmin over |p| <= R` of the risk for each R of `radii`, with the other local minima found.
@@ -116,11 +116,11 @@ def regularisation_path(
 
     >>> from tokenmargin.attention import PromptObjective
     >>> from tokenmargin.instances import figure1b
-    >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 100.0, 1e4], rng=np.random.default_rng(0))
-    >>> len(path.branches), (path.points[-1] / 1e4).round(3)
-    (2, array([-0.099,  0.995,  0.   ]))
+    >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 1e3], rng=np.random.default_rng(0), starts=1)
+    >>> path.selected, (path.points[-1] / 1e3).round(3)
+    (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
-    grid = _checked_radii(radii)
+    grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
     branches: list[list[Minimum | None]] = []
@@ -141,8 +141,8 @@ def regularisation_path(
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
 
 
-def _checked_radii(radii: Sequence[float] | Float[Array, " radii"]) -> Float[Array, " radii"]:
-    """The radii with others between them, so that none is more than twice the one before."""
+def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
+    """The radii with others between them, so that none is more than twice the one before, from at most `first` on."""
     wanted = np.asarray(radii, dtype=np.float64)
     if (
         wanted.ndim != 1
@@ -152,7 +152,7 @@ def _checked_radii(radii: Sequence[float] | Float[Array, " radii"]) -> Float[Arr
         or (np.diff(wanted) <= 0).any()
     ):
         raise ValueError(f"radii must be positive and growing, got {radii!r}")
-    grid = [np.array([min(1.0, wanted[0])])]
+    grid = [np.array([min(first, wanted[0])])]
     for radius in wanted:
         last = grid[-1][-1]
         if radius > last:
@@ -175,7 +175,7 @@ class _Ball:
         sphere = Sphere(radius)
         found = minimise(self.overall, start, sphere=sphere, max_iterations=100)
         if not found.converged:
-            found = self._resolved(found, sphere)
+            found = self._resolved(found, sphere) or found
         if found.outward > 0:
             return found if found.converged else None
         return self._inside(found.point, radius)
@@ -186,13 +186,14 @@ class _Ball:
             return tip
         start = tip.point * (radius / np.linalg.norm(tip.point))
         found = self._resolved(replace(tip, point=start), Sphere(radius))
-        return found if found.converged and found.outward > 0 else self.minimum(start, radius)
+        settled = found is not None and found.converged and found.outward > 0
+        return found if settled else self.minimum(start, radius)
 
-    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum:
-        """The minimum near a point, told by the excess over the risk of what the point selects."""
+    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
+        """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
         local = prompt_landscape(self.objective, select(self.objective.problem.keys, rough.point))
         if not np.isfinite(local(sphere.coordinates(rough.point))[0]):
-            return rough
+            return None
         found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
         return replace(found, value=self.objective.log_excess(found.point))
 
@@ -214,18 +215,18 @@ def _file(
     number, radius = at
     kept: list[Minimum] = []
 
-    def is_new(minimum: Minimum | None) -> bool:
-        return minimum is not None and all(
-            np.linalg.norm(minimum.point - other.point) > _SAME * radius for other in kept
-        )
+    def new(minimum: Minimum | None) -> Minimum | None:
+        if minimum is None or any(np.linalg.norm(minimum.point - other.point) <= _SAME * radius for other in kept):
+            return None
+        kept.append(minimum)
+        return minimum
 
     for branch, minimum in zip(branches, continued, strict=True):
-        branch.append(minimum if is_new(minimum) else None)  # where two branches meet, the earlier one goes on
-        kept += [minimum] if branch[-1] is not None else []
+        branch.append(new(minimum))  # where two branches meet, the earlier one goes on
     for minimum in fresh:
-        if is_new(minimum):
-            kept.append(minimum)
-            branches.append([None] * number + [minimum])
+        opened: list[Minimum | None] = [None] * number
+        if new(minimum) is not None:
+            branches.append([*opened, minimum])
 
 
 def _branch(minima: Sequence[Minimum | None], reduced: Reduced) -> Branch:

@@ -34,11 +34,14 @@ class Span:
     geometry: AbstractGeometry
 
     @classmethod
-    def of(cls, geometry: AbstractGeometry) -> Span:
-        """The span of the rows that some token points to."""
+    def of(cls, geometry: AbstractGeometry, *, exact: bool = False) -> Span:
+        """The span of the rows that some token points to.
+
+        Coordinates no more than the tokens serve as they are, unless the `exact` span is asked for.
+        """
         used = np.unique(geometry.index[geometry.mask])
         if isinstance(geometry, Coordinates):
-            if geometry.dimension <= len(used):
+            if geometry.dimension <= len(used) and not exact:
                 return cls(geometry, None, geometry)
             left, sizes, right = np.linalg.svd(geometry.vectors[used], full_matrices=False)
             kept = sizes > len(used) * np.finfo(float).eps * sizes[0]

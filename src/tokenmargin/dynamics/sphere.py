@@ -41,7 +41,7 @@ class Sphere:
     def coordinates(self, point: Float[Array, " r"]) -> Float[Array, " k"]:
         """Coordinates of the point of the sphere nearest to `point`."""
         w = point if self.basis is None else self.basis @ (point - self.centre)
-        length = np.linalg.norm(w)
+        length = float(np.linalg.norm(w))
         if length == 0:
             w, length = np.eye(1, len(w))[0], 1.0
         return np.asarray(self.radius * w / length)

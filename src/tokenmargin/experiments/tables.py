@@ -15,9 +15,10 @@ from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, cosine, is_globally_optimal, is_locally_optimal, optimal_tokens
 
-__all__ = ["ALIGNED", "PAPER_B", "columns", "direction_table", "limit_table", "path_table", "token_table"]
+__all__ = ["ALIGNED", "PAPER_A", "PAPER_B", "columns", "direction_table", "limit_table", "path_table", "token_table"]
 
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
+PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"
 ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
 

@@ -6,9 +6,10 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from tokenmargin.margin.arcs import Arc, selection_arcs
-from tokenmargin.margin.atlas import Atlas, LimitDirection, atlas
+from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
+from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
+from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.choices import ChoiceSolution, choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
@@ -18,10 +19,10 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
+from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
-from tokenmargin.margin.system import TOLERANCE
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import Selection
 
@@ -43,6 +44,7 @@ __all__ = [
     "class_margin",
     "closed_form",
     "corpus_margin",
+    "is_planar",
     "label_margin",
     "max_margin",
     "max_margin_batch",
@@ -95,7 +97,7 @@ def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolu
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
 
     >>> from tokenmargin.instances import figure3b
-    >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6)
+    >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6) + 0.0
     array([1., 0.])
     """
     return solve(relaxed_constraints(problem, selected, support_inputs(problem, selected)))

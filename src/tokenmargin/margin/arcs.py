@@ -12,7 +12,7 @@ from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import select
 
-__all__ = ["Arc", "selection_arcs"]
+__all__ = ["Arc", "is_planar", "selection_arcs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,12 @@ class Arc:
     start: float
     stop: float
     selected: Int[Array, " n"]
+
+
+def is_planar(problem: TokenProblem) -> bool:
+    """Whether the keys lie in the plane of the first two coordinates."""
+    keys = problem.keys
+    return isinstance(keys, Coordinates) and keys.dimension >= 2 and not keys.vectors[:, 2:].any()
 
 
 def selection_arcs(problem: TokenProblem) -> tuple[Arc, ...]:
@@ -42,7 +48,7 @@ def selection_arcs(problem: TokenProblem) -> tuple[Arc, ...]:
     [(63.4, [0, 0]), (90.0, [1, 0]), (243.4, [1, 1]), (270.0, [0, 1])]
     """
     keys = problem.keys
-    if not isinstance(keys, Coordinates) or keys.dimension < 2 or keys.vectors[:, 2:].any():
+    if not isinstance(keys, Coordinates) or not is_planar(problem):
         raise ValueError("selection arcs need keys in the plane: coordinates with d = 2, or zero beyond the second")
     plane = keys.vectors[:, :2][keys.index]
     pairs = plane[:, :, None] - plane[:, None, :]

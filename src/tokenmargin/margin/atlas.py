@@ -15,110 +15,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
+from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.system import TOLERANCE, Systems, solve_systems
+from tokenmargin.margin.solver import solve
+from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
-__all__ = ["Atlas", "LimitDirection", "atlas"]
+__all__ = ["atlas"]
 
-BLOCK = 1024
-"""Prefixes examined at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class LimitDirection:
-    """One locally optimal max-margin direction (LMM).
-
-    **Attributes**
-    - `selected`: the token of each input.
-    - `solution`: direction, margin, multipliers and certificate.
-    - `neighbours`: the SVM-neighbours, margin exactly 1.
-    - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
-    - `is_global`: whether the selected tokens are the optimal ones: this is the GMM.
-    """
-
-    selected: Int[Array, " n"]
-    solution: MarginSolution
-    neighbours: Bool[Array, "n T"]
-    gaps: Float[Array, " n"]
-    is_global: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "selected": self.selected.tolist(),
-            "margin": self.solution.margin,
-            "direction": self.solution.vector.tolist(),
-            "neighbours": np.argwhere(self.neighbours).tolist(),
-            "score_gaps": [gap if math.isfinite(gap) else None for gap in self.gaps.tolist()],
-            "gmm": self.is_global,
-            "residual": self.solution.certificate.residual,
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Atlas:
-    """What was found, and how much of the tree was seen.
-
-    **Attributes**
-    - `limits`: the locally optimal selections, the GMM first, then by margin.
-    - `selections`: number of selections, T^n.
-    - `feasible`, `infeasible`: how many were proven to be so.
-    - `undecided`: selections whose status could not be proven in double precision.
-    - `solves`: max-margin problems solved on the way.
-    - `seconds`: time taken.
-    """
-
-    limits: tuple[LimitDirection, ...]
-    selections: int
-    feasible: int
-    infeasible: int
-    undecided: tuple[tuple[int, ...], ...]
-    solves: int
-    seconds: float
-
-    @property
-    def complete(self) -> bool:
-        """Whether every selection was decided."""
-        return self.feasible + self.infeasible == self.selections
-
-    @property
-    def gmm(self) -> LimitDirection | None:
-        """The globally optimal direction, when it is feasible."""
-        return next((limit for limit in self.limits if limit.is_global), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "complete": self.complete,
-            "selections": self.selections,
-            "feasible": self.feasible,
-            "infeasible": self.infeasible,
-            "undecided": [list(selected) for selected in self.undecided],
-            "solves": self.solves,
-            "seconds": self.seconds,
-            "limits": [limit.to_dict() for limit in self.limits],
-        }
-
-    def __repr__(self) -> str:
-        seen = "complete" if self.complete else f"partial ({self.feasible + self.infeasible} decided)"
-        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {self.selections} selections, {seen})"
+BLOCK = 128
+"""Prefixes extended at once: their constraints stay in the cache."""
 
 
 class _Block(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
-    `residuals` are those of `Residuals`, infinite where the prefix has not been solved.
+    `residuals` are the table of `Residuals`, infinite where the prefix has not been solved.
     """
 
     prefixes: Int[Array, "B j"]
@@ -136,7 +58,7 @@ class _Input(NamedTuple):
     """One input with its tokens by descending score, each as the selected one: unit rows to the others."""
 
     order: Int[Array, " t"]
-    others: Int[Array, "t o"]
+    vectors: Float[Array, "t r"]
     units: Float[Array, "t o r"]
     lengths: Float[Array, "t o"]
 
@@ -145,14 +67,14 @@ def atlas(
     problem: TokenProblem,
     *,
     budget: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Atlas:
     """Every feasible and locally optimal selection of `problem`, with its certified direction.
 
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
-    - `progress`: called with the number of selections decided and their total, after every block.
+    - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.instances import figure8
     >>> for limit in atlas(figure8()).limits:
@@ -166,7 +88,7 @@ def atlas(
     while blocks and not walk.spent:
         blocks.extend(reversed(walk.extended(blocks.pop())))
         if progress is not None:
-            progress(walk.feasible + walk.infeasible, walk.leaves[0])
+            progress(walk.feasible + walk.infeasible)
     return Atlas(
         limits=tuple(sorted(walk.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))),
         selections=walk.leaves[0],
@@ -181,12 +103,7 @@ def atlas(
 def _inputs(problem: TokenProblem) -> list[_Input]:
     """The rows `k_it - k_iu` of every pair, up to an isometry of the span of the keys."""
     keys = problem.keys
-    if isinstance(keys, Coordinates) and keys.dimension <= 2 * keys.rows:
-        vectors = keys.vectors
-    elif isinstance(keys, Coordinates):
-        vectors = np.asarray(np.linalg.qr(keys.vectors.T, mode="r")).T
-    else:
-        vectors = keys.differences(np.arange(keys.rows), None)
+    vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i])
@@ -197,8 +114,22 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         raw = tokens[:, None] - tokens[others]
         lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
         lengths[lengths == 0] = 1.0
-        inputs.append(_Input(order, others, raw / lengths[:, :, None], lengths))
+        inputs.append(_Input(order, tokens, raw / lengths[:, :, None], lengths))
     return inputs
+
+
+def _in_span(keys: Coordinates) -> Float[Array, "m r"]:
+    """Coordinates of the vectors in the span of the differences within inputs, where that has fewer dimensions.
+
+    Rotating loses relative digits of near-duplicates, so it is done only when it saves much.
+    """
+    first = keys.index[np.arange(keys.n), keys.mask.argmax(axis=1)]
+    inputs, positions = np.nonzero(keys.mask)
+    differences = keys.vectors[keys.index[inputs, positions]] - keys.vectors[first[inputs]]
+    differences = differences[differences.any(axis=1)]
+    if keys.dimension <= 2 * len(differences) or not len(differences):
+        return keys.vectors
+    return keys.vectors @ np.linalg.qr(differences.T)[0]
 
 
 def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> bool:
@@ -212,7 +143,7 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """The state of one walk through the tree of selections: counters, budget and what was found."""
 
-    def __init__(self, problem: TokenProblem, budget: float) -> None:
+    def __init__(self, problem: TokenProblem, budget: int | float) -> None:
         self.problem, self.budget = problem, budget
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
@@ -275,7 +206,7 @@ class _Walk:
         self.solves += room
         children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
         children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
-        children.residuals[todo] = np.stack(verdicts.residuals[:4], axis=1)
+        children.residuals[todo] = verdicts.residuals.table
         if verdicts.farkas is not None:
             ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
             alive[ruled_out] = False
@@ -320,23 +251,26 @@ class _Walk:
         """Score gaps of the leaves, selected token less best SVM-neighbour, and the neighbours themselves."""
         gaps = np.empty(leaves.prefixes.shape)
         near = np.zeros((*leaves.prefixes.shape, self.problem.T), dtype=bool)
-        rows = np.arange(len(gaps))[:, None]
+        rows = np.arange(len(gaps))
         for i, (tokens, t) in enumerate(zip(self.inputs, leaves.prefixes.T, strict=True)):
-            margins = np.matmul(tokens.units[t], leaves.vectors[:, :, None])[:, :, 0] * tokens.lengths[t]
-            close = margins <= 1 + NEIGHBOUR_TOLERANCE
-            others, scores = tokens.others[t], self.problem.scores[i, tokens.order]
-            gaps[:, i] = scores[t] - np.where(close, scores[others], -np.inf).max(axis=1, initial=-np.inf)
-            near[rows, i, tokens.order[others]] = close
+            logits = leaves.vectors @ tokens.vectors.T
+            close = logits[rows, t][:, None] - logits <= 1 + NEIGHBOUR_TOLERANCE
+            close[rows, t] = False
+            scores = self.problem.scores[i, tokens.order]
+            gaps[:, i] = scores[t] - np.where(close, scores, -np.inf).max(axis=1)
+            near[:, i, tokens.order] = close
         return gaps, near
 
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
         constraints = attention_constraints(self.problem, selected)
+        if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
+            return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
         lengths = np.concatenate([x.lengths[t] for x, t in zip(self.inputs, leaves.prefixes[b], strict=True)])
         multipliers = leaves.multipliers[b] / lengths
         return MarginSolution(
             status="optimal",
-            vector=constraints.combine(multipliers),
+            vector=constraints.parameter(multipliers, leaves.vectors[b]),
             margin=float(1 / np.linalg.norm(leaves.vectors[b])),
             multipliers=multipliers,
             tokens=constraints.token,

@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import TOLERANCE, Systems, normalised
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import TOLERANCE, Systems, Verdicts, normalised, solve_systems
+from tokenmargin.margin.system import Verdicts, narrowed, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
@@ -35,7 +36,8 @@ class MarginBatch:
     - `vectors`, `margins`, `multipliers`: as in `MarginSolution`, with a leading axis.
     - `farkas`: the proofs of infeasibility; rows of zeros elsewhere.
     - `residuals`: primal, dual, complementarity, gap and Farkas residual of each problem.
-    - `tokens`: (input, position) of each constraint of each problem.
+    - `tokens`: (input, position) of each constraint of each problem; the last position stands where the selected
+      one would be.
     """
 
     vectors: Float[Array, "B d"]
@@ -76,14 +78,14 @@ def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> MarginBatch:
     """ATT-SVM for every row of `selected`, each with its own keys or all with the same.
 
     **Arguments**
     - `keys`: the tokens, of shape (B, n, T, d), or (1, n, T, d) when all selections are of one problem.
     - `selected`: one token per input and problem.
-    - `progress`: called with the number of problems done and B, after every block.
+    - `progress`: called with the number of problems done, after every block.
 
     >>> keys = np.array([[[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [0.5, 1.0]]]])
     >>> batch = max_margin_batch(keys, np.array([[1, 1, 1], [0, 1, 1]]))
@@ -93,7 +95,8 @@ def max_margin_batch(
     keys, selected = _checked(keys, selected)
     B, n = selected.shape
     T, d = keys.shape[2:]
-    others = np.arange(T - 1) + (np.arange(T - 1) >= selected[:, :, None])
+    # The last token takes the place of the selected one: all other rows are copied as they lie.
+    others = np.where(np.arange(T - 1) == selected[:, :, None], T - 1, np.arange(T - 1))
     results = MarginBatch(
         vectors=np.zeros((B, d)),
         margins=np.zeros(B),
@@ -104,12 +107,10 @@ def max_margin_batch(
     )
     block = max(1, BLOCK_BYTES // (8 * n * T * d))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B, block)]
-    for where, systems in zip(
-        blocks, _ahead(lambda w: _prepared(keys, selected[w], others[w], w), blocks), strict=True
-    ):
-        _record(results, where, systems, solve_systems(systems))
+    for where, (systems, narrow) in zip(blocks, _ahead(lambda w: _prepared(keys, selected[w], w), blocks), strict=True):
+        _record(results, where, systems, solve_systems(systems, narrow=narrow))
         if progress is not None:
-            progress(where.stop, B)
+            progress(where.stop)
     return results
 
 
@@ -143,15 +144,18 @@ def _ahead(work: Callable[[X], Y], items: list[X]) -> Iterator[Y]:
         yield coming.result()
 
 
-def _prepared(keys: Array, selected: Array, others: Array, where: slice) -> Systems:
-    """The constraint rows `k_{i alpha_i} - k_it` of a block."""
+def _prepared(keys: Array, selected: Array, where: slice) -> tuple[Systems, Array]:
+    """The constraint rows `k_{i alpha_i} - k_it` of a block, and the narrow rows for the solver."""
     tokens = keys if len(keys) == 1 else keys[where]
-    batch = np.zeros(1, dtype=np.intp) if len(keys) == 1 else np.arange(len(tokens))
+    first = np.zeros((len(selected), 1), dtype=np.intp) if len(keys) == 1 else np.arange(len(selected))[:, None]
     inputs = np.arange(tokens.shape[1])
-    chosen = tokens[batch[:, None], inputs, selected]
-    rest = tokens[batch[:, None, None], inputs[:, None], others]
-    raw = np.subtract(chosen[:, :, None], rest, out=rest).reshape(len(selected), -1, tokens.shape[3])
-    return normalised(raw, np.ones((1, raw.shape[1])))
+    chosen = tokens[first, inputs, selected]
+    rows = chosen[:, :, None] - tokens[:, :, :-1]
+    problem, i = np.nonzero(selected < tokens.shape[2] - 1)
+    rows[problem, i, selected[problem, i]] = chosen[problem, i] - tokens[first[problem, 0], i, -1]
+    rows = rows.reshape(len(selected), -1, tokens.shape[3])
+    systems = normalised(rows, np.ones((1, rows.shape[1])))
+    return systems, narrowed(systems.rows)
 
 
 def _record(results: MarginBatch, where: slice, systems: Systems, verdicts: Verdicts) -> None:
@@ -159,7 +163,7 @@ def _record(results: MarginBatch, where: slice, systems: Systems, verdicts: Verd
     multipliers = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
     results.multipliers[where] = multipliers
     results.vectors[where] = verdicts.residuals.vectors * systems.scale[:, None]
-    results.residuals[where, :4] = np.stack(verdicts.residuals[:4], axis=1)
+    results.residuals[where, :4] = verdicts.residuals.table
     norm = verdicts.residuals.norm * systems.scale
     results.margins[where] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
     if verdicts.farkas is None:

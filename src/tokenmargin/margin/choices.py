@@ -60,14 +60,14 @@ def choice_margin(
     optimal: Bool[Array, "n T"] | None = None,
     *,
     budget: int = 100_000,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> ChoiceSolution:
     """All shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
 
     **Arguments**
     - `optimal`: the sets `O_i`; the tokens of highest score by default.
     - `budget`: largest number of convex problems to solve.
-    - `progress`: called with the number of problems solved and of branches open, after every problem.
+    - `progress`: called with the number of problems solved.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> sorted(float(minimum.vector[0]) for minimum in choice_margin(line).minima)
@@ -87,7 +87,7 @@ def choice_margin(
         solution = solve(choice_constraints(problem, sets, choices))
         nodes += 1
         if progress is not None:
-            progress(nodes, len(heap))
+            progress(nodes)
         proven &= solution.status != "inaccurate"
         if solution.status == "infeasible":
             continue

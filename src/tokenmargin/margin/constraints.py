@@ -70,13 +70,14 @@ class Constraints:
 def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
-    others = problem.mask.copy()
-    others[np.arange(problem.n), alpha] = False
+    keys = problem.keys
+    first = np.arange(len(alpha))
+    others = keys.mask.copy()
+    others[first, alpha] = False
     inputs, positions = others.nonzero()
-    index = problem.keys.index
-    plus = index[inputs, alpha[inputs]]
+    plus = keys.index[first, alpha][inputs]
     token = np.array((inputs, positions)).T
-    return Constraints(problem.keys, plus, index[inputs, positions], np.ones(len(inputs)), token)
+    return Constraints(keys, plus, keys.index[others], np.ones(len(inputs)), token)
 
 
 def relaxed_constraints(problem: TokenProblem, selected: Selection, support: Bool[Array, " n"]) -> Constraints:

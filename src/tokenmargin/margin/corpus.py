@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import daqp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.margin.certificate import TOLERANCE, normalised
+from tokenmargin.margin.master import Master
 from tokenmargin.margin.solution import Status
-from tokenmargin.margin.system import TOLERANCE, normalised, solve_systems
+from tokenmargin.margin.system import solve_systems
 
 __all__ = ["CorpusMargin", "RowPairs", "argmax_pairs", "corpus_margin", "selected_pairs"]
 
@@ -30,7 +32,6 @@ PER_TOKEN = 2
 """Constraints of one selected token added in a round: more of the same hardly turn the solution."""
 MASTER = 12
 """Largest master problem, as a multiple of the dimension, before slack constraints are dropped."""
-_INFINITE = 1e30
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,60 +92,47 @@ class CorpusMargin:
     seconds: float
 
 
-def argmax_pairs(
-    ids: Int[Array, " N"], offsets: Int[Array, " s"], logits: Float[Array, " m"], *, tolerance: float = 0.0
-) -> RowPairs:
+def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: float = 0.0) -> RowPairs:
     """The constraints of the selection made by `logits = E p`: the tokens of largest logit of every sequence.
 
     Tokens within `tolerance` of the largest logit are selected too, and tied with it.
-
-    **Arguments**
-    - `ids`: tokens of all sequences, one after the other; sequence i is `ids[offsets[i] : offsets[i + 1]]`.
     """
-    ids, offsets = _checked_sequences(ids, offsets, len(logits))
-    values = logits[ids]
-    best = np.repeat(np.maximum.reduceat(values, offsets[:-1]), np.diff(offsets))
-    chosen = values >= best - tolerance
-    first = np.flatnonzero(chosen)
-    sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    head = np.empty(len(offsets) - 1, dtype=np.intp)
-    head[sequence[first][::-1]] = ids[first][::-1]  # the first selected token of each sequence is written last
-    return _merged(ids, head[sequence], chosen, len(logits))
+    if logits.shape != (len(corpus.vocabulary),):
+        raise ValueError(
+            f"logits must have one entry per token of the vocabulary, {len(corpus.vocabulary)}, got {logits.shape}"
+        )
+    values, starts = logits[corpus.tokens], _starts(corpus)
+    chosen = values >= np.repeat(np.maximum.reduceat(values, starts), corpus.lengths) - tolerance
+    # Of tied tokens the one of lowest row stands for all.
+    heads = np.minimum.reduceat(np.where(chosen, corpus.tokens, len(logits)), starts)
+    return _merged(corpus, heads, chosen)
 
 
-def selected_pairs(
-    ids: Int[Array, " N"], offsets: Int[Array, " s"], selected: Int[Array, " n"], *, vocabulary: int
-) -> RowPairs:
-    """The constraints of a given selection: one row of the dictionary per sequence."""
-    ids, offsets = _checked_sequences(ids, offsets, vocabulary)
-    heads = np.repeat(np.asarray(selected), np.diff(offsets))
-    chosen = ids == heads
-    missing = ~np.logical_or.reduceat(chosen, offsets[:-1])
+def selected_pairs(corpus: TokenCorpus, selected: Int[Array, " n"]) -> RowPairs:
+    """The constraints of a given selection: one token of the vocabulary per sequence."""
+    if selected.shape != corpus.lengths.shape:
+        raise ValueError(f"selected must be one token for each of the {corpus.n} sequences, got {selected.shape}")
+    chosen = corpus.tokens == np.repeat(selected, corpus.lengths)
+    missing = ~np.logical_or.reduceat(chosen, _starts(corpus))
     if missing.any():
         i = int(missing.argmax())
         raise ValueError(f"the selected token {selected[i]} of sequence {i} does not occur in it")
-    return _merged(ids, heads, chosen, vocabulary)
+    return _merged(corpus, selected, chosen)
 
 
-def _checked_sequences(ids: object, offsets: object, vocabulary: int) -> tuple[Array, Array]:
-    tokens, ends = np.asarray(ids), np.asarray(offsets)
-    if tokens.ndim != 1 or ends.ndim != 1 or tokens.dtype.kind not in "iu" or ends.dtype.kind not in "iu":
-        raise ValueError("ids and offsets must be one-dimensional integer arrays")
-    if len(ends) < 2 or ends[0] != 0 or ends[-1] != len(tokens) or (np.diff(ends) < 1).any():
-        raise ValueError("offsets must rise from 0 to len(ids), with at least one token in every sequence")
-    if tokens.min() < 0 or tokens.max() >= vocabulary:
-        raise ValueError(f"ids must lie in 0..{vocabulary - 1}, got {tokens.min()}..{tokens.max()}")
-    return tokens, ends
+def _starts(corpus: TokenCorpus) -> Int[Array, " n"]:
+    return np.cumsum(corpus.lengths) - corpus.lengths
 
 
-def _merged(ids: Array, heads: Array, chosen: Bool[Array, " N"], vocabulary: int) -> RowPairs:
+def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], chosen: Bool[Array, " N"]) -> RowPairs:
     """Mark every (head, rival) pair in a table of heads by vocabulary, and read the distinct ones off it."""
-    unique, rank = np.unique(heads, return_inverse=True)
-    key = rank.astype(np.int64) * vocabulary + ids
+    ids, vocabulary = corpus.tokens, len(corpus.vocabulary)
+    unique, rank = np.unique(selected, return_inverse=True)
     table = np.zeros(len(unique) * vocabulary, dtype=bool)
-    table[key[~chosen]] = True
+    table[(np.repeat(rank * vocabulary, corpus.lengths) + ids)[~chosen]] = True
     distinct = np.flatnonzero(table)
     counts = np.bincount(distinct // vocabulary, minlength=len(unique))
+    heads = np.repeat(selected, corpus.lengths)
     tied = chosen & (ids != heads)
     return RowPairs(
         heads=unique.astype(np.intp),
@@ -155,110 +143,107 @@ def _merged(ids: Array, heads: Array, chosen: Bool[Array, " N"], vocabulary: int
     )
 
 
-class _Master:
-    """The constraints in play, as unit rows, and the multipliers of the last solve."""
-
-    def __init__(self, vectors: Float[Array, "m d"]) -> None:
-        self.vectors = vectors
-        d = vectors.shape[1]
-        self.rows, self.bound, self.multipliers = np.zeros((0, d)), np.zeros(0), np.zeros(0)
-        self.pairs = np.zeros(0, dtype=np.intp)
-
-    def add(self, pairs: Int[Array, " c"], plus: Int[Array, " c"], minus: Int[Array, " c"]) -> None:
-        """Take new constraints in; drop idle ones when the master has grown too large."""
-        keep = slice(None)
-        if len(self.pairs) + len(pairs) > MASTER * self.rows.shape[1]:
-            keep = np.flatnonzero(self.multipliers)  # type: ignore[assignment]
-        new = self.vectors[plus] - self.vectors[minus]
-        lengths = np.sqrt(np.einsum("kd,kd->k", new, new))
-        lengths[lengths == 0] = 1.0
-        self.rows = np.concatenate([self.rows[keep], new / lengths[:, None]])
-        self.bound = np.concatenate([self.bound[keep], 1 / lengths])
-        self.multipliers = np.concatenate([self.multipliers[keep], np.zeros(len(pairs))])
-        self.pairs = np.concatenate([self.pairs[keep], pairs])
-
-    def solve(self) -> bool:
-        """Re-solve from the last active set; False when the constraints in play have no solution."""
-        scale = self.bound.max()
-        _, _, flag, info = daqp.solve(
-            None, None, self.rows, np.full(len(self.rows), _INFINITE), self.bound / scale,
-            (self.multipliers > 0).astype(np.intc), dual_start=-self.multipliers / scale, iter_limit=1_000_000,
-        )  # fmt: skip
-        self.multipliers = np.maximum(-np.asarray(info["lam"]) * scale, 0.0)
-        return bool(flag > 0)
-
-    @property
-    def vector(self) -> Float[Array, " d"]:
-        return self.multipliers @ self.rows
-
-    @property
-    def lower_bound(self) -> float:
-        """A norm that no feasible vector can undercut: `bound' lambda / |rows' lambda|`."""
-        length = float(np.linalg.norm(self.vector))
-        return float(self.bound @ self.multipliers) / length if length > 0 else 0.0
-
-
 def corpus_margin(
     vectors: Float[Array, "m d"],
     pairs: RowPairs,
     *,
     start: Float[Array, " d"] | None = None,
     gap: float = 1e-7,
-    progress: Callable[[int, float], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> CorpusMargin:
     """The shortest p that satisfies all `pairs`, to a certified relative gap in its norm.
 
     **Arguments**
     - `start`: a vector whose tightest constraints are taken first; the one that made the selection is a good one.
     - `gap`: duality gap at which to stop.
-    - `progress`: called with the round and its gap (infinite until a feasible vector is known).
+    - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
 
+    >>> corpus = TokenCorpus.of([["the", "good"], ["the", "bad"], ["the", "great"]], [1, -1, 1])
     >>> vectors = np.array([[0.0, 0.0], [1.0, 1.0], [1.0, -1.0], [0.5, 1.0]])
-    >>> pairs = selected_pairs(np.array([0, 1, 0, 2, 0, 3]), np.array([0, 2, 4, 6]), np.array([1, 2, 3]), vocabulary=4)
-    >>> corpus_margin(vectors, pairs).vector.round(6)
+    >>> corpus_margin(vectors, selected_pairs(corpus, np.array([1, 2, 3]))).vector.round(6)
     array([1.333333, 0.333333])
     """
-    began = time.perf_counter()
-    dictionary = _tied(np.asarray(vectors, dtype=np.float64), pairs.ties)
-    master = _Master(dictionary)
-    p = dictionary[pairs.heads].mean(axis=0) if start is None else np.asarray(start, dtype=np.float64)
-    best, upper, lower, rounds = np.zeros(dictionary.shape[1]), np.inf, 0.0, 0
-
-    def answer(status: Status, vector: Array, held: Array, weights: Array) -> CorpusMargin:
-        norm = float(np.linalg.norm(vector))
-        rows = np.stack([pairs.plus(held), pairs.rivals[held]], axis=1)
-        reached = max(upper / lower - 1, 0.0) if lower > 0 else np.inf
-        margin = 0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf
-        seconds = time.perf_counter() - began
-        return CorpusMargin(
-            status, vector, margin, reached, rows, weights, rounds, len(pairs), pairs.occurrences, seconds
-        )
-
+    search = _Search(_tied(np.asarray(vectors, dtype=np.float64), pairs.ties), pairs)
     if not len(pairs):
-        upper = lower = 1.0  # nothing to separate: p = 0 exactly
-        return answer("optimal", best, np.zeros(0, dtype=np.intp), np.zeros(0))
+        return search.answer("optimal")
+    p = search.dictionary[pairs.heads].mean(axis=0) if start is None else np.asarray(start, dtype=np.float64)
     while True:
-        margins = pairs.margins(dictionary @ p)
-        least = float(margins.min())
-        if rounds and least > 0 and np.linalg.norm(p) / least < upper:
-            best, upper = p / least, float(np.linalg.norm(p) / least)
+        margins = search.look(p)
         if progress is not None:
-            progress(rounds, upper / lower - 1 if lower > 0 else np.inf)
-        cuts = _worst(margins, pairs, master, first=not rounds)
-        if (lower > 0 and upper / lower - 1 <= gap) or not len(cuts):
-            break
-        master.add(cuts, pairs.plus(cuts), pairs.rivals[cuts])
-        rounds += 1
-        if not master.solve():
-            farkas = _refuted(master)
-            if farkas is None:
-                break
-            held = np.flatnonzero(farkas)
-            return answer("infeasible", np.zeros_like(p), master.pairs[held], farkas[held])
-        p, lower = master.vector, max(lower, master.lower_bound)
-    held = np.flatnonzero(master.multipliers)
-    status: Status = "optimal" if lower > 0 and upper / lower - 1 <= gap else "inaccurate"
-    return answer(status, best, master.pairs[held], master.multipliers[held] * master.bound[held])
+            progress(search.gap)
+        cuts = _worst(margins, pairs, search.master, first=not search.rounds)
+        if search.gap <= gap or not len(cuts):
+            return search.answer("optimal" if search.gap <= gap else "inaccurate")
+        if not search.cut(cuts):
+            return search.refute()
+        p = search.master.vector
+
+
+class _Search:
+    """The cutting planes at work: the master, and the bounds on the norm from both sides."""
+
+    def __init__(self, dictionary: Float[Array, "m d"], pairs: RowPairs) -> None:
+        self.dictionary, self.pairs = dictionary, pairs
+        self.master = Master(dictionary.shape[1])
+        self.best = np.zeros(dictionary.shape[1])
+        # Nothing to separate: p = 0, exactly.
+        self.lower, self.upper = (0.0, np.inf) if len(pairs) else (1.0, 1.0)
+        self.rounds, self.began = 0, time.perf_counter()
+
+    @property
+    def gap(self) -> float:
+        """How far the best norm known may be above the least, relatively."""
+        return max(self.upper / self.lower - 1, 0.0) if self.lower > 0 else np.inf
+
+    def look(self, p: Float[Array, " d"]) -> Float[Array, " k"]:
+        """The margins of all constraints at p; the master's p, scaled to satisfy them all, bounds the norm above."""
+        margins = self.pairs.margins(self.dictionary @ p)
+        least, norm = float(margins.min()), float(np.linalg.norm(p))
+        if self.rounds and least > 0 and norm / least < self.upper:
+            self.best, self.upper = p / least, norm / least
+        return margins
+
+    def cut(self, cuts: Int[Array, " c"]) -> bool:
+        """Take constraints into play and re-solve, which bounds the norm below; False when there is no solution."""
+        raw = self.dictionary[self.pairs.plus(cuts)] - self.dictionary[self.pairs.rivals[cuts]]
+        if len(self.master) + len(cuts) > MASTER * raw.shape[1]:
+            self.master.forget_idle()
+        lengths = np.sqrt(np.einsum("kd,kd->k", raw, raw))
+        lengths[lengths == 0] = 1.0
+        self.master.add(cuts, raw / lengths[:, None], 1 / lengths)
+        self.rounds += 1
+        if not self.master.solve():
+            return False
+        self.lower = max(self.lower, self.master.lower_bound)
+        return True
+
+    def refute(self) -> CorpusMargin:
+        """The answer when the master has no solution: infeasible with a Farkas vector, or else inaccurate."""
+        master = self.master
+        verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
+        if verdict.farkas is None or verdict.farkas.residual[0] > TOLERANCE:
+            return self.answer("inaccurate")
+        master.multipliers = verdict.farkas.weights[0] / (verdict.farkas.weights[0] @ master.bound)
+        return self.answer("infeasible")
+
+    def answer(self, status: Status) -> CorpusMargin:
+        """What is known, with the constraints that hold it."""
+        held = np.flatnonzero(self.master.multipliers)
+        numbers = self.master.numbers[held]
+        vector = np.zeros_like(self.best) if status == "infeasible" else self.best
+        norm = float(np.linalg.norm(vector))
+        return CorpusMargin(
+            status=status,
+            vector=vector,
+            margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
+            gap=self.gap,
+            pairs=np.stack([self.pairs.plus(numbers), self.pairs.rivals[numbers]], axis=1),
+            multipliers=self.master.multipliers[held] * self.master.bound[held],
+            rounds=self.rounds,
+            constraints=len(self.pairs),
+            occurrences=self.pairs.occurrences,
+            seconds=time.perf_counter() - self.began,
+        )
 
 
 def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array, "m d"]:
@@ -271,13 +256,13 @@ def _tied(vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> Float[Array,
     return vectors - (vectors @ axes.T) @ axes
 
 
-def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: _Master, *, first: bool) -> Int[Array, " c"]:
+def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: Master, *, first: bool) -> Int[Array, " c"]:
     """The most violated constraints not in play yet, at most a few of one head; in the first round the tightest."""
     number = CUTS * master.rows.shape[1]
     candidates = np.arange(len(margins)) if first else np.flatnonzero(margins < 1 - TOLERANCE)
     if len(candidates) > 20 * number:
         candidates = candidates[np.argpartition(margins[candidates], 20 * number)[: 20 * number]]
-    candidates = candidates[~np.isin(candidates, master.pairs)]
+    candidates = candidates[~np.isin(candidates, master.numbers)]
     candidates = candidates[np.argsort(margins[candidates], kind="stable")]
     heads = pairs.plus(candidates)
     by_head = np.argsort(heads, kind="stable")
@@ -286,12 +271,3 @@ def _worst(margins: Float[Array, " k"], pairs: RowPairs, master: _Master, *, fir
     rank = np.empty(len(heads), dtype=np.intp)
     rank[by_head] = place
     return candidates[rank < PER_TOKEN][:number]
-
-
-def _refuted(master: _Master) -> Float[Array, " k"] | None:
-    """A Farkas vector of the constraints in play (in units of their original rows), or None when there is no proof."""
-    verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
-    if verdict.farkas is None or verdict.farkas.residual[0] > TOLERANCE:
-        return None
-    weights = verdict.farkas.weights[0] * master.bound
-    return weights / weights.sum()

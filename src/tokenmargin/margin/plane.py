@@ -15,10 +15,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.arcs import selection_arcs
-from tokenmargin.margin.atlas import Atlas, LimitDirection
+from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import TOLERANCE, normalised, solve_systems
+from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, is_globally_optimal
 

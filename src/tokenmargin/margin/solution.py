@@ -24,7 +24,7 @@ class Certificate:
     - `gap`: duality gap, relative to |p|^2.
     - `farkas`: |M' farkas| over `sum_j farkas_j |row_j|`, for infeasible problems (else infinity).
 
-    Violations that rounding hides (see `judge`) are none: no vector of doubles does better.
+    Violations that rounding hides (see `certificate.judge`) are none: no vector of doubles does better.
     """
 
     primal: float = np.inf

@@ -14,9 +14,11 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
+from tokenmargin.margin.certificate import TOLERANCE, judge, normalised
 from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.ordinary import solve_ordinary
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import TOLERANCE, judge, normalised, solve_systems
+from tokenmargin.margin.system import solve_systems
 
 __all__ = ["closed_form", "solve"]
 
@@ -31,9 +33,14 @@ def solve(constraints: Constraints) -> MarginSolution:
     ('optimal', array([1.333333, 0.333333]))
     """
     began = time.perf_counter()
+    rows = constraints.rows()
+    quick = None if constraints.equality is not None else solve_ordinary(rows, constraints.bound)
+    if quick is not None:
+        multipliers, y, certificate = quick
+        return _solved(constraints, multipliers, y, certificate, began)
     if not constraints.bound.any():  # nothing asks for a margin: p = 0
         return _unmoved(constraints, "optimal", Certificate(0.0, 0.0, 0.0, 0.0))
-    systems = normalised(constraints.rows()[None], constraints.bound[None], constraints.equality)
+    systems = normalised(rows[None], constraints.bound[None], constraints.equality)
     resolution = constraints.geometry.resolution
     if resolution > 0 and (constraints.bound[systems.lengths[0] <= resolution] > 0).any():
         # Two tokens at one place cannot be separated; by their inner products, nearly equal ones look the same.
@@ -44,17 +51,28 @@ def solve(constraints: Constraints) -> MarginSolution:
         farkas = verdict.farkas.weights[0] / lengths
         certificate = Certificate(farkas=float(verdict.farkas.residual[0]))
         return _infeasible(constraints, farkas / (farkas @ constraints.bound), certificate, began)
-    certificate = Certificate(*(float(values[0]) for values in verdict.residuals[:4]))
+    certificate = Certificate(*verdict.residuals.table[0].tolist())
     multipliers = verdict.multipliers[0] * (scale / lengths)
-    norm = float(verdict.residuals.norm[0] * scale)
+    return _solved(constraints, multipliers, verdict.residuals.vectors[0] * scale, certificate, began)
+
+
+def _solved(
+    constraints: Constraints,
+    multipliers: Float[Array, " k"],
+    y: Float[Array, " r"],
+    certificate: Certificate,
+    began: float,
+) -> MarginSolution:
+    squared = float(y @ y)
     return MarginSolution(
-        status="optimal" if certificate.residual <= TOLERANCE else "inaccurate",
-        vector=constraints.parameter(multipliers, verdict.residuals.vectors[0] * scale),
-        margin=1 / norm if norm > 0 else np.inf,
-        multipliers=multipliers,
-        tokens=constraints.token,
-        certificate=certificate,
-        seconds=time.perf_counter() - began,
+        "optimal" if certificate.residual <= TOLERANCE else "inaccurate",
+        constraints.parameter(multipliers, y),
+        squared**-0.5 if squared > 0 else np.inf,
+        multipliers,
+        constraints.token,
+        certificate,
+        None,
+        time.perf_counter() - began,
     )
 
 

@@ -8,12 +8,15 @@ from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
-__all__ = ["DRAWINGS", "draw", "save_figure"]
+__all__ = ["DRAWINGS", "draw", "draw_basins", "save_basin_map", "save_figure"]
 
 # Okabe and Ito's palette: distinct to colour-blind readers.
 INPUT_COLOURS = ("#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9", "#D55E00")
@@ -129,6 +132,74 @@ def draw_loss_bias(result: Result, ax: Axes) -> None:
     ax.legend(fontsize=8, loc="lower left", frameon=False)
 
 
+def draw_shares(result: Result, ax: Axes) -> None:
+    """Bars per dimension: not saturated, locally optimal, globally optimal, with confidence intervals."""
+    shares = result.tables["shares"]
+    place, width = np.arange(len(shares["d"])), 0.27
+    for offset, kind, colour, label in (
+        (-1, "not_saturated", GLOBAL, "not saturated"),
+        (0, "LMM", LOCAL, "LMM, not global"),
+        (1, "GMM", RELAXED, "GMM"),
+    ):
+        errors = np.stack([shares[kind] - shares[f"{kind}_low"], shares[f"{kind}_high"] - shares[kind]])
+        ax.bar(place + offset * width, shares[kind], width, color=colour, label=label)
+        ax.errorbar(
+            place + offset * width, shares[kind], yerr=np.maximum(errors, 0), fmt="none", ecolor="black", lw=0.8
+        )
+    ax.set_xticks(place, [str(d) for d in shares["d"]])
+    ax.set(xlabel="dimension d", ylabel="share of the trials", ylim=(0, 1.08))
+    ax.legend(fontsize=8, frameon=False, loc="upper center")
+
+
+def draw_gaps(result: Result, ax: Axes) -> None:
+    """Histogram of the smallest score gap of every saturated run."""
+    gaps = result.tables["runs"]["gap"]
+    gaps = gaps[np.isfinite(gaps)]
+    edges = np.arange(np.floor(gaps.min() * 100) / 100, gaps.max() + 0.01, 0.01)
+    ax.hist(gaps, bins=edges.tolist(), density=True, color=LOCAL)
+    ax.axvline(0, color=MUTED, linestyle="--", linewidth=1)
+    ax.set(xlabel="smallest score gap to an SVM-neighbour", ylabel="density")
+
+
+def draw_gap_distribution(result: Result, ax: Axes) -> None:
+    """Cumulative distribution of the same gaps, per dimension."""
+    runs = result.tables["runs"]
+    for j, d in enumerate(np.unique(runs["d"])):
+        gaps = np.sort(runs["gap"][(runs["d"] == d) & np.isfinite(runs["gap"])])
+        colour = INPUT_COLOURS[j % len(INPUT_COLOURS)]
+        ax.plot(gaps, np.arange(1, len(gaps) + 1) / len(gaps), color=colour, label=f"d = {d}")
+    ax.axvline(0, color=MUTED, linestyle="--", linewidth=1)
+    ax.set(xlabel="smallest score gap to an SVM-neighbour", ylabel="cumulative share", ylim=(0, 1.02))
+    ax.legend(fontsize=8, frameon=False)
+
+
+def draw_basins(basins: Basins, ax: Axes) -> None:
+    """A square grid of starts in the plane of the first two coordinates, coloured by the limit they reach."""
+    resolution = round(len(basins.labels) ** 0.5)
+    across, up = (basins.starts[:, axis].reshape(resolution, resolution) for axis in (0, 1))
+    colours = ["#d9d9d9"] + [INPUT_COLOURS[j % len(INPUT_COLOURS)] for j in range(len(basins.basins))]
+    labels = basins.labels.reshape(resolution, resolution)
+    ax.pcolormesh(
+        across, up, labels, cmap=ListedColormap(colours), vmin=-1.5, vmax=len(basins.basins) - 0.5, alpha=0.5,
+        shading="nearest",
+    )  # fmt: skip
+    for j, basin in enumerate(basins.basins):
+        name = f"{basin.kind} {' '.join(map(str, basin.selected))}: {100 * basin.share:.0f}%"
+        ax.scatter([], [], marker="s", color=colours[j + 1], alpha=0.5, label=name)
+    if basins.unsettled:
+        ax.scatter([], [], marker="s", color=colours[0], label=f"bounded or unsettled: {100 * basins.unsettled:.0f}%")
+    ax.set(aspect="equal", xlabel="start, first coordinate", ylabel="start, second coordinate")
+    ax.legend(fontsize=8, loc="upper right")
+
+
+def save_basin_map(basins: Basins, path: Path) -> None:
+    """Draw the map of basins into a .png, .svg or .pdf file."""
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    draw_basins(basins, figure.add_subplot())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+
+
 def _draw_tokens(ax: Axes, tokens: Table) -> None:
     for i in np.unique(tokens["input"]):
         for optimal, marker, size in ((True, "*", 130), (False, "o", 36)):
@@ -197,10 +268,15 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "fig4b": draw_growth("norm", "norm of p"),
         "fig5": draw_loss_bias,
         "fig8": draw_prompt_paths,
+        "fig9": draw_shares,
+        "fig9b": draw_gaps,
+        "fig10": draw_gap_distribution,
         "A1": draw_embeddings,
         "A2": draw_embeddings,
         "A3-imdb": draw_embeddings,
         "A3-yelp": draw_embeddings,
         "A4": draw_embeddings,
+        "first-step-error": draw_first_step_error,
+        "theorem5-sharpness": draw_sharpness,
     }
 )

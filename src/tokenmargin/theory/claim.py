@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Claim", "Evidence", "Findings", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
+__all__ = ["Claim", "Evidence", "Findings", "Kind", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
 
 Verdict = Literal["holds", "fails", "vacuous"]
 Evidence = Literal["exact", "bounded", "sampled"]
@@ -26,6 +26,9 @@ Evidence = Literal["exact", "bounded", "sampled"]
 - bounded: as exact, resting on a certificate (a max-margin solution's residuals);
 - sampled: a limit is followed to a finite norm, or a "for all" is tried on finitely many points.
 """
+
+Kind = Literal["example", "outside", "refutation", "given"]
+"""Which instance a report is about: one of those a claim ships with, or one given."""
 
 _SIGN = {"<=": 1, "<": 1, ">=": -1, ">": -1, "=": 0}
 
@@ -50,7 +53,7 @@ class Slack:
         sign = _SIGN[self.relation]
         if sign == 0:
             return self.tolerance - abs(self.measured - self.bound)
-        return sign * (self.bound - self.measured)
+        return sign * (self.bound - self.measured) + 0.0  # no negative zero
 
     @property
     def holds(self) -> bool:
@@ -114,27 +117,44 @@ class Report:
     instance: Any
     findings: Findings
     seconds: float
+    kind: Kind = "given"
 
     @property
     def verdict(self) -> Verdict:
         return self.findings.verdict
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; infinities are strings, as JSON has no number for them."""
+    @property
+    def as_expected(self) -> bool:
+        """Whether a claim's own instance shows what it ships for; any verdict is fine on a given one."""
+        match self.kind:
+            case "example":
+                return self.verdict == self.claim.expected
+            case "outside":
+                return self.verdict == "vacuous" and not self.findings.concludes
+            case "refutation":
+                return self.verdict == "fails"
+            case _:
+                return True
 
-        def plain(slack: Slack) -> dict[str, Any]:
-            numbers = {name: getattr(slack, name) for name in ("measured", "bound", "slack")}
-            finite = {name: x if abs(x) < float("inf") else str(x) for name, x in numbers.items()}
-            return {"name": slack.name, "relation": slack.relation, "holds": slack.holds, **finite}
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+
+        def plain(role: str, slack: Slack) -> dict[str, Any]:
+            numbers = {name: getattr(slack, name) for name in ("measured", "relation", "bound", "slack", "holds")}
+            return {"role": role, "name": slack.name, **numbers}
 
         return {
             "claim": self.claim.name,
             "verdict": self.verdict,
+            "kind": self.kind,
+            "as_expected": self.as_expected,
             "conclusion_holds": self.findings.concludes,
             "evidence": self.claim.evidence,
             "instance": str(self.instance),
-            "hypotheses": [plain(slack) for slack in self.findings.hypotheses],
-            "conclusion": [plain(slack) for slack in self.findings.conclusion],
+            "slacks": [
+                *(plain("hypothesis", slack) for slack in self.findings.hypotheses),
+                *(plain("conclusion", slack) for slack in self.findings.conclusion),
+            ],
             "note": self.claim.note,
             "seconds": round(self.seconds, 3),
         }
@@ -152,6 +172,7 @@ class Claim:
     - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
     - `note`: where the printed statement or its proof needs a word.
+    - `expected`: the verdict on the example; "vacuous" where no instance is known to meet the hypotheses.
     """
 
     name: str
@@ -161,14 +182,23 @@ class Claim:
     outside: Callable[[], Any] | None = None
     refutation: Callable[[], Any] | None = None
     note: str = ""
+    expected: Verdict = "holds"
 
     @property
     def statement(self) -> str:
         """What is claimed, in words."""
         return inspect.getdoc(self.check) or ""
 
-    def on(self, instance: Any) -> Report:
+    def on(self, instance: Any, kind: Kind = "given") -> Report:
         """Check the claim on an instance."""
         began = time.perf_counter()
         findings = self.check(instance)
-        return Report(self, instance, findings, time.perf_counter() - began)
+        return Report(self, instance, findings, time.perf_counter() - began, kind)
+
+    def own(self) -> Iterator[Report]:
+        """Check the claim on the instances it ships with."""
+        kinds: tuple[Kind, ...] = ("example", "outside", "refutation")
+        for kind in kinds:
+            make = getattr(self, kind)
+            if make is not None:
+                yield self.on(make(), kind)

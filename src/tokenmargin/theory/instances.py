@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
@@ -33,9 +35,9 @@ def enough_dimensions(size: int, eta: float, delta: float) -> int:
     >>> enough_dimensions(8, 576, 0.05) // 10**57
     539
     """
-    step = int(np.ceil(eta))
-    concentration = int(np.ceil((2 * np.log(size**2 / delta)) ** 2))
-    return max(256, concentration, (88 * step**2 + 111 * step + 2) ** 8, size + 3)
+    step = Fraction(eta)
+    concentration = math.ceil((2 * math.log(size**2 / delta)) ** 2)
+    return max(256, concentration, math.ceil((88 * step**2 + 111 * step + 2) ** 8), size + 3)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
-from tokenmargin.dynamics.flow import FlowPath, flow
+from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.margin import Constraints, MarginSolution, solve
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
@@ -19,6 +19,9 @@ __all__ = ["Limit", "class_constraints", "class_max_margin", "follow", "selected
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
 TIE = 1e-2
+
+# Directions are compared to 1e-6 at best. Corpora under Assumption 4 are symmetric enough to stall LSODA.
+SETTINGS = FlowSettings(tolerance=1e-8, solver="Radau")
 
 
 def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: float = TIE) -> Bool[Array, "n T"]:
@@ -91,7 +94,8 @@ def follow(
     loss: AbstractLoss | None = None,
 ) -> Limit:
     """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
-    path = flow(PromptObjective(problem, loss or LogisticLoss()), start=start, until_norm=norm)
+    objective = PromptObjective(problem, loss or LogisticLoss())
+    path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)
     chosen = selected_in_the_limit(problem, path.prompt)
     solution = class_max_margin(problem, chosen)
     if path.stop != "norm" or not solution.is_optimal:

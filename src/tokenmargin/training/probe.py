@@ -84,9 +84,9 @@ def alignment(scores: Float[Array, "2 m"], corpus: TokenCorpus) -> Alignment:
 
 def rank_correlation(x: Float[Array, " m"], y: Float[Array, " m"]) -> float:
     """Spearman's correlation, ties at their mean rank; NaN when one of the two is constant."""
-    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (x, y)]
-    norms = [float(np.linalg.norm(rank)) for rank in ranks]
-    return float(ranks[0] @ ranks[1] / (norms[0] * norms[1])) if all(norms) else float("nan")
+    x, y = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else float("nan")
 
 
 def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:
@@ -146,8 +146,7 @@ def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -
 
     E = state.embeddings.detach().cpu().double().numpy()
     p = state.prompt.detach().cpu().double().numpy()
-    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
-    pairs = argmax_pairs(corpus.tokens, offsets, E @ p)
+    pairs = argmax_pairs(corpus, E @ p)
     found = corpus_margin(E, pairs, start=p, gap=gap)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")

@@ -135,7 +135,9 @@ class TwoLayer:
             torch.zeros_like(state.embeddings), torch.zeros_like(self._columns), torch.zeros_like(self._sums)
         )
         self._step = torch.tensor(float(state.step), device=state.heads.device)
-        self._accumulate = self._add if state.heads.device.type != "cuda" else GraphedBuckets(self._add)
+        # Deterministic scatters sort, and cannot be captured.
+        graphed = state.heads.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        self._accumulate = GraphedBuckets(self._add) if graphed else self._add
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""

@@ -255,6 +255,7 @@ CLAIMS = (
         lemma19,
         "sampled",
         example=lambda: EmbeddingInstance.of(4, 3, irrelevant=2, draws=5),
+        expected="vacuous",
         note=(
             "The hypothesis is never met: tying all sequences of one label and pushing the other along v halves the "
             "norm, so mu is near -1, also for equal alpha_s. The conclusion holds without it: see A.lemma19-without-mu."
@@ -287,7 +288,7 @@ CLAIMS = (
         "A.theorem5",
         theorem5,
         "sampled",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
+        example=lambda: EmbeddingInstance.of(4, 3, draws=10),
         outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=5),
     ),
 )

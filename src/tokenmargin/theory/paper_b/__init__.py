@@ -1,0 +1,13 @@
+"""*Max-Margin Token Selection in Attention Mechanism*: its stated results."""
+
+from tokenmargin.theory.paper_b import directions, gradients, joint_limits, local_cone, prompt_limits
+
+__all__ = ["CLAIMS"]
+
+CLAIMS = (
+    *gradients.CLAIMS,
+    *local_cone.CLAIMS,
+    *directions.CLAIMS,
+    *prompt_limits.CLAIMS,
+    *joint_limits.CLAIMS,
+)

@@ -16,7 +16,7 @@ from tokenmargin.selection import margins, neighbours, score_gaps
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import ProblemInstance
 
-__all__ = ["CLAIMS", "LocalCone", "cone", "local_cone", "locally_optimal", "without_neighbours"]
+__all__ = ["CLAIMS", "LocalCone", "behind_its_neighbour", "cone", "local_cone", "locally_optimal", "without_neighbours"]
 
 
 def locally_optimal(problem: TokenProblem, alpha: Int[Array, " n"]) -> tuple[Slack, ...]:
@@ -36,10 +36,12 @@ def cone(
     axis = axis / keys.norm(axis)
     across = x.sphere(number, rng)
     across = across - keys.inner(across, axis)[:, None] * axis
-    across = across / keys.norm(across)[:, None]
+    length = keys.norm(across)[:, None]
+    across = np.where(length > 1e-12, across / np.maximum(length, 1e-12), 0.0)  # in one dimension the cone is a ray
     slope = np.where(np.arange(number) % 2 == 0, 1.0, rng.uniform(size=number))
     cos = 1 - mu * slope
-    return np.asarray(cos[:, None] * axis + np.sqrt(1 - cos**2)[:, None] * across)
+    points = cos[:, None] * axis + np.sqrt(1 - cos**2)[:, None] * across
+    return np.asarray(points / keys.norm(points)[:, None])
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +168,9 @@ def without_neighbours() -> ProblemInstance:
     return ProblemInstance(problem, "two inputs, the second without neighbours", selected=(0, 0))
 
 
-def _behind_its_neighbour() -> ProblemInstance:
-    """One input whose selected token is separable and scores less than its only neighbour."""
-    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0]]], [1], scores=[[0.0, 1.0]])
+def behind_its_neighbour() -> ProblemInstance:
+    """One input whose selected token is separable and scores less than its neighbour."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-0.5, 1.0]]], [1], scores=[[0.0, 1.0, -1.0]])
     return ProblemInstance(problem, "a neighbour of higher score", selected=(0,))
 
 
@@ -189,6 +191,6 @@ CLAIMS = (
         lemma7_repaired,
         "sampled",
         example=without_neighbours,
-        outside=_behind_its_neighbour,
+        outside=behind_its_neighbour,
     ),
 )

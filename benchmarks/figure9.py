@@ -1,0 +1,132 @@
+"""Figure 9 complete, against the usual way on a sample of the same trials: `python -m benchmarks.figure9`.
+
+The usual way takes one trial at a time: 1000 normalised steps with automatic differentiation in float32, then cvxopt
+for the max-margin direction. Here all trials of a dimension are trained at once, and every direction has a certificate.
+The second table asks what the arithmetic does to the correlation: the textbook gradient in float32 and float64 against
+the pivoted one, on the same problems.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import cvxopt
+import numpy as np
+import torch
+
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve_many
+from tokenmargin.experiments.overparameterisation import Figure9a
+from tokenmargin.margin import max_margin_batch
+from tokenmargin.problem import TokenProblem
+
+cvxopt.solvers.options["show_progress"] = False
+
+
+def usual_way(problem: TokenProblem, steps: int) -> float:
+    """One trial by automatic differentiation and cvxopt; the correlation of p with the max-margin direction."""
+    keys = torch.tensor(problem.keys.tokens, dtype=torch.float32)
+    head = torch.tensor(problem.head, dtype=torch.float32)
+    labels = torch.tensor(problem.labels, dtype=torch.float32)
+    p = torch.zeros(keys.shape[-1], requires_grad=True)
+    for _ in range(steps):
+        weights = torch.softmax(keys @ p, dim=1)
+        outputs = ((keys @ head) * weights).sum(dim=1)
+        loss = torch.log(1 + torch.exp(-labels * outputs)).mean()
+        loss.backward()
+        with torch.no_grad():
+            p -= p.grad / p.grad.norm()
+        p.grad = None
+    chosen = (keys @ p).argmax(dim=1)
+    rows = torch.cat(
+        [keys[i, chosen[i]] - keys[i, np.arange(len(keys[i])) != int(chosen[i])] for i in range(len(keys))]
+    )
+    d = keys.shape[-1]
+    solution = cvxopt.solvers.qp(
+        cvxopt.matrix(np.eye(d)), cvxopt.matrix(np.zeros(d)),
+        cvxopt.matrix(-rows.double().numpy()), cvxopt.matrix(-np.ones(len(rows))),
+    )  # fmt: skip
+    direction, final = np.array(solution["x"]).ravel(), p.detach().double().numpy()
+    return float(direction @ final / np.linalg.norm(direction) / np.linalg.norm(final))
+
+
+def textbook(problems: list[TokenProblem], steps: int, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised descent with the gradient coded as `s (gamma - f)`: final points and saturation."""
+    keys = np.stack([pose.keys.tokens for pose in problems]).astype(dtype)
+    scores = np.stack([pose.scores for pose in problems]).astype(dtype)
+    p = np.zeros((len(problems), keys.shape[-1]), dtype)
+    for _ in range(steps):
+        logits = np.einsum("bntd,bd->bnt", keys, p)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        f = (weights * scores).sum(-1, keepdims=True)
+        slope = 1 / (1 + np.exp(f))
+        gradient = np.einsum("bnt,bntd->bd", slope * weights * (scores - f), keys)
+        length = np.linalg.norm(gradient, axis=1, keepdims=True)
+        p += np.where(length > 0, gradient / np.where(length > 0, length, 1), 0).astype(dtype)
+    return p.astype(float), weights.max(-1).mean(-1)
+
+
+def correlations(problems: list[TokenProblem], p: np.ndarray, saturation: np.ndarray) -> tuple[float, float]:
+    """Share of saturated runs, and their mean correlation with the direction of what they select."""
+    keys = np.stack([pose.keys.tokens for pose in problems])
+    saturated = saturation >= 1 - 1e-5
+    selected = np.einsum("bntd,bd->bnt", keys, p).argmax(-1)
+    solution = max_margin_batch(keys[saturated], selected[saturated])
+    p = p[saturated]
+    lengths = np.linalg.norm(p, axis=1) * np.linalg.norm(solution.vectors, axis=1)
+    good = solution.optimal & (lengths > 0)
+    return float(saturated.mean()), float(
+        (np.einsum("bd,bd->b", p, solution.vectors) / np.where(good, lengths, 1))[good].mean()
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=1000, help="trials per dimension of our run")
+    parser.add_argument("--sample", type=int, default=3, help="trials per dimension done the usual way")
+    parser.add_argument("--arithmetic", type=int, default=200, help="trials per dimension of the second table")
+    options = parser.parse_args()
+    torch.set_num_threads(torch.get_num_threads())
+    experiment = Figure9a(trials=options.trials)
+    began, busy = time.perf_counter(), time.process_time()
+    result = experiment.run()
+    ours, our_work = time.perf_counter() - began, time.process_time() - busy
+    usual, their_work = {}, 0.0
+    for d in experiment.dimensions:
+        sample = experiment.problems(d)[: options.sample]
+        usual_way(sample[0], 10)  # warm up
+        began, busy = time.perf_counter(), time.process_time()
+        for problem in sample:
+            usual_way(problem, experiment.steps)
+        usual[d] = (time.perf_counter() - began) / len(sample)
+        their_work += (time.process_time() - busy) / len(sample) * options.trials
+    theirs = sum(usual.values()) * options.trials
+    print(
+        f"ours: {ours:.1f} s for {options.trials} trials in each of {len(usual)} dimensions, classified and certified"
+    )
+    print("usual way, seconds a trial: " + ", ".join(f"d={d} {seconds:.3f}" for d, seconds in usual.items()))
+    print(f"usual way, whole figure: {theirs:.0f} s; ratio {theirs / ours:.0f}x")
+    print(f"processor time: ours {our_work:.1f} s, usual way {their_work:.0f} s; ratio {their_work / our_work:.0f}x")
+    runs = result.tables["runs"]
+    print("\n    d  saturated     GMM     LMM  not LMM  mean cosine  least cosine")
+    for d in experiment.dimensions:
+        here = runs["d"] == d
+        share = [float((runs["kind"][here] == kind).mean()) for kind in ("GMM", "LMM", "not locally optimal")]
+        cosines = runs["cosine"][here & np.isfinite(runs["cosine"])]
+        print(f"{d:5d}  {len(cosines) / here.sum():9.3f}  {share[0]:6.3f}  {share[1]:6.3f}  {share[2]:7.3f}"
+              f"  {cosines.mean():11.6f}  {cosines.min():12.6f}")  # fmt: skip
+    if options.arithmetic:
+        print("\nmean cosine of saturated runs (share saturated), by arithmetic")
+        for d in experiment.dimensions:
+            problems = experiment.problems(d)[: options.arithmetic]
+            path = evolve_many(problems, NormalizedGradientDescent(1.0), steps=experiment.steps)
+            pivoted = correlations(problems, np.stack([final[0] for final in path.finals]), path.saturation[:, 0])
+            cells = {"textbook float32": textbook(problems, experiment.steps, np.float32)}
+            cells["textbook float64"] = textbook(problems, experiment.steps, np.float64)
+            found = {name: correlations(problems, *cell) for name, cell in cells.items()} | {"pivoted float64": pivoted}
+            print(f"{d:5d}  " + "  ".join(f"{name}: {cos:.4f} ({share:.2f})" for name, (share, cos) in found.items()))
+
+
+if __name__ == "__main__":
+    main()

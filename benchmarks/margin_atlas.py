@@ -1,0 +1,100 @@
+"""Is the atlas complete? Brute force on small problems, and descent from many starts.
+
+    python -m benchmarks.margin_atlas [--problems 100] [--starts 1000]
+
+- n <= 3, T <= 4: the atlas against a certified solve of every selection.
+- Theorem 3: every limit it lists attracts descent started near it.
+- Converse: the limits seen from 1000 random starts per problem are all on the list. A run counts as settled when
+  attention has saturated (mean largest weight at least 1 - 1e-5) and p lies within a cosine of 0.999 of the max-margin
+  direction of the tokens it selects; runs still on their way are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+
+import numpy as np
+
+import tokenmargin as tm
+from tokenmargin.margin import LimitDirection, atlas, max_margin
+from tokenmargin.selection import is_locally_optimal
+
+
+def brute_force(problem: tm.TokenProblem) -> set[tuple[int, ...]]:
+    """Locally optimal selections, by solving every one."""
+    limits = set()
+    for selected in itertools.product(range(problem.T), repeat=problem.n):
+        solution = max_margin(problem, selected)
+        if solution.is_optimal and is_locally_optimal(problem, solution.vector, selected):
+            limits.add(selected)
+    return limits
+
+
+def random_shapes(rng: np.random.Generator, count: int) -> list[tm.TokenProblem]:
+    """Random tokens, and small integer ones with ties and duplicates, of all shapes up to n=3, T=4."""
+    problems = []
+    for j in range(count):
+        n, T, d = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 6))
+        if j % 2:
+            keys, scores = rng.integers(-1, 2, (n, T, d)).astype(float), rng.integers(0, 3, (n, T)).astype(float)
+            problems.append(tm.TokenProblem.of(keys, np.ones(n), scores=scores))
+        else:
+            problems.append(tm.random_problem(n, T, d, rng=rng))
+    return problems
+
+
+def attracts(problem: tm.TokenProblem, limit: LimitDirection, rng: np.random.Generator) -> bool:
+    """Whether descent from ten points near a limit, far out, converges to it."""
+    direction = limit.solution.vector * limit.solution.margin
+    start = 60 / limit.solution.margin * (direction + 0.01 * rng.standard_normal((10, len(direction))))
+    path = tm.evolve(tm.PromptObjective(problem), tm.NormalizedGradientDescent(0.5), steps=1500, start=start)
+    close = tm.cosine(problem.keys, path.final, direction) > 0.999
+    return bool((path.selected == limit.selected).all() and close.all())
+
+
+def missing(problem: tm.TokenProblem, starts: int, rng: np.random.Generator) -> tuple[int, int, int]:
+    """Settled runs, distinct limits seen, and those of them that the atlas does not list."""
+    known = {tuple(limit.selected.tolist()) for limit in atlas(problem).limits}
+    start = 2 * rng.standard_normal((starts, problem.keys.dimension))
+    path = tm.evolve(tm.PromptObjective(problem), tm.NormalizedGradientDescent(0.5), steps=2000, start=start)
+    seen, settled = set(), 0
+    for selected in {tuple(row) for row in path.selected.tolist()}:
+        solution = max_margin(problem, selected)
+        if not solution.is_optimal:
+            continue
+        runs = (path.selected == selected).all(axis=1) & (path.saturation >= 1 - 1e-5)
+        runs &= tm.cosine(problem.keys, path.final, solution.vector) > 0.999
+        settled += int(runs.sum())
+        seen |= {selected} if runs.any() else set()
+    return settled, len(seen), len(seen - known)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--starts", type=int, default=1000)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(0)
+    began = time.perf_counter()
+    problems = random_shapes(rng, arguments.problems)
+    wrong = sum({tuple(x.selected.tolist()) for x in atlas(p).limits} != brute_force(p) for p in problems)
+    print(f"brute force: {len(problems)} problems, {wrong} atlases differ ({time.perf_counter() - began:.0f} s)")
+    listed = attracted = lost = 0
+    for n, T, d in ((1, 3, 2), (2, 3, 2), (3, 4, 3), (3, 4, 5)):
+        problem = tm.random_problem(n, T, d, rng=rng)
+        limits = atlas(problem).limits
+        listed += len(limits)
+        attracted += sum(attracts(problem, limit, rng) for limit in limits)
+        settled, seen, unknown = missing(problem, arguments.starts, rng)
+        lost += unknown
+        print(f"n={n}, T={T}, d={d}: {len(limits)} limits; {settled} of {arguments.starts} starts settled, "
+              f"in {seen} limits, {unknown} not in the atlas ({time.perf_counter() - began:.0f} s)")  # fmt: skip
+    print(f"{attracted} of {listed} listed limits attract descent started near them; {lost} limits missing")
+    return int(wrong + lost + listed - attracted > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The max-margin problem of a corpus: millions of constraints, a certified gap.
+
+    python -m benchmarks.margin_corpus                                            # 8k tokens, d=512, 5e6 constraints
+    python -m benchmarks.margin_corpus --dimension 2048 --constraints 10000000    # and larger
+
+Sequences of 20 tokens; half of the draws follow Zipf's law and half are uniform, so that rare tokens occur too; the
+selected token of a sequence is the argmax of a planted p. Sequences are added until the *distinct* constraints reach
+the number asked for. The planted p selects the tokens; it is neither the answer nor of its margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.margin import argmax_pairs, corpus_margin
+
+LENGTH = 20
+
+
+def random_corpus(
+    vocabulary: int, d: int, constraints: int, *, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, TokenCorpus]:
+    """Embeddings, planted p, and a corpus with at least as many distinct constraints as asked for."""
+    vectors = rng.standard_normal((vocabulary, d)) / np.sqrt(d)
+    planted = rng.standard_normal(d) / np.sqrt(d)
+    zipf = 1 / np.arange(1, vocabulary + 1)
+    share = 0.5 * zipf / zipf.sum() + 0.5 / vocabulary
+    sequences = constraints // LENGTH
+    while True:
+        sequences = int(sequences * 1.5)
+        ids = rng.choice(vocabulary, size=sequences * LENGTH, p=share)
+        corpus = as_corpus(ids, vocabulary)
+        if len(argmax_pairs(corpus, vectors @ planted)) >= constraints:
+            return vectors, planted, corpus
+
+
+def as_corpus(ids: np.ndarray, vocabulary: int) -> TokenCorpus:
+    """Sequences of equal length; the labels play no part here."""
+    sequences = len(ids) // LENGTH
+    return TokenCorpus(ids, np.full(sequences, LENGTH), np.ones(sequences), tuple(map(str, range(vocabulary))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--constraints", type=int, default=5_000_000)
+    parser.add_argument("--gap", type=float, default=1e-6)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(0)
+    vectors, planted, corpus = random_corpus(arguments.vocabulary, arguments.dimension, arguments.constraints, rng=rng)
+    began = time.perf_counter()
+    pairs = argmax_pairs(corpus, vectors @ planted)
+    collected = time.perf_counter() - began
+    solution = corpus_margin(
+        vectors, pairs, start=planted, gap=arguments.gap,
+        progress=lambda gap: print(f"  {time.perf_counter() - began:6.1f} s  gap {gap:.2e}", flush=True),
+    )  # fmt: skip
+    smallest = pairs.margins(vectors @ solution.vector).min()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(
+        f"{arguments.vocabulary} tokens, d={arguments.dimension}: {pairs.occurrences} constraints, "
+        f"{len(pairs)} distinct\n{solution.status} in {solution.rounds} rounds, {collected:.1f} s to collect and "
+        f"{solution.seconds:.1f} s to solve; gap {solution.gap:.1e}, {len(solution.pairs)} active, smallest margin "
+        f"{smallest:.12f}, |p| {1 / solution.margin:.6g}; peak memory {memory:.2f} GiB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Basins: which share of the starts goes to which limit, and a map of them in a plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics import AbstractMethod, NormalizedGradientDescent, evolve_many
+from tokenmargin.dynamics.span import Span
+from tokenmargin.geometry import Coordinates
+from tokenmargin.limits import SATURATED, Kind, kind_of
+from tokenmargin.losses import AbstractLoss
+from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.problem import TokenProblem
+
+__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts", "share_interval"]
+
+
+@dataclass(frozen=True, eq=False)
+class Basin:
+    """The starts that end with one selection.
+
+    - `selected`: the tokens.
+    - `kind`: what its max-margin direction is.
+    - `solution`: the certified direction.
+    - `count`, `share`, `interval`: how many starts, and their share with Wilson's 95% confidence interval.
+    """
+
+    selected: tuple[int, ...]
+    kind: Kind
+    solution: MarginSolution
+    count: int
+    share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Basins:
+    """The limits reached from many starts, largest basin first.
+
+    - `starts`, `finals`: where the runs began and ended, shape (starts, D).
+    - `labels`: for each start the number of its basin, or -1 when softmax had not saturated.
+    - `basins`: one per selection reached.
+    - `unsettled`: share of starts without a saturated softmax at the end.
+    """
+
+    starts: Float[Array, "starts D"]
+    finals: Float[Array, "starts D"]
+    labels: Int[Array, " starts"]
+    basins: tuple[Basin, ...]
+    interrupted: bool = False
+
+    @property
+    def unsettled(self) -> float:
+        return float((self.labels < 0).mean())
+
+
+def share_interval(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95% confidence interval of a share.
+
+    >>> tuple(round(end, 3) for end in share_interval(8, 10))
+    (0.49, 0.943)
+    """
+    z, share = 1.959964, count / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return float(max(centre - half, 0.0)), float(min(centre + half, 1.0))
+
+
+def random_starts(
+    problem: TokenProblem, count: int, *, radius: float, rng: np.random.Generator
+) -> Float[Array, "starts D"]:
+    """Starts of length `radius` in uniform directions of the span of the tokens."""
+    span = Span.of(problem.keys, exact=True)
+    directions = span.lift(rng.standard_normal((count, span.dimension)))
+    return np.asarray(radius * directions / problem.keys.norm(directions)[:, None])
+
+
+def basins(
+    problem: TokenProblem,
+    starts: Float[Array, "starts D"],
+    *,
+    method: AbstractMethod | None = None,
+    steps: int = 10_000,
+    loss: AbstractLoss | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Basins:
+    """Run every start until softmax saturates, and sort the starts by the selection they reach.
+
+    **Arguments**
+    - `problem`: in either geometry.
+    - `starts`: one row each; `random_starts` draws them.
+    - `method`: normalised descent with step 0.1 by default. It follows gradient flow to a tenth of a unit of length;
+      a start closer to the border of two basins than that may be filed on its other side.
+    - `steps`: limit for the runs that do not saturate.
+    - `loss`: logistic by default.
+    - `progress`: called with the share of the work done.
+
+    >>> from tokenmargin.instances import figure1b
+    >>> plane = np.array([[0.0, 1.0, 0.0], [0.0, -1.5, 0.0], [0.0, 0.5, 0.0]])
+    >>> [(basin.selected, basin.kind, basin.count) for basin in basins(figure1b(), plane).basins]
+    [((0,), 'GMM', 2), ((1,), 'LMM', 1)]
+    """
+    rule = NormalizedGradientDescent(0.1) if method is None else method
+    runs = evolve_many(
+        [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=progress
+    )
+    settled = runs.saturation[0] >= SATURATED
+    reached, counts = np.unique(runs.selected[0][settled], axis=0, return_counts=True)
+    found = []
+    for selected, count in zip(reached, counts.tolist(), strict=True):
+        solution = max_margin(problem, selected)
+        kind = kind_of(problem, selected, solution)
+        interval = share_interval(count, len(settled))
+        found.append(Basin(tuple(selected.tolist()), kind, solution, count, count / len(settled), interval))
+    found.sort(key=lambda basin: -basin.count)
+    number = {basin.selected: j for j, basin in enumerate(found)}
+    labels = [number[tuple(s)] if here else -1 for s, here in zip(runs.selected[0].tolist(), settled, strict=True)]
+    return Basins(starts, runs.finals[0], np.array(labels), tuple(found), runs.interrupted)
+
+
+def basin_map(
+    problem: TokenProblem,
+    *,
+    extent: float = 4.0,
+    resolution: int = 61,
+    plane: Float[Array, "2 D"] | None = None,
+    steps: int = 3000,
+    progress: Callable[[float], None] | None = None,
+) -> Basins:
+    """The basins of a square grid of starts in a plane through the origin, row by row from the lower left.
+
+    **Arguments**
+    - `extent`: the grid covers `-extent..extent` on both axes.
+    - `resolution`: points along each axis.
+    - `plane`: two directions; by default the first two coordinates.
+    - `steps`, `progress`: as for `basins`.
+    """
+    if plane is None:
+        if not isinstance(problem.keys, Coordinates) or problem.keys.dimension < 2:
+            raise ValueError("basin_map needs a plane: give two directions of the parameter's space")
+        plane = np.eye(2, problem.keys.dimension)
+    ticks = np.linspace(-extent, extent, resolution)
+    across, up = np.meshgrid(ticks, ticks)
+    starts = np.stack([across.ravel(), up.ravel()], axis=1) @ plane
+    return basins(problem, starts, steps=steps, progress=progress)

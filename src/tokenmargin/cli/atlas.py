@@ -1,0 +1,79 @@
+"""`tokenmargin atlas`: every direction in which attention can converge, for one problem."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tokenmargin.cli.common import UsageError, emit_json, progress_bar, read_problem
+
+if TYPE_CHECKING:
+    from tokenmargin.margin import Atlas
+    from tokenmargin.problem import TokenProblem
+
+__all__ = ["atlas"]
+
+
+def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
+    """List every direction in which attention can converge: all locally optimal selections.
+
+    Exit code 0 when the atlas is complete, 1 when the budget ran out or a
+    selection could not be decided.
+
+    Examples:
+
+        tokenmargin atlas fig1b
+        tokenmargin atlas problem.npz --budget 100000 --json
+
+    Parameters
+    ----------
+    problem:
+        A .npz or .json file, or the name of a figure, such as fig1c.
+    budget:
+        Largest number of max-margin problems to solve; the answer says when it is partial. Default: no limit.
+    limit:
+        How many directions to print; --json writes all.
+    json:
+        Write one JSON object to standard output; with keys in the plane, also the arcs of each selection.
+    """
+    from tokenmargin.margin import atlas as chart
+
+    data = read_problem(problem)
+    if budget is not None and budget < 1:
+        raise UsageError(f"--budget must be at least 1, got {budget}")
+    with progress_bar("selections", math.prod(data.keys.lengths.tolist())) as progress:
+        found = chart(data, budget=budget, progress=progress)
+    if json:
+        emit_json(found.to_dict() | _arcs(data))
+    else:
+        _print(found, limit)
+    return 0 if found.complete else 1
+
+
+def _arcs(problem: TokenProblem) -> dict[str, Any]:
+    """The arcs of the circle by selection, when the keys lie in the plane."""
+    from tokenmargin.margin import is_planar, selection_arcs
+
+    if not is_planar(problem):
+        return {}
+    arcs = selection_arcs(problem)
+    return {"arcs": [{"start": arc.start, "stop": arc.stop, "selected": arc.selected.tolist()} for arc in arcs]}
+
+
+def _print(found: Atlas, limit: int) -> None:
+    import numpy as np
+
+    undecided = found.selections - found.feasible - found.infeasible
+    print(f"selections   {found.selections}: {found.feasible} feasible, {found.infeasible} infeasible", end="")
+    print(f", {undecided} undecided (PARTIAL: others may be missing)" if undecided else "")
+    print(f"limits       {len(found.limits)}")
+    for entry in found.limits[:limit]:
+        gap = entry.gaps.min()
+        with np.printoptions(precision=6, suppress=True, threshold=8):
+            print(
+                f"{'GMM' if entry.is_global else 'LMM'}  tokens {','.join(map(str, entry.selected.tolist()))}  "
+                f"margin {entry.solution.margin:.6g}  score gap {gap:.4g}  neighbours {int(entry.neighbours.sum())}  "
+                f"direction {entry.solution.vector}"
+            )
+    if len(found.limits) > limit:
+        print(f"... and {len(found.limits) - limit} more (--limit, --json)")

@@ -1,0 +1,176 @@
+"""`tokenmargin verify`: the papers' lemmas and theorems, checked on their own instances or on yours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+
+if TYPE_CHECKING:
+    from tokenmargin.theory import Claim, Report, Slack
+
+__all__ = ["verify"]
+
+_KINDS = {
+    "example": "within the hypotheses",
+    "outside": "outside a hypothesis: the conclusion fails",
+    "refutation": "as printed: the conclusion fails",
+    "given": "the given instance",
+}
+_COLOURS = {"holds": "green", "fails": "red", "vacuous": "yellow"}
+
+
+def verify(
+    claim: str | None = None,
+    problem: str | None = None,
+    /,
+    *,
+    n: int | None = None,
+    T: Annotated[int | None, Parameter(name="--T")] = None,
+    d: float | None = None,
+    eta: float | None = None,
+    delta: float = 0.05,
+    draws: int = 20,
+    seed: int = 0,
+    select: str | None = None,
+    list: bool = False,
+    json: bool = False,
+) -> int:
+    """Check what the two papers state: hypotheses and conclusion, each a measured number beside its bound.
+
+    Without arguments every claim is checked on the instances it ships with: one within its hypotheses; one outside
+    them, on which the conclusion fails; and, where the printed statement is wrong, one that shows it. The verdict is
+    *holds*, *fails*, or *vacuous* when a hypothesis is not met.
+
+    Exit code 0 when every verdict is as documented and no given instance breaks its claim, 1 otherwise.
+
+    **Examples**
+
+        tokenmargin verify
+        tokenmargin verify A.theorem5 --n 4 --T 3
+        tokenmargin verify A.lemma2 --n 8 --T 4 --d 1e6 --draws 100
+        tokenmargin verify B.theorem3 fig1b --select 1
+        tokenmargin verify B.lemma4 problem.npz --json
+
+    Parameters
+    ----------
+    claim:
+        Which claim, such as A.theorem5 (trained embeddings) or B.lemma7 (max-margin token selection).
+    problem:
+        For claims of paper B: a problem file, or a figure's name.
+    n:
+        For claims of paper A: number of sequences of a random corpus (even).
+    T:
+        Their length.
+    d:
+        The dimension, up to 1e300; by default the smallest that Theorem 5 allows.
+    eta:
+        Size of the first step; by default the smallest that Theorem 5 allows.
+    delta:
+        Probability the statement may fail with.
+    draws:
+        How many random starts.
+    seed:
+        Of the corpus and the starts.
+    select:
+        For claims of paper B: the selected token of each input; by default those of highest score.
+    list:
+        List the claims and what they say.
+    json:
+        Write a JSON list to standard output.
+    """
+    from tokenmargin.theory import CLAIMS
+    from tokenmargin.theory import claim as find
+
+    with usage_errors():
+        chosen = CLAIMS if claim is None else (find(claim),)
+    if list:
+        _print_list(chosen, json=json)
+        return 0
+    size = {"n": n, "T": T, "d": d, "eta": eta}
+    given = problem is not None or any(value is not None for value in size.values())
+    if not given:
+        reports = tuple(_own(chosen))
+    elif claim is None:
+        raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
+    else:
+        with usage_errors():
+            instance = _instance(chosen[0], problem, size, select, delta=delta, draws=draws, seed=seed)
+            reports = (chosen[0].on(instance),)
+    if json:
+        emit_json([report.as_dict() for report in reports])
+    else:
+        _print(reports, full=claim is not None)
+    return 0 if all(report.as_expected and (not given or report.verdict != "fails") for report in reports) else 1
+
+
+def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
+    with progress_bar("checking", len(claims)) as progress:
+        for done, claim in enumerate(claims):
+            yield from claim.own()
+            progress(done + 1)
+
+
+def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, **options: Any) -> Any:
+    """A given instance: a problem for claims of paper B, sizes for claims of paper A."""
+    from tokenmargin.theory import EmbeddingInstance, ProblemInstance
+
+    if claim.name.startswith("B."):
+        if problem is None:
+            raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
+        chosen = None if select is None else tuple(numbers(select, int, "--select"))
+        return ProblemInstance(read_problem(problem), problem, selected=chosen, seed=options["seed"])
+    if problem is not None:
+        raise UsageError(f"{claim.name} is about a corpus: give --n and --T instead of {problem}")
+    example = claim.example()
+    return EmbeddingInstance.of(
+        size["n"] or example.corpus.n,
+        size["T"] or example.corpus.T,
+        dimension=None if size["d"] is None else int(size["d"]),
+        step=size["eta"],
+        selection=example.selection,
+        **options,
+    )
+
+
+def _print(reports: tuple[Report, ...], *, full: bool) -> None:
+    """A table for people, one row per inequality. In the short form, hypotheses appear only where they are not met."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=150)  # a file has no edge
+    table = Table("claim", "verdict", "", "", "measured", "", "bound", "slack", box=None, pad_edge=False)
+    for report in reports:
+        verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
+        table.add_row(report.claim.name, verdict, "on", f"[dim]{report.instance}[/] ({_KINDS[report.kind]})")
+        unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
+        for role, slack in (*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)):
+            table.add_row("", "", role, *_cells(slack))
+    console.print(table)
+    if full:
+        console.print(f"\n{reports[0].claim.statement}\n\nEvidence: {reports[0].claim.evidence}.", soft_wrap=True)
+        if reports[0].claim.note:
+            console.print(f"\n{reports[0].claim.note}", soft_wrap=True)
+    counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
+    odd = sum(not report.as_expected for report in reports)
+    say(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
+
+
+def _cells(slack: Slack) -> tuple[str, ...]:
+    colour = "" if slack.holds else "[red]"
+    return slack.name, f"{colour}{slack.measured:.6g}", slack.relation, f"{slack.bound:.6g}", f"{slack.slack:.3g}"
+
+
+def _print_list(claims: tuple[Claim, ...], *, json: bool) -> None:
+    if json:
+        emit_json([{"claim": c.name, "evidence": c.evidence, "statement": c.statement, "note": c.note} for c in claims])
+        return
+    for known in claims:
+        print(f"{known.name} ({known.evidence})\n    {known.statement.replace(chr(10), chr(10) + '    ')}")
+        if known.note:
+            print(f"    Note: {known.note}")

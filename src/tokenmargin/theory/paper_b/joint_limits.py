@@ -1,0 +1,174 @@
+"""Head and prompt together: Theorems 5 and 6 of paper B."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+from scipy.special import logsumexp
+
+from tokenmargin.attention import LogisticLoss
+from tokenmargin.geometry import Coordinates
+from tokenmargin.instances import figure3a, figure3b
+from tokenmargin.margin import Constraints, label_margin, max_margin, relaxed_max_margin, solve, support_inputs
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import angle, attention_weights
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.instances import ProblemInstance
+from tokenmargin.theory.search import best_direction
+
+__all__ = ["CLAIMS"]
+
+NORM = 30.0
+"""|v| and |p| of the ridge path: beyond, what p adds to the logarithm of the risk nears its rounding."""
+
+
+def best_head(
+    features: Float[Array, "k n d"], labels: Float[Array, " n"], norm: float
+) -> tuple[Float[Array, " k"], Float[Array, "k d"]]:
+    """`min over |v| = norm` of the logarithm of the logistic risk on given features, and its v, for k sets of features.
+
+    Newton's method on the Lagrangian, continued from a short v, where the minimiser is nearly the mean feature. Where
+    it does not settle, as on features that no head separates, the risk is given as infinite.
+    """
+    loss, z = LogisticLoss(), labels[:, None] * features
+    k, _, d = z.shape
+    v = z.mean(axis=1)
+    sizes = np.geomspace(0.1, norm, 30)
+    v = v / np.linalg.norm(v, axis=1, keepdims=True) * sizes[0]
+    multiplier = np.full(k, 1.0)
+    for size in np.repeat(sizes, 4):
+        u = np.clip(np.einsum("knd,kd->kn", z, v), -500, 500)
+        log_total = logsumexp(loss.log_value(u), axis=1, keepdims=True)
+        slope = -np.exp(loss.log_slope(u) - log_total)
+        bend = np.exp(loss.log_slope(u) + loss.log_slope(-u) - log_total)
+        gradient = np.einsum("kn,knd->kd", slope, z)
+        system = np.zeros((k, d + 1, d + 1))
+        system[:, :d, :d] = np.einsum("kn,knd,kne->kde", bend, z, z) - gradient[:, :, None] * gradient[:, None, :]
+        system[:, :d, :d] += multiplier[:, None, None] * np.eye(d)
+        system[:, :d, d] = system[:, d, :d] = v
+        residual = np.concatenate(
+            [gradient + multiplier[:, None] * v, ((v**2).sum(axis=1, keepdims=True) - size**2) / 2], axis=1
+        )
+        move = np.linalg.solve(system, -residual[..., None])[..., 0]
+        v, multiplier = v + move[:, :d], multiplier + move[:, d]
+    risk = logsumexp(loss.log_value(np.clip(np.einsum("knd,kd->kn", z, v), -500, 500)), axis=1)
+    short = np.abs(np.linalg.norm(v, axis=1) - norm) <= 1e-9 * norm
+    return np.where(short & np.isfinite(risk), risk, np.inf), v
+
+
+def ridge_solution(x: ProblemInstance, norm: float) -> tuple[Float[Array, " V"], Float[Array, " P"]]:
+    """Directions of `argmin L(v, p)` over |v| = |p| = `norm`: p by search, the best v for each by Newton's method."""
+    keys, tokens, rng = x.problem.keys, _values(x.problem).tokens, x.rng
+
+    def features(units: Float[Array, "k P"]) -> Float[Array, "k n d"]:
+        return np.einsum("knt,ntd->knd", attention_weights(keys, norm * units), tokens)
+
+    def score(units: Float[Array, "k P"]) -> Float[Array, " k"]:
+        return best_head(features(units), x.problem.labels, norm)[0]
+
+    p = best_direction(score, x.sphere(200, rng), lambda u: u / keys.norm(u)[:, None], rng=rng, rounds=30, around=30)
+    return best_head(features(p[None]), x.problem.labels, norm)[1][0], p
+
+
+def _values(problem: TokenProblem) -> Coordinates:
+    if not isinstance(problem.values, Coordinates):
+        raise TypeError("the joint theorems are checked on attention features, which need values in coordinates")
+    return problem.values
+
+
+NO_FALL = 1e-4
+"""A sampled nu of less counts as none: attention that all but saturates leaves margins apart by rounding only."""
+
+
+def _nu(x: ProblemInstance, support: Bool[Array, " n"]) -> float:
+    """Assumption C's nu over the inputs in `support`: the least fall of the label margin per unit of attention that
+    leaves a selected token, over sampled p."""
+    problem, alpha = x.problem, x.alpha
+    values = _values(problem)
+    whole = _label_margin(values.tokens[np.arange(problem.n), alpha], problem, support)
+    falls, rng = [], x.rng
+    for radius in (0.3, 1.0, 3.0, 10.0, 30.0, 100.0):
+        for p in radius * x.sphere(100, rng):
+            s = attention_weights(problem.keys, p)
+            lost = (1 - s[np.arange(problem.n), alpha])[support].max()
+            if lost == 0:  # rounded: nothing has left
+                continue
+            features = np.einsum("nt,ntd->nd", s, values.tokens)
+            falls.append((whole - _label_margin(features, problem, support)) / lost)
+    return float(min(falls))
+
+
+def _label_margin(features: Float[Array, "n d"], problem: TokenProblem, support: Bool[Array, " n"]) -> float:
+    """Margin of the best head on features of the inputs in `support`; zero where labels cannot be separated."""
+    inputs = np.flatnonzero(support)
+    geometry = Coordinates(features, np.arange(len(features))[:, None])
+    token = np.stack([inputs, np.zeros_like(inputs)], axis=1)
+    solution = solve(Constraints(geometry, inputs, None, np.ones(len(inputs)), token, problem.labels[inputs]))
+    return solution.margin if solution.is_optimal else 0.0
+
+
+def _converges(
+    x: ProblemInstance, head: Float[Array, " V"], prompt: Float[Array, " P"], name: str
+) -> tuple[Slack, ...]:
+    """Both directions close at NORM, and the prompt's angle falling over the last doubling like 1/|p|."""
+    values, keys = x.problem.values, x.problem.keys
+    found = [ridge_solution(x, norm) for norm in (NORM / 2, NORM)]
+    v = float(angle(values, found[-1][0], head))
+    p = [float(angle(keys, p, prompt)) for _, p in found]
+    return (
+        below(f"angle of v to the max-margin head at norm {NORM:g}", v, 0.05),
+        below(f"angle of p to {name} at norm {NORM:g}", p[-1], 0.05),
+        below("p's angle over that at half the norm", p[-1] / p[0], 0.7),
+    )
+
+
+def theorem5(x: ProblemInstance) -> Findings:
+    """If the tokens alpha are separable and mixing others in shrinks the label margin (Assumption C), the ridge
+    solutions `argmin_{|v| <= r, |p| <= R} L(v, p)` converge in direction to the max-margin head and to the max-margin
+    prompt of alpha. (Logistic loss; |v| = |p|.)"""
+    problem, alpha = x.problem, x.alpha
+    head, prompt = label_margin(problem, alpha), max_margin(problem, alpha)
+    nu = _nu(x, np.ones(problem.n, dtype=bool))
+    return Findings(
+        hypotheses=(
+            true("alpha is separable", prompt.is_optimal),
+            above("label margin", head.margin, 0, strict=True),
+            above("Assumption C's nu, sampled", nu, NO_FALL),
+        ),
+        conclusion=_converges(x, head.vector, prompt.vector, "the max-margin prompt"),
+    )
+
+
+def theorem6(x: ProblemInstance) -> Findings:
+    """If the ridge solutions come to select the tokens alpha, and mixing others in shrinks the label margin of the
+    support inputs (Assumption C over them), then v converges in direction to the max-margin head and p to the solution
+    of the relaxed problem (10), which asks for a margin on the support inputs only."""
+    problem, alpha = x.problem, x.alpha
+    head, support = label_margin(problem, alpha), support_inputs(problem, alpha)
+    prompt = relaxed_max_margin(problem, alpha)
+    final = ridge_solution(x, NORM)[1]
+    selected = attention_weights(problem.keys, NORM * final)[np.arange(problem.n), alpha]
+    return Findings(
+        hypotheses=(
+            above("smallest attention on alpha at the end", selected.min(), 0.9),
+            above("Assumption C's nu over the support inputs, sampled", _nu(x, support), NO_FALL),
+        ),
+        conclusion=_converges(x, head.vector, prompt.vector, "the relaxed solution"),
+    )
+
+
+def _second(problem: TokenProblem, name: str) -> ProblemInstance:
+    return ProblemInstance(problem, name, selected=(1,) * problem.n)
+
+
+CLAIMS = (
+    Claim(
+        "B.theorem5",
+        theorem5,
+        "sampled",
+        example=lambda: _second(figure3a(), "fig3a"),
+        outside=lambda: _second(figure3b(), "fig3b"),
+    ),
+    Claim("B.theorem6", theorem6, "sampled", example=lambda: _second(figure3b(), "fig3b")),
+)

@@ -1,0 +1,97 @@
+"""`data`, `prepare` and `train`: from a file of text to a trained model, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from tokenmargin.cli import main
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMARGIN_CACHE", str(tmp_path / "cache"))
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_sentences_to_a_trained_model(capsys, tmp_path):
+    prepared, folder = str(tmp_path / "sentences.safetensors"), str(tmp_path / "run")
+    code, out, _ = run(capsys, "prepare", "sentences", "--out", prepared)
+    assert code == 0
+    assert "4,000 texts" in out
+    settings = ("--out", folder, "--dimension", "16", "--rate", "0.01", "--json")
+    code, out, _ = run(capsys, "train", prepared, *settings, "--epochs", "1")
+    assert code == 0
+    assert json.loads(out)["epochs"] == 1
+    code, out, _ = run(capsys, "train", prepared, *settings, "--epochs", "3")  # goes on where it stopped
+    report = json.loads(out)
+    assert code == 0
+    assert report["epochs"] == 3
+    assert report["accuracy"] > 0.75
+    assert {"delightful", "dreadful"} <= {
+        row["token"] for side in ("positive", "negative") for row in report[f"most {side}"]
+    }
+    assert pq.read_table(tmp_path / "run" / "metrics.parquet").num_rows == 3
+    code, _, err = run(capsys, "train", prepared, "--out", folder, "--dimension", "8")
+    assert code == 2
+    assert "holds a run with dimension = 16, not 8" in err
+
+
+def test_prepare_reports_steps_and_bad_rows(capsys, tmp_path):
+    source = tmp_path / "reviews.csv"
+    source.write_text("review,stars\n" + "good film,yes\nbad film,no\nbroken\n" * 3)
+    options = ("--text", "review", "--label", "stars", "--positive", "yes", "--out", str(tmp_path / "x.npz"))
+    code, out, err = run(capsys, "prepare", str(source), *options)
+    assert code == 0
+    assert "6 texts (50.0% positive)" in out
+    assert "line 4: 1 fields where the header has 2" in err
+    code, out, _ = run(capsys, "prepare", str(source), *options, "--json")
+    report = json.loads(out)
+    assert report["vocabulary"] == 3
+    assert len(report["rejected"]) == 3
+    code, _, err = run(capsys, "prepare", str(source), "--out", str(tmp_path / "x.npz"))
+    assert code == 2
+    assert "no column 'text'; it has 'review', 'stars'" in err
+
+
+def test_data_from_a_copy_then_by_name(capsys, tmp_path):
+    source = tmp_path / "mine.jsonl"
+    rows = [{"text": f"{word} thing", "label": label} for word, label in (("fine", 1), ("poor", -1)) for _ in range(3)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = run(capsys, "data", "get", "imdb", "--from", str(source), "--json")
+    assert code == 0
+    assert json.loads(out)["path"].endswith("imdb.parquet")
+    assert "Maas" in err
+    code, out, _ = run(capsys, "prepare", "imdb", "--out", str(tmp_path / "imdb.safetensors"))
+    assert code == 0
+    assert "6 texts" in out
+    code, out, _ = run(capsys, "data", "list")
+    assert "cifar10" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("data", "get", "mnist"), 2, "which dataset? choose from imdb, yelp, cifar10, bert-vocabulary"),
+        (("data", "get", "imdb", "--from", "nowhere"), 1, "nowhere: no such file or folder"),
+        (("prepare", "yelp", "--out", "x.npz"), 2, "yelp is not in the cache: tokenmargin data get yelp"),
+        (("prepare", "sentences", "--out", "x.txt"), 2, "--out writes a .safetensors or .npz file"),
+        (("prepare", "sentences", "--out", "x.npz", "--vocabulary", "none"), 2, "get BERT's with"),
+        (("train", "nothing.safetensors", "--out", "x"), 2, "nothing.safetensors: no such file"),
+    ],
+)
+def test_mistakes_are_explained(capsys, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run(capsys, *arguments)
+    assert found == code
+    assert message in err
+    assert out == ""

@@ -1,0 +1,116 @@
+"""Many runs at once give what each run gives alone."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, batch, evolve, evolve_many
+from tokenmargin.instances import figure1b, random_problem
+from tokenmargin.losses import LOSSES
+from tokenmargin.problem import TokenProblem
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def problems() -> list[TokenProblem]:
+    """Few and many coordinates, a Gram geometry, and shorter inputs, all with four inputs."""
+    rng = np.random.default_rng(0)
+    mask = rng.random((4, 5)) < 0.7
+    mask[:, 0] = True
+    plain = [random_problem(4, 6, d, rng=rng) for d in (3, 10, 40)]
+    masked = TokenProblem.of(rng.standard_normal((4, 5, 7)), [1, 1, -1, -1], head=rng.standard_normal(7), mask=mask)
+    return [*plain, plain[2].as_gram(), masked]
+
+
+METHODS = [NormalizedGradientDescent(0.3), GradientDescent(), GradientDescent(0.5)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=["normalised", "by the smoothness", "fixed"])
+@pytest.mark.parametrize("starts", [1, 3, 40])
+def test_each_run_is_that_of_evolve(method, starts) -> None:
+    poses, rng = problems(), np.random.default_rng(1)
+    firsts = [rng.standard_normal((starts, pose.keys.dimension)) for pose in poses]
+    runs = evolve_many(poses, method, steps=30, starts=firsts)
+    for b, pose in enumerate(poses):
+        alone = evolve(PromptObjective(pose), method, steps=30, start=firsts[b])
+        here = pose.mask
+        # Rounding, amplified where a normalised step crosses a valley; the Gram geometry squares its share.
+        np.testing.assert_allclose(
+            pose.keys.logits(runs.finals[b])[:, here], pose.keys.logits(alone.final)[:, here], atol=1e-6
+        )
+        np.testing.assert_array_equal(runs.selected[b], alone.selected)
+        np.testing.assert_allclose(runs.saturation[b], alone.saturation, atol=1e-7)
+    assert (runs.steps == 30).all()
+
+
+@pytest.mark.parametrize(("name", "loss"), LOSSES)
+def test_every_loss_is_taken(name, loss) -> None:
+    pose = figure1b()
+    runs = evolve_many([pose, pose], NormalizedGradientDescent(0.1), steps=100, loss=loss)
+    alone = evolve(PromptObjective(pose, loss), NormalizedGradientDescent(0.1), steps=100)
+    np.testing.assert_allclose(runs.finals[0][0], alone.final, atol=1e-10)
+
+
+def test_finished_runs_leave_and_the_others_go_on() -> None:
+    rng = np.random.default_rng(0)
+    poses = [random_problem(4, 6, d, rng=rng) for d in (2, 100, 3, 200)]
+    runs = evolve_many(poses, NormalizedGradientDescent(1.0), steps=400, until_saturation=1 - 1e-5)
+    settled = runs.saturation[:, 0] >= 1 - 1e-5
+    assert settled[1]
+    assert settled[3]
+    assert (runs.steps[~settled] == 400).all()
+    assert (runs.steps[settled] < 400).all()
+    full = evolve_many([poses[0]], NormalizedGradientDescent(1.0), steps=int(runs.steps[0, 0]))
+    np.testing.assert_allclose(runs.finals[0], full.finals[0], atol=1e-8)
+
+
+def test_memory_is_bounded_by_chunks(monkeypatch) -> None:
+    poses = [random_problem(2, 3, 5, rng=np.random.default_rng(k)) for k in range(7)]
+    whole = evolve_many(poses, NormalizedGradientDescent(0.5), steps=20)
+    monkeypatch.setattr(batch, "MEMORY", 1)
+    seen: list[float] = []
+    parts = evolve_many(poses, NormalizedGradientDescent(0.5), steps=20, progress=seen.append)
+    for a, b in zip(whole.finals, parts.finals, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+    assert len(seen) == 7
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_interruption_keeps_what_was_reached_and_resumes_to_the_same_end(monkeypatch) -> None:
+    poses = [random_problem(2, 3, 5, rng=np.random.default_rng(k)) for k in range(4)]
+    monkeypatch.setattr(batch, "MEMORY", 1)  # one problem a chunk
+
+    def interrupt(share: float) -> None:
+        if share > 0.4:
+            raise KeyboardInterrupt
+
+    part = evolve_many(poses, NormalizedGradientDescent(0.5), steps=100, progress=interrupt)
+    assert part.interrupted
+    assert part.steps[0, 0] == 100
+    assert part.steps[3, 0] == 0
+    done = part.resume(steps=100)
+    whole = evolve_many(poses, NormalizedGradientDescent(0.5), steps=100)
+    assert not done.interrupted
+    assert (done.steps == 100).all()
+    for a, b in zip(done.finals, whole.finals, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([np.zeros((1, 3))], "one array"),
+        ([np.zeros((1, 3)), np.zeros((1, 4))], "3 finite numbers, got 4"),
+        ([np.zeros((1, 3)), np.full((1, 3), np.nan)], "must be finite"),
+    ],
+)
+def test_bad_starts_are_named(starts, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        evolve_many([figure1b(), figure1b()], NormalizedGradientDescent(), steps=1, starts=starts)
+
+
+def test_problems_must_match() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match="group them by n"):
+        evolve_many([random_problem(n, 3, 3, rng=rng) for n in (2, 3)], NormalizedGradientDescent(), steps=1)

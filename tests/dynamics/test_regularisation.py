@@ -1,0 +1,163 @@
+"""Regularisation paths: stationary on the sphere, lowest among the minima found, and at the limits of the theorems."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from tokenmargin.attention import JointObjective, PromptObjective
+from tokenmargin.dynamics import cone_path, regularisation_path
+from tokenmargin.dynamics.regularisation import prompt_landscape
+from tokenmargin.dynamics.ridge import ridge_path
+from tokenmargin.dynamics.sphere import Sphere, minimise
+from tokenmargin.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
+from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
+from tokenmargin.selection import angle, is_locally_optimal, optimal_tokens, select
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+@pytest.mark.parametrize("selected", [None, np.array([1, 0, 2])])
+def test_landscape_derivatives(selected) -> None:
+    objective = PromptObjective(random_problem(3, 4, 5, rng=np.random.default_rng(0)))
+    landscape = prompt_landscape(objective, selected)
+    rng = np.random.default_rng(2)
+    points = [y for y in 3 * rng.standard_normal((40, 5)) if np.isfinite(landscape(y)[0])]
+    y, h = points[0], 1e-6
+    _, gradient, hessian = landscape(y)
+    steps = h * np.eye(5)
+    slopes = [(landscape(y + e)[0] - landscape(y - e)[0]) / (2 * h) for e in steps]
+    bends = [(landscape(y + e)[1] - landscape(y - e)[1]) / (2 * h) for e in steps]
+    np.testing.assert_allclose(gradient, slopes, atol=1e-8)
+    np.testing.assert_allclose(hessian, bends, atol=1e-8)
+
+
+def test_trust_region_agrees_with_scipy_on_a_small_sphere() -> None:
+    objective = PromptObjective(random_problem(3, 4, 3, rng=np.random.default_rng(3)))
+    ours = minimise(prompt_landscape(objective), np.array([1.0, 0.0, 0.0]), sphere=Sphere(2.0))
+    theirs = min(
+        minimize(lambda w: objective.value(2 * w / np.linalg.norm(w)), w, method="Nelder-Mead", tol=1e-12).fun
+        for w in np.random.default_rng(0).standard_normal((6, 3))
+    )
+    assert ours.converged
+    assert ours.outward > 0
+    assert (
+        float(objective.value(ours.point)) <= theirs + 1e-9
+        or len(regularisation_path(objective, [2.0], rng=np.random.default_rng(0)).branches) > 1
+    )
+
+
+@pytest.mark.parametrize("name", ["fig1b", "fig1c", "fig8", "random"])
+def test_theorem_1_the_path_reaches_the_global_direction(name) -> None:
+    problem = random_problem(4, 6, 10, rng=np.random.default_rng(0)) if name == "random" else NAMED_PROBLEMS[name]()
+    radii = np.array([1.0, 1e2, 1e4])
+    path = regularisation_path(PromptObjective(problem), radii, rng=np.random.default_rng(0), starts=2)
+    best = optimal_tokens(problem).argmax(axis=1)
+    np.testing.assert_array_equal(path.selected, best)
+    angles = angle(problem.keys, path.points, max_margin(problem, best).vector)
+    assert angles[-1] < 1e-3
+    assert (np.diff(angles) < 0).all()
+    np.testing.assert_allclose(problem.keys.norm(path.points), radii, rtol=1e-9)
+    # On the sphere to 1e-9, or to the rounding of logits of size R.
+    assert (path.residuals <= np.maximum(1e-9, 32 * np.finfo(float).eps * radii)).all()
+
+
+def test_local_minima_are_the_locally_optimal_directions() -> None:
+    problem = random_problem(3, 4, 5, rng=np.random.default_rng(1))
+    path = regularisation_path(PromptObjective(problem), [10.0, 1e4], rng=np.random.default_rng(0), starts=6)
+    last = [branch for branch in path.branches if np.isfinite(branch.log_excess[-1])]
+    assert len(last) > 1
+    assert (np.diff([branch.log_excess[-1] for branch in last]) >= 0).all()
+    for branch in last:
+        selected = select(problem.keys, branch.points[-1])
+        solution = max_margin(problem, selected)
+        assert is_locally_optimal(problem, solution.vector, selected)
+        assert float(angle(problem.keys, branch.points[-1], solution.vector)) < 1e-2
+
+
+def test_both_geometries_give_one_path() -> None:
+    problem = figure1c()
+    paths = [
+        regularisation_path(PromptObjective(pose), [1.0, 20.0], rng=np.random.default_rng(0), starts=1)
+        for pose in (problem, problem.as_gram())
+    ]
+    for plain, gram in zip(*(path.points for path in paths), strict=True):
+        np.testing.assert_allclose(paths[1].objective.problem.keys.logits(gram), problem.keys.logits(plain), atol=1e-6)
+
+
+def test_a_bounded_minimum_stays_inside_the_ball() -> None:
+    """Tokens around the origin that cannot be separated: the risk has a minimiser at a finite norm."""
+    problem = random_problem(4, 6, 2, rng=np.random.default_rng(4))
+    path = regularisation_path(PromptObjective(problem), [0.5, 10.0, 40.0], rng=np.random.default_rng(0), starts=3)
+    bounded = [branch for branch in path.branches if branch.bounded[-1]]
+    assert bounded
+    gradient = path.objective.descent(bounded[0].points[-1]).log_norm[0]
+    assert gradient < np.log(1e-9)
+
+
+def test_interruption_returns_the_radii_done() -> None:
+    def interrupt(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    path = regularisation_path(
+        PromptObjective(figure1b()), [1.0, 2.0, 1e4], rng=np.random.default_rng(0), starts=2, progress=interrupt
+    )
+    assert path.interrupted
+    assert path.radii.tolist() == [1.0, 2.0]
+    assert np.isfinite(path.points).all()
+
+
+@pytest.mark.parametrize("radii", [[], [-1.0], [2.0, 1.0], [np.nan]])
+def test_bad_radii_are_named(radii) -> None:
+    with pytest.raises(ValueError, match="radii must be positive and growing"):
+        regularisation_path(PromptObjective(figure8()), radii, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("fig3a", max_margin), ("fig3b", relaxed_max_margin)])
+@pytest.mark.parametrize("slow", [False, True], ids=["R = r", "R = 5 log r"])
+def test_theorems_5_and_6_the_joint_ridge_path(name, limit, slow) -> None:
+    problem = NAMED_PROBLEMS[name]()
+    r = np.array([1.0, 10.0, 1e3])
+    pairs = [(a, 5 * np.log(1 + a) if slow else a) for a in r.tolist()]
+    path = ridge_path(JointObjective(problem), pairs, rng=np.random.default_rng(0), starts=1)
+    np.testing.assert_array_equal(path.selected, [1, 1, 1])
+    assert path.residuals.max() < 1e-8
+    off_prompt = angle(problem.keys, path.prompts, limit(problem, [1, 1, 1]).vector)
+    off_head = angle(problem.values, path.heads, label_margin(problem, [1, 1, 1]).vector)
+    # Both fall like one over their radius.
+    assert off_prompt[-1] < 1 / path.radii[-1, 1]
+    assert off_head[-1] < 1 / path.radii[-1, 0]
+
+
+def test_bad_pairs_are_named() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        ridge_path(JointObjective(figure8()), [(1.0, -1.0)], rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("direction", "verdict"),
+    [
+        ((-0.0990099, 0.9900990, 0.0), "converges"),  # the GMM
+        ((1.0, 0.0, 0.0), "converges"),  # the LMM
+        ((0.0, 1.0, 0.0), "leaves"),  # selects the best token, with less than the largest margin
+        ((-1.0, -1.0, 0.0), "bounded"),  # selects the worst token
+    ],
+)
+def test_theorem_4_only_locally_optimal_directions_hold_their_path(direction, verdict) -> None:
+    objective = PromptObjective(figure1b())
+    path = cone_path(
+        objective, np.array(direction), [5.0, 50.0, 500.0], width=1e-3, rng=np.random.default_rng(0), starts=1
+    )
+    assert path.verdict == verdict
+    cosines = path.points @ path.direction / path.norms
+    assert (cosines >= 1 - 1e-3 - 1e-8).all()
+    assert (path.norms <= path.radii * (1 + 1e-9)).all()
+    assert (path.norms >= 5.0 * (1 - 1e-9)).all()
+
+
+def test_bad_cones_are_named() -> None:
+    objective, rng = PromptObjective(figure1b()), np.random.default_rng(0)
+    with pytest.raises(ValueError, match="width"):
+        cone_path(objective, np.array([1.0, 0.0, 0.0]), [1.0], width=2.0, rng=rng)
+    with pytest.raises(ValueError, match="non-zero"):
+        cone_path(objective, np.zeros(3), [1.0], width=0.1, rng=rng)

@@ -1,0 +1,52 @@
+"""Figures 9 and 10 in small, against one run at a time."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve
+from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Figure10
+from tokenmargin.margin import max_margin
+from tokenmargin.report.figures import draw
+from tokenmargin.selection import cosine, is_globally_optimal, score_gaps
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+SMALL = {"dimensions": (2, 10, 100), "trials": 12, "steps": 300}
+
+
+def test_table_agrees_with_single_runs() -> None:
+    experiment = Figure9a(**SMALL)
+    runs = experiment.run().tables["runs"]
+    for d in (2, 10):
+        for trial in range(3):
+            row = np.flatnonzero((runs["d"] == d) & (runs["trial"] == trial))[0]
+            problem = experiment.problems(d)[trial]
+            path = evolve(PromptObjective(problem), NormalizedGradientDescent(1.0), steps=300)
+            assert runs["saturation"][row] == pytest.approx(float(path.saturation), abs=1e-6)
+            if path.saturation < 1 - 1e-5:
+                assert runs["kind"][row] == "not saturated"
+                continue
+            solution = max_margin(problem, path.selected)
+            assert runs["cosine"][row] == pytest.approx(
+                float(cosine(problem.keys, path.final, solution.vector)), abs=1e-9
+            )
+            assert runs["gap"][row] == pytest.approx(score_gaps(problem, solution.vector, path.selected).min())
+            assert (runs["kind"][row] == "GMM") == is_globally_optimal(problem, path.selected)
+
+
+@pytest.mark.parametrize("figure", [Figure9a, Figure9b, Figure10])
+def test_every_view_draws_and_finds(figure) -> None:
+    result = figure(**SMALL).run()
+    assert result.findings
+    assert result.experiment.figure == figure.figure
+    assert draw(result).axes
+    shares = result.tables["shares"]
+    total = sum(shares[kind] for kind in ("not_saturated", "GMM", "LMM", "not_locally_optimal", "not_separable"))
+    np.testing.assert_allclose(total, 1.0)
+
+
+def test_scales() -> None:
+    assert Figure9a.paper().trials == 1000
+    assert Figure9a.paper().dimensions == (2, 5, 10, 100, 300, 500)
+    assert Figure9a.quick().trials < 1000

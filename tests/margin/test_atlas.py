@@ -1,0 +1,132 @@
+"""The atlas against brute force, against descent, and against its own budget."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve
+from tokenmargin.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
+from tokenmargin.margin import atlas, max_margin
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import cosine, is_globally_optimal, is_locally_optimal, neighbours, score_gaps
+
+
+def brute_force(problem: TokenProblem) -> tuple[dict, int, int]:
+    """Limits by selection, and the numbers of feasible and infeasible selections, one solve each."""
+    limits, counts = {}, {"optimal": 0, "infeasible": 0, "inaccurate": 0}
+    for selected in itertools.product(*(np.flatnonzero(row).tolist() for row in problem.mask)):
+        solution = max_margin(problem, selected)
+        counts[solution.status] += 1
+        if solution.is_optimal and is_locally_optimal(problem, solution.vector, selected):
+            limits[selected] = solution
+    assert counts["inaccurate"] == 0
+    return limits, counts["optimal"], counts["infeasible"]
+
+
+def assert_complete(problem: TokenProblem) -> None:
+    found = atlas(problem)
+    expected, feasible, infeasible = brute_force(problem)
+    assert found.complete
+    assert (found.feasible, found.infeasible) == (feasible, infeasible)
+    assert {tuple(limit.selected.tolist()) for limit in found.limits} == set(expected)
+    for limit in found.limits:
+        one = expected[tuple(limit.selected.tolist())]
+        assert limit.solution.margin == pytest.approx(one.margin, rel=1e-9)
+        assert limit.solution.certificate.residual <= 1e-10
+        length = problem.keys.norm(one.vector)
+        assert problem.keys.norm(limit.solution.vector - one.vector) <= 1e-7 * length
+        np.testing.assert_array_equal(limit.solution.tokens, one.tokens)
+        np.testing.assert_array_equal(limit.neighbours, neighbours(problem, one.vector, limit.selected))
+        np.testing.assert_allclose(limit.gaps, score_gaps(problem, one.vector, limit.selected))
+        assert limit.is_global == is_globally_optimal(problem, limit.selected)
+
+
+@pytest.mark.parametrize(("n", "T", "d"), [(1, 4, 2), (2, 4, 2), (3, 3, 2), (3, 4, 3), (3, 4, 5), (2, 3, 30)])
+def test_the_atlas_is_brute_force_over_all_selections(n: int, T: int, d: int) -> None:
+    rng = np.random.default_rng(100 * n + 10 * T + d)
+    for _ in range(4):
+        assert_complete(random_problem(n, T, d, rng=rng))
+
+
+def test_shared_tokens_ties_and_duplicates() -> None:
+    rng = np.random.default_rng(3)
+    assert_complete(shared_vocabulary_problem(3, 3, 4, vocabulary=5, rng=rng))
+    for _ in range(6):
+        keys = rng.integers(-1, 2, (3, 3, 2)).astype(float)
+        assert_complete(TokenProblem.of(keys, np.ones(3), scores=rng.integers(0, 3, (3, 3)).astype(float)))
+
+
+def test_ragged_inputs() -> None:
+    rng = np.random.default_rng(4)
+    mask = np.array([[True, True, True], [True, False, True], [False, True, False]])
+    assert_complete(TokenProblem.of(rng.standard_normal((3, 3, 3)), np.ones(3), scores=rng.random((3, 3)), mask=mask))
+
+
+def test_gram_space_gives_the_same_atlas() -> None:
+    problem = random_problem(3, 4, 6, rng=np.random.default_rng(5))
+    ours, theirs = atlas(problem), atlas(problem.as_gram())
+    assert [limit.selected.tolist() for limit in ours.limits] == [limit.selected.tolist() for limit in theirs.limits]
+    for one, other in zip(ours.limits, theirs.limits, strict=True):
+        np.testing.assert_allclose(other.solution.vector @ problem.keys.vectors, one.solution.vector, atol=1e-9)
+
+
+def test_a_spent_budget_is_a_partial_answer() -> None:
+    problem = random_problem(4, 5, 10, rng=np.random.default_rng(6))
+    whole, part = atlas(problem), atlas(problem, budget=50)
+    assert whole.complete
+    assert not part.complete
+    assert part.solves == 50
+    assert "partial" in repr(part)
+    known = {tuple(limit.selected.tolist()) for limit in whole.limits}
+    assert {tuple(limit.selected.tolist()) for limit in part.limits} <= known
+    assert part.gmm is not None  # the best scores come first
+
+
+def test_a_hopeless_tree_is_cut_at_its_root() -> None:
+    """Twelve inputs of ten tokens on a line: 10^12 selections, decided by a few solves each input."""
+    keys = np.random.default_rng(7).standard_normal((12, 10, 1))
+    found = atlas(TokenProblem.of(keys, np.ones(12), scores=np.random.default_rng(8).random((12, 10))))
+    assert found.complete
+    assert found.selections == 10**12
+    assert found.solves < 1000
+
+
+def test_progress_and_json() -> None:
+    seen: list[int] = []
+    found = atlas(figure8(), progress=seen.append)
+    assert seen[-1] == 4
+    written = found.to_dict()
+    assert written["complete"]
+    assert [limit["gmm"] for limit in written["limits"]] == [True, False]
+
+
+@pytest.mark.parametrize("problem", [figure1c(), figure8(), random_problem(3, 3, 2, rng=np.random.default_rng(11))])
+def test_every_limit_attracts_descent_started_near_it(problem: TokenProblem) -> None:
+    """Theorem 3: starts in a narrow cone around an LMM direction, far out, stay and converge to it."""
+    rng = np.random.default_rng(9)
+    for limit in atlas(problem).limits:
+        direction = limit.solution.vector / np.linalg.norm(limit.solution.vector)
+        nudge = rng.standard_normal((3, len(direction))) * problem.keys.vectors.any(axis=0)
+        start = 60 / limit.solution.margin * (direction + 0.01 * nudge)
+        path = evolve(PromptObjective(problem), NormalizedGradientDescent(0.5), steps=1000, start=start)
+        assert (path.selected == limit.selected).all()
+        assert (cosine(problem.keys, path.final, direction) > 0.999).all()
+
+
+def test_no_limit_of_descent_is_missing() -> None:
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(3, 4, 3, rng=rng)
+        known = {tuple(limit.selected.tolist()): limit.solution.vector for limit in atlas(problem).limits}
+        path = evolve(
+            PromptObjective(problem), NormalizedGradientDescent(0.5), steps=1500, start=rng.normal(size=(20, 3))
+        )
+        settled = 0
+        for p, selected, mass in zip(path.final, path.selected, path.saturation, strict=True):
+            solution = max_margin(problem, selected)
+            if mass > 1 - 1e-5 and solution.is_optimal and cosine(problem.keys, p, solution.vector) > 0.999:
+                settled += 1
+                assert tuple(selected.tolist()) in known
+        assert settled > 0

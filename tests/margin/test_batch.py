@@ -1,0 +1,62 @@
+"""Batches give the answers of single calls, block by block."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.margin import batch as module
+from tokenmargin.margin import max_margin, max_margin_batch
+from tokenmargin.problem import TokenProblem
+
+
+@pytest.mark.parametrize(("n", "T", "d"), [(4, 6, 2), (3, 4, 5), (2, 3, 40)])
+def test_a_batch_is_its_problems_one_by_one(n: int, T: int, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 8 * n * T * d * 7)  # blocks of seven, to cross their borders
+    rng = np.random.default_rng(d)
+    keys, selected = rng.standard_normal((40, n, T, d)), rng.integers(0, T, (40, n))
+    keys[3, 0, 0] = keys[3, 0, 1]
+    selected[3, 0] = 0  # a duplicate: infeasible
+    done: list[int] = []
+    batch = max_margin_batch(keys, selected, progress=done.append)
+    assert done == [7, 14, 21, 28, 35, 40]
+    for b in range(40):
+        one = max_margin(TokenProblem.of(keys[b], np.ones(n), scores=np.zeros((n, T))), selected[b])
+        assert batch[b].status == one.status
+        np.testing.assert_allclose(batch[b].vector, one.vector, rtol=1e-8, atol=1e-10)
+        order = np.lexsort(batch[b].tokens.T[::-1])
+        np.testing.assert_array_equal(batch[b].tokens[order], one.tokens)
+        if one.is_optimal:
+            np.testing.assert_allclose(batch[b].multipliers[order], one.multipliers, rtol=1e-6, atol=1e-9)
+        assert batch[b].certificate.residual <= 1e-10
+        if one.status == "infeasible":
+            rows = np.repeat(keys[b][np.arange(n), selected[b]], T - 1, axis=0) - keys[b][tuple(batch[b].tokens.T)]
+            assert (batch[b].farkas >= 0).all()
+            assert np.linalg.norm(batch[b].farkas @ rows) <= 1e-9
+            assert batch[b].farkas.sum() == pytest.approx(1)
+    assert batch[3].status == "infeasible"
+    assert (batch.optimal ^ batch.infeasible).all()
+
+
+def test_many_selections_of_one_problem() -> None:
+    rng = np.random.default_rng(1)
+    keys, selected = rng.standard_normal((1, 3, 4, 6)), rng.integers(0, 4, (30, 3))
+    shared, repeated = max_margin_batch(keys, selected), max_margin_batch(np.repeat(keys, 30, axis=0), selected)
+    np.testing.assert_allclose(shared.vectors, repeated.vectors, rtol=1e-12, atol=1e-13)
+    assert len(shared) == 30
+    assert shared[-1].margin == shared[29].margin
+
+
+@pytest.mark.parametrize(
+    ("keys", "selected", "message"),
+    [
+        (np.zeros((2, 3, 4)), np.zeros((2, 3), int), "shape"),
+        (np.zeros((2, 3, 4, 5)), np.zeros((2, 2), int), "n = 3"),
+        (np.zeros((2, 3, 4, 5)), np.zeros((5, 3), int), "one problem or 5"),
+        (np.zeros((1, 3, 4, 5)), np.full((2, 3), 4), "0..3"),
+        (np.full((1, 1, 2, 1), np.nan), np.zeros((1, 1), int), "finite"),
+    ],
+)
+def test_errors_say_what_is_wrong(keys, selected, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        max_margin_batch.__wrapped__(keys, selected) if hasattr(max_margin_batch, "__wrapped__") else max_margin_batch(
+            keys, selected
+        )

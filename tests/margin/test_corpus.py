@@ -1,0 +1,136 @@
+"""The corpus problem against the plain solver, its gap against the truth, and its constraints against loops."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.corpus import TokenCorpus
+from tokenmargin.geometry import Coordinates
+from tokenmargin.margin import argmax_pairs, class_margin, corpus_margin, selected_pairs
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import selected_tokens
+
+
+def of_ids(ids, lengths, vocabulary: int) -> TokenCorpus:
+    return TokenCorpus(np.array(ids), np.array(lengths), np.ones(len(lengths)), tuple(map(str, range(vocabulary))))
+
+
+def random_corpus(rng: np.random.Generator, *, sequences: int = 60, vocabulary: int = 30, d: int = 12):
+    lengths = rng.integers(2, 9, sequences)
+    ids = rng.integers(0, vocabulary, lengths.sum())
+    return of_ids(ids, lengths, vocabulary), rng.standard_normal((vocabulary, d))
+
+
+def as_problem(corpus: TokenCorpus, vectors: np.ndarray) -> TokenProblem:
+    ids, lengths = corpus.tokens, corpus.lengths
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    index = np.full(mask.shape, -1)
+    index[mask] = ids
+    return TokenProblem(Coordinates(vectors, index, mask), np.ones(len(lengths)), scores=np.zeros(mask.shape))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    corpus, vectors = random_corpus(rng)
+    p = rng.standard_normal(12)
+    pairs = argmax_pairs(corpus, vectors @ p)
+    gaps: list[float] = []
+    solution = corpus_margin(vectors, pairs, start=p, progress=gaps.append)
+    problem = as_problem(corpus, vectors)
+    reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=0.0))
+    assert solution.status == reference.status == "optimal"
+    assert solution.gap <= 1e-7
+    np.testing.assert_allclose(solution.vector, reference.vector, atol=1e-5 * np.linalg.norm(reference.vector))
+    assert solution.margin == pytest.approx(reference.margin, rel=1e-7)
+    assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
+    assert gaps[0] == np.inf
+    assert gaps[-1] == pytest.approx(solution.gap)
+    np.testing.assert_allclose(
+        solution.multipliers @ (vectors[solution.pairs[:, 0]] - vectors[solution.pairs[:, 1]]),
+        solution.vector, atol=1e-6 * np.linalg.norm(solution.vector),
+    )  # fmt: skip
+
+
+def test_constraints_are_those_of_the_sequences() -> None:
+    rng = np.random.default_rng(9)
+    corpus, vectors = random_corpus(rng, sequences=40, vocabulary=10)
+    logits = vectors @ rng.standard_normal(12)
+    expected, occurrences, heads = set(), 0, []
+    for i in range(40):
+        tokens = corpus.tokens[corpus.lengths[:i].sum() :][: corpus.lengths[i]].tolist()
+        best = max(tokens, key=lambda token: logits[token])
+        heads.append(best)
+        occurrences += sum(token != best for token in tokens)
+        expected |= {(best, token) for token in tokens if token != best}
+    for pairs in (
+        argmax_pairs(corpus, logits),
+        selected_pairs(corpus, np.array(heads)),
+    ):
+        found = set(zip(pairs.plus(np.arange(len(pairs))).tolist(), pairs.rivals.tolist(), strict=True))
+        assert found == expected
+        assert len(pairs) == len(expected)
+        assert pairs.occurrences == occurrences
+        assert len(pairs.ties) == 0
+
+
+def test_tied_tokens_get_equal_logits() -> None:
+    rng = np.random.default_rng(10)
+    corpus, vectors = random_corpus(rng, sequences=30, vocabulary=12)
+    difference = vectors[0] - vectors[1]
+    p = rng.standard_normal(12)
+    p -= (p @ difference) / (difference @ difference) * difference
+    p += 3 * (vectors[0] + vectors[1])
+    p -= (p @ difference) / (difference @ difference) * difference
+    ids, fifth = corpus.tokens.copy(), corpus.lengths[:5].sum()
+    ids[fifth], ids[fifth + 1] = 0, 1
+    corpus = of_ids(ids, corpus.lengths, 12)
+    logits = vectors @ p
+    pairs = argmax_pairs(corpus, logits, tolerance=1e-9)
+    assert len(pairs.ties) == 1
+    solution = corpus_margin(vectors, pairs, start=p)
+    problem = as_problem(corpus, vectors)
+    reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=1e-12))
+    np.testing.assert_allclose(vectors[0] @ solution.vector, vectors[1] @ solution.vector, atol=1e-9)
+    assert solution.margin == pytest.approx(reference.margin, rel=1e-6)
+
+
+def test_a_corpus_without_a_solution_is_refuted() -> None:
+    """Three tokens on a line: the middle one can never be the best."""
+    vectors = np.array([[-1.0], [0.0], [1.0]])
+    pairs = selected_pairs(of_ids([0, 1, 2, 0, 1], [3, 2], 3), np.array([1, 1]))
+    solution = corpus_margin(vectors, pairs)
+    assert solution.status == "infeasible"
+    assert (solution.multipliers >= 0).all()
+    rows = vectors[solution.pairs[:, 0]] - vectors[solution.pairs[:, 1]]
+    assert np.linalg.norm(solution.multipliers @ rows) <= 1e-12
+
+
+def test_nothing_to_separate() -> None:
+    pairs = argmax_pairs(of_ids([3, 3], [1, 1], 4), np.arange(4.0))
+    assert corpus_margin(np.eye(4), pairs).status == "optimal"
+    assert not corpus_margin(np.eye(4), pairs).vector.any()
+
+
+def test_a_large_master_drops_idle_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmargin.margin import corpus as module
+
+    rng = np.random.default_rng(11)
+    corpus, vectors = random_corpus(rng, sequences=400, vocabulary=80, d=6)
+    p = rng.standard_normal(6)
+    pairs = argmax_pairs(corpus, vectors @ p)
+    usual = corpus_margin(vectors, pairs, start=p)
+    monkeypatch.setattr(module, "MASTER", 4)
+    monkeypatch.setattr(module, "CUTS", 1)
+    tight = corpus_margin(vectors, pairs)
+    assert tight.status == usual.status == "optimal"
+    assert tight.margin == pytest.approx(usual.margin, rel=1e-6)
+
+
+def test_selections_are_checked() -> None:
+    corpus = of_ids([0, 1, 2], [2, 1], 4)
+    with pytest.raises(ValueError, match="does not occur"):
+        selected_pairs(corpus, np.array([0, 1]))
+    with pytest.raises(ValueError, match="2 sequences"):
+        selected_pairs(corpus, np.array([0]))
+    with pytest.raises(ValueError, match="vocabulary, 4"):
+        argmax_pairs(corpus, np.zeros(3))

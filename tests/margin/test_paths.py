@@ -1,0 +1,80 @@
+"""The fast path for ordinary systems, the stack and the cutting planes are one and the same solver."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.margin.certificate import TOLERANCE, judge, normalised
+from tokenmargin.margin.master import propose_by_cuts
+from tokenmargin.margin.ordinary import solve_ordinary
+from tokenmargin.margin.system import propose, solve_systems
+
+
+def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:
+    """Rows that a hidden vector separates."""
+    rows = rng.standard_normal((k, r))
+    return rows * np.sign(rows @ rng.standard_normal(r))[:, None]
+
+
+@pytest.mark.parametrize(("k", "r"), [(5, 3), (20, 10), (20, 60), (60, 12)])
+def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
+    rng = np.random.default_rng(k + r)
+    for _ in range(20):
+        rows, bound = planted(rng, k, r), rng.uniform(0.5, 2, k)
+        quick = solve_ordinary(rows, bound)
+        assert quick is not None
+        multipliers, y, certificate = quick
+        systems = normalised(rows[None], bound[None])
+        scaled = multipliers * systems.lengths[0] / systems.scale[0]
+        table = judge(systems, scaled[None]).table[0]
+        assert certificate.residual <= TOLERANCE
+        assert table.max() <= TOLERANCE
+        verdict = solve_systems(systems)
+        np.testing.assert_allclose(y, verdict.residuals.vectors[0] * systems.scale[0], rtol=1e-9, atol=1e-11)
+
+
+def test_both_certificates_measure_the_same() -> None:
+    """Away from the optimum, where residuals are numbers and not rounding."""
+    rng = np.random.default_rng(0)
+    rows, bound = planted(rng, 12, 5), rng.uniform(0.5, 2, 12)
+    systems = normalised(rows[None], bound[None])
+    multipliers = rng.normal(0.2, 0.3, 12)
+    y = multipliers @ systems.rows[0]
+    slack = systems.rows[0] @ y - systems.bound[0]
+    table = judge(systems, multipliers[None]).table[0]
+    squared = y @ y
+    np.testing.assert_allclose(
+        table,
+        [
+            (-slack / systems.bound[0]).max(),
+            -multipliers.min() / np.abs(multipliers).max(),
+            np.abs(multipliers * slack).max() / squared,
+            abs(squared - multipliers @ systems.bound[0]) / squared,
+        ],
+        rtol=1e-9,
+    )
+
+
+def test_the_ordinary_path_leaves_the_rest_alone() -> None:
+    assert solve_ordinary(np.array([[1.0], [-1.0]]), np.ones(2)) is None  # infeasible
+    assert solve_ordinary(np.array([[1.0], [0.0]]), np.ones(2)) is None  # a duplicate
+    assert solve_ordinary(np.array([[1.0], [2.0]]), np.array([1.0, 0.0])) is None  # a bound of zero
+    assert solve_ordinary(np.ones((1, 100)), np.ones(1)) is None  # wide
+
+
+def test_cutting_planes_find_the_solution_of_all_constraints() -> None:
+    rng = np.random.default_rng(1)
+    for k, r in ((300, 10), (2000, 30)):
+        systems = normalised(planted(rng, k, r)[None], np.ones((1, k)))
+        cuts = propose_by_cuts(systems.rows[0], systems.bound[0])
+        whole = propose(systems, systems.rows)[0]
+        assert judge(systems, cuts[None]).largest[0] <= TOLERANCE
+        np.testing.assert_allclose(cuts @ systems.rows[0], whole @ systems.rows[0], rtol=1e-7, atol=1e-9)
+
+
+def test_cutting_planes_notice_infeasibility() -> None:
+    rows = np.random.default_rng(2).standard_normal((400, 5))
+    systems = normalised(rows[None], np.ones((1, 400)))
+    assert not propose_by_cuts(systems.rows[0], systems.bound[0]).any()
+    verdict = solve_systems(systems)
+    assert verdict.farkas is not None
+    assert verdict.farkas.residual[0] <= TOLERANCE

@@ -1,0 +1,100 @@
+"""Named limits and basins: certified, bounded or undecided, each with its evidence."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.basins import basin_map, basins, random_starts, share_interval
+from tokenmargin.dynamics import FlowSettings
+from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
+from tokenmargin.limits import limit_of
+from tokenmargin.margin import max_margin
+from tokenmargin.selection import angle
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_theorem_2_needs_one_input(gram) -> None:
+    """With n = 1 every start of Figure 1a reaches the GMM; Figure 8 has n = 2, and two starts with two limits."""
+    for y in (1.0, -1.5):
+        limit = limit_of(figure1a(), np.array([0.0, y, 0.0]), until_norm=1e7)
+        assert (limit.outcome, limit.kind) == ("direction", "GMM")
+    starts = np.array([[0.0, 4.0, 0.0], [4.0, 0.0, 0.0]])
+    problem = figure8().as_gram(starts) if gram else figure8()
+    points = [problem.keys.unit(4), problem.keys.unit(5)] if gram else list(starts)
+    limits = [limit_of(problem, point, until_norm=1e7) for point in points]
+    assert [limit.kind for limit in limits] == ["GMM", "LMM"]
+    assert [limit.selected.tolist() for limit in limits] == [[0, 0], [0, 1]]
+    for limit in limits:
+        assert limit.outcome == "direction"
+        assert limit.angle <= 1e-6
+        assert limit.rate == pytest.approx(-1, abs=0.05)
+        assert limit.solution.is_optimal
+        assert limit.kind in repr(limit)
+
+
+def test_bounded_comes_with_a_vanishing_gradient() -> None:
+    limit = limit_of(random_problem(4, 6, 2, rng=np.random.default_rng(4)))
+    assert limit.outcome == "bounded"
+    assert limit.log_gradient < np.log(1e-11)
+    assert np.isnan(limit.rate)
+    value = PromptObjective(limit.path.objective.problem).value
+    around = limit.point + 1e-3 * np.random.default_rng(0).standard_normal((20, 2))
+    assert (value(around) > value(limit.point)).all()
+    assert "bounded" in repr(limit)
+
+
+def test_undecided_says_what_was_reached() -> None:
+    limit = limit_of(figure1b(), settings=FlowSettings(max_steps=3))
+    assert limit.outcome == "undecided"
+    assert "stopped by steps" in repr(limit)
+    short = limit_of(figure1b(), until_norm=50.0)
+    assert short.outcome == "undecided"
+    assert short.angle > 1e-6
+
+
+def test_basins_of_figure_8() -> None:
+    problem = figure8()
+    starts = random_starts(problem, 200, radius=3.0, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(problem.keys.norm(starts), 3.0)
+    found = basins(problem, starts, steps=2000)
+    assert {basin.kind for basin in found.basins} == {"GMM", "LMM"}
+    assert found.unsettled == 0
+    assert sum(basin.count for basin in found.basins) == 200
+    for basin in found.basins:
+        low, high = basin.interval
+        assert low < basin.share < high
+    for label in (0, 1):  # the flow agrees with the label of a start well inside its basin
+        inside = starts[found.labels == label]
+        wanted = found.basins[label].solution.vector
+        nearest = inside[np.argmin(angle(problem.keys, inside, wanted))]
+        assert limit_of(problem, nearest, until_norm=1e7).selected.tolist() == list(found.basins[label].selected)
+
+
+def test_random_starts_lie_in_the_span() -> None:
+    problem = random_problem(2, 3, 30, rng=np.random.default_rng(0))
+    tokens = problem.keys.vectors
+    for pose in (problem, problem.as_gram()):
+        starts = random_starts(pose, 5, radius=2.0, rng=np.random.default_rng(1))
+        np.testing.assert_allclose(pose.keys.norm(starts), 2.0)
+    plain = random_starts(problem, 5, radius=2.0, rng=np.random.default_rng(1))
+    outside = plain - plain @ np.linalg.pinv(tokens) @ tokens
+    np.testing.assert_allclose(outside, 0, atol=1e-12)
+
+
+def test_a_map_covers_the_plane() -> None:
+    found = basin_map(figure8(), extent=3.0, resolution=9, steps=1000)
+    assert found.starts.shape == (81, 3)
+    assert found.starts[0].tolist() == [-3.0, -3.0, 0.0]
+    assert set(found.labels.tolist()) == {0, 1}
+    direction = max_margin(figure8(), found.basins[1].selected).vector
+    corner = np.argmin(angle(figure8().keys, found.starts[np.abs(found.starts).sum(1) > 2], direction))
+    assert found.labels[np.abs(found.starts).sum(1) > 2][corner] == 1
+    with pytest.raises(ValueError, match="needs a plane"):
+        basin_map(figure8().as_gram())
+
+
+def test_interval_of_a_share() -> None:
+    assert share_interval(0, 10)[0] == 0.0
+    assert share_interval(10, 10)[1] == pytest.approx(1.0)

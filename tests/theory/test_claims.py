@@ -1,0 +1,89 @@
+"""Every claim on the instances it ships with, and the machinery around it."""
+
+import json
+
+import pytest
+
+from tokenmargin.theory import CLAIMS, claim
+from tokenmargin.theory.claim import Claim, Findings, above, below, equal, true
+
+PAPER_A = {
+    "A.initialisation", "A.theorem5",
+    *(f"A.lemma{k}" for k in (2, 3, 6, 7, 8, 9, 10, 11, 12, 17, 19, 20, 21)),
+}  # fmt: skip
+PAPER_B = {*(f"B.lemma{k}" for k in (*range(1, 9), 14)), *(f"B.theorem{k}" for k in range(1, 9))}
+AS_PRINTED_WRONG = {"A.initialisation", "A.lemma3-closed-form", "A.lemma20", "B.lemma7"}
+
+
+def test_every_stated_result_is_a_claim():
+    names = [known.name for known in CLAIMS]
+    assert len(set(names)) == len(names)
+    assert set(names) >= PAPER_A | PAPER_B
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("known", CLAIMS, ids=lambda known: known.name)
+def test_claims_show_what_they_ship_for(known):
+    reports = list(known.own())
+    assert reports[0].kind == "example"
+    for report in reports:
+        assert report.as_expected, report.as_dict()
+        json.dumps(report.as_dict())
+    assert known.statement
+
+
+def test_what_fails_as_printed_says_so():
+    assert {known.name for known in CLAIMS if known.refutation is not None} == AS_PRINTED_WRONG
+    assert all(known.note for known in CLAIMS if known.refutation is not None)
+    assert [known.name for known in CLAIMS if known.expected == "vacuous"] == ["A.lemma19"]
+
+
+@pytest.mark.parametrize(
+    ("slack", "holds", "room"),
+    [
+        (below("x", 1, 2), True, 1),
+        (below("x", 2, 2), True, 0),
+        (below("x", 2, 2, strict=True), False, 0),
+        (below("x", 3, 2), False, -1),
+        (above("x", 3, 2), True, 1),
+        (above("x", 2, 2, strict=True), False, 0),
+        (above("x", 2 - 1e-13, 2, tolerance=1e-12), True, -1e-13),
+        (equal("x", 1, 1 + 1e-13, tolerance=1e-12), True, 9e-13),
+        (equal("x", 1, 2, tolerance=0), False, -1),
+        (true("x", True), True, 0),
+        (true("x", False), False, -1),
+        (below("x", float("nan"), 2), False, float("nan")),
+        (above("d", 10**300, 256), True, 1e300),
+    ],
+)
+def test_slacks(slack, holds, room):
+    assert slack.holds is holds
+    assert slack.slack == pytest.approx(room, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("hypothesis", "conclusion", "verdict"),
+    [(True, True, "holds"), (True, False, "fails"), (False, True, "vacuous"), (False, False, "vacuous")],
+)
+def test_verdicts(hypothesis, conclusion, verdict):
+    def check(x):
+        """A statement."""
+        return Findings((true("h", hypothesis),), (true("c", conclusion),))
+
+    made = Claim("X.lemma0", check, "exact", example=lambda: 0, outside=lambda: 0, refutation=lambda: 0)
+    report = made.on(7)
+    assert report.verdict == verdict
+    assert report.as_expected
+    example, outside, refutation = made.own()
+    assert example.as_expected == (verdict == "holds")
+    assert outside.as_expected == (not hypothesis and not conclusion)
+    assert refutation.as_expected == (verdict == "fails")
+    slacks = report.as_dict()["slacks"]
+    assert [slack["role"] for slack in slacks] == ["hypothesis", "conclusion"]
+    assert report.as_dict()["instance"] == "7"
+
+
+def test_unknown_claims_are_corrected():
+    assert claim("a.THEOREM5").name == "A.theorem5"
+    with pytest.raises(ValueError, match=r"did you mean .*B\.theorem3"):
+        claim("B.theorm3")

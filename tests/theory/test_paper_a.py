@@ -1,0 +1,202 @@
+"""Paper A's claims: the numbers they report, computed again from the formulas by plain loops, clarabel or 60 digits."""
+
+import itertools
+import math
+
+import clarabel
+import mpmath
+import numpy as np
+import pytest
+from scipy import sparse
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.theory import EmbeddingInstance, claim
+from tokenmargin.theory.instances import enough_dimensions
+from tokenmargin.theory.limits import class_max_margin, follow, selected_in_the_limit
+from tokenmargin.theory.paper_a.gradients import _Pairs
+from tokenmargin.theory.paper_a.selection import _mu
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def small(**options):
+    return EmbeddingInstance.of(4, 3, dimension=300, step=30.0, **options)
+
+
+def measured(name, instance):
+    findings = claim(name).check(instance)
+    return {slack.name: slack for slack in (*findings.hypotheses, *findings.conclusion)}
+
+
+def dot(x, y):
+    return sum(a * b for a, b in zip(x, y, strict=True))
+
+
+def shortest(problem, chosen):
+    """Length of the shortest p of a class, by clarabel on the differences written out."""
+    vectors, rows, bounds, cones = problem.keys.vectors, {True: [], False: []}, [], []
+    for i in range(problem.n):
+        tokens = problem.keys.index[i]
+        top = next(t for t in range(problem.T) if chosen[i, t])
+        for t in range(problem.T):
+            if tokens[t] != tokens[top]:
+                rows[bool(chosen[i, t])].append(vectors[tokens[top]] - vectors[tokens[t]])
+    d = vectors.shape[1]
+    matrix = -np.array([*rows[True], *rows[False]]).reshape(-1, d)
+    bounds = np.array([0.0] * len(rows[True]) + [-1.0] * len(rows[False]))
+    cones = [clarabel.ZeroConeT(len(rows[True])), clarabel.NonnegativeConeT(len(rows[False]))]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
+    solver = clarabel.DefaultSolver(
+        sparse.identity(d, format="csc"), np.zeros(d), sparse.csc_matrix(matrix), bounds, cones, settings
+    )
+    return float(np.linalg.norm(solver.solve().x))
+
+
+def test_conditions_of_theorem_5_are_exact_integers():
+    assert enough_dimensions(8, 576, 0.05) == (88 * 576**2 + 111 * 576 + 2) ** 8
+    assert enough_dimensions(1000, 0.001, 1e-9) == math.ceil((2 * math.log(1000**2 / 1e-9)) ** 2)
+    assert enough_dimensions(10**6, 0.001, 0.5) == 10**6 + 3
+    assert 5.3e59 < EmbeddingInstance.of(4, 3).dimension < 5.4e59
+
+
+def test_start_and_first_step_by_loops():
+    x = small()
+    step = x.steps[0]
+    rows = step.before.geometry.vectors.tolist()
+    E, p, v, m, c = rows[:-2], rows[-2], rows[-1], len(rows) - 2, x.corpus
+    found = measured("A.initialisation", x)
+    products = [abs(dot(e, u)) for e in E for u in (p, v)] + [abs(dot(p, v))]
+    assert found["inner products, (1 - delta) quantile"].measured == pytest.approx(max(products), rel=1e-12)
+    assert found["inner products, (1 - delta) quantile"].bound == pytest.approx(
+        math.sqrt(2 * math.log(m**2 / 0.05)) / math.sqrt(300)
+    )
+    assert found["lengths, (1 - delta) quantile"].measured == pytest.approx(max(math.sqrt(dot(e, e)) for e in [*E, p]))
+
+    new, new_p = [list(e) for e in E], list(p)
+    for tokens, y in zip(c.index.tolist(), c.labels.tolist(), strict=True):
+        q = [math.exp(dot(E[s], p)) for s in tokens]
+        q = [w / sum(q) for w in q]
+        f = sum(w * dot(E[s], v) for w, s in zip(q, tokens, strict=True))
+        g = y / (1 + math.exp(y * f)) / c.n * 30
+        for (i, s), (j, t) in itertools.product(enumerate(tokens), repeat=2):
+            for k in range(len(p)):
+                new_p[k] += g * q[i] * q[j] * (E[s][k] - E[t][k]) * dot(E[s], v)
+                new[s][k] += g * q[i] * q[j] * dot(E[s], v) * p[k]
+                new[t][k] -= g * q[i] * q[j] * dot(E[s], v) * p[k]
+                new[s][k] += (g * q[i] * v[k]) if i == j else 0.0
+    alpha = [sum(y * row.count(s) for row, y in zip(c.index.tolist(), c.labels, strict=True)) / 12 for s in range(m)]
+    errors = [math.dist(new[s], [a + 15 * alpha[s] * b for a, b in zip(E[s], v, strict=True)]) for s in range(m)]
+    largest = max(*errors, math.dist(new_p, p))
+    found = measured("A.lemma2", x)["largest error, (1 - delta) quantile"]
+    assert found.measured == pytest.approx(largest, rel=1e-10)
+    assert found.bound == pytest.approx(11 * 30 / 300**0.25)
+    found = measured("A.lemma11", x)
+    longest = max(math.sqrt(dot(e, e)) for e in new)
+    assert found["longest E_s, (1 - delta) quantile"].measured == pytest.approx(longest, rel=1e-12)
+    assert found["|p|, (1 - delta) quantile"].measured == pytest.approx(math.sqrt(dot(new_p, new_p)), rel=1e-12)
+
+    risk = bound = 0.0
+    for tokens, y in zip(c.index.tolist(), c.labels.tolist(), strict=True):
+        q = [math.exp(dot(new[s], new_p)) for s in tokens]
+        f = sum(w * dot(new[s], v) for w, s in zip(q, tokens, strict=True)) / sum(q)
+        risk += math.log1p(math.exp(-y * f)) / c.n
+        bound += math.log1p(math.exp(-sum(15 * y * alpha[s] for s in tokens) / 3 + 1 / 660)) / c.n
+    found = measured("A.lemma12", x)["risk, (1 - delta) quantile"]
+    assert (found.measured, found.bound) == pytest.approx((risk, bound), rel=1e-10)
+
+
+def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
+    x = EmbeddingInstance.of(4, 3)
+    problem, _ = x.posed[0]
+    keys = problem.keys
+    w = class_max_margin(problem, x.corpus.important).vector
+    p = 12 * w + 0.3 * x.point(0)
+    pairs = _Pairs(problem, p)
+    first = np.asarray(keys.logits(p) == keys.logits(p).max(axis=1, keepdims=True))
+    among = first[:, :, None] & ~first[:, None, :]
+    with mpmath.workdps(60):
+        total = leading = mpmath.mpf(0)
+        for i in range(problem.n):
+            a = [mpmath.mpf(z) for z in keys.logits(p)[i]]
+            ahead = [mpmath.mpf(z) for z in keys.logits(w)[i]]
+            gamma = [mpmath.mpf(z) for z in problem.scores[i]]
+            q = [mpmath.exp(z) / mpmath.fsum(mpmath.exp(u) for u in a) for z in a]
+            g = 1 / (1 + mpmath.exp(mpmath.fsum(s * t for s, t in zip(q, gamma, strict=True))))
+            for s, t in itertools.combinations(range(problem.T), 2):
+                term = g * (ahead[s] - ahead[t]) * q[s] * q[t] * (gamma[s] - gamma[t]) / problem.n
+                total += term
+                leading += term if first[i, s] or first[i, t] else 0
+        ratio = float(total / leading)
+        log_total = float(mpmath.log(total))
+    assert np.log(pairs.total(keys.logits(w))) + pairs.log_scale == pytest.approx(log_total, rel=1e-12)
+    assert pairs.total(keys.logits(w)) / pairs.total(keys.logits(w), among) == pytest.approx(ratio, rel=1e-12)
+
+
+def test_lemma_9_ratio_from_the_gradient_written_out():
+    x = EmbeddingInstance.of(2, 2, selection="important")
+    found = measured("A.lemma9", x)
+    problem, chosen = x.posed[0]
+    u = class_max_margin(problem, chosen).vector
+    p = x.limits[0].path.at_norm(1e3)
+    with mpmath.workdps(900):  # the gradient is about exp(-1200) there
+        rows = [[mpmath.mpf(z) for z in row] for row in problem.keys.vectors.tolist()]
+        gradient = [mpmath.mpf(0)] * len(rows[0])
+        for tokens, gammas in zip(problem.keys.index.tolist(), problem.scores.tolist(), strict=True):
+            weights = [mpmath.exp(mpmath.fdot(rows[s], [mpmath.mpf(z) for z in p.tolist()])) for s in tokens]
+            q = [w / mpmath.fsum(weights) for w in weights]
+            f = mpmath.fdot(q, gammas)
+            for q_t, s, gamma in zip(q, tokens, gammas, strict=True):
+                for k in range(len(gradient)):
+                    gradient[k] += q_t * (gamma - f) * rows[s][k] / (1 + mpmath.exp(f))
+        ratio = (mpmath.fdot(gradient, u.tolist()) / mpmath.norm(u.tolist())) / (
+            mpmath.fdot(gradient, p.tolist()) / mpmath.norm(p.tolist())
+        )
+    direction = PromptObjective(problem).descent(p).direction
+    assert direction @ u / np.linalg.norm(u) / (direction @ p / np.linalg.norm(p)) == pytest.approx(float(ratio))
+    assert found["smallest ratio in (15)"].measured <= float(ratio) + 1e-9
+
+
+@pytest.mark.parametrize("selection", ["random", "important"])
+@pytest.mark.parametrize(("n", "T"), [(2, 2), (4, 3), (6, 3)])
+def test_classes_against_clarabel(n, T, selection):
+    for seed in range(3):
+        x = EmbeddingInstance.of(n, T, dimension=20, step=5.0, seed=seed, selection=selection)
+        problem, chosen = x.posed[0]
+        assert 1 / class_max_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6)
+
+
+def test_mu_by_trying_every_set_of_ties():
+    x = EmbeddingInstance.of(4, 2, irrelevant=1)
+    problem, important = x.posed[0][0], x.corpus.important
+    sets = [ties for ties in itertools.product((False, True), repeat=4) if any(ties) and not all(ties)]
+    lengths = [shortest(problem, important | (np.array(ties)[:, None] & ~important)) for ties in sets]
+    # each sequence has one irrelevant token, so these are all the selections that contain the important tokens
+    assert _mu(problem, important) == pytest.approx(1 - shortest(problem, important) / min(lengths), rel=1e-6)
+    assert _mu(problem, important) < -0.9
+
+
+def test_the_limit_selects_by_its_definition():
+    x = EmbeddingInstance.of(4, 3)
+    problem, important = x.posed[0][0], x.corpus.important
+    limit = follow(problem, x.steps[0].after.prompt, norm=1e4)
+    assert (limit.chosen == important).all()
+    assert limit.slope == pytest.approx(-1, abs=0.01)
+    unit = limit.solution.vector * limit.solution.margin
+    assert limit.angle == pytest.approx(float(np.arccos(limit.path.prompt @ unit / 1e4)), abs=1e-6)
+    tie = selected_in_the_limit(problem, problem.keys.vectors[x.corpus.index[0]].sum(axis=0) * 100)
+    assert tie.any(axis=1).all()
+
+
+def test_gram_and_coordinates_give_the_same_limit():
+    x = EmbeddingInstance.of(4, 3, dimension=60)
+    after = x.steps[0].after
+    one = follow(after.problem(), after.prompt, norm=1e4)
+    gram = after.as_gram()
+    other = follow(gram.problem(), gram.prompt, norm=1e4)
+    assert (one.chosen == other.chosen).all()
+    assert one.solution.margin == pytest.approx(other.solution.margin, rel=1e-8)
+    np.testing.assert_allclose(
+        after.geometry.logits(one.path.prompt), gram.geometry.logits(other.path.prompt), atol=1e-3
+    )

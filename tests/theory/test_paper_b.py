@@ -1,0 +1,244 @@
+"""Paper B's claims: the numbers they report, computed again by autograd, loops, many digits, or brute force."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from tokenmargin.attention import ExponentialLoss, LogisticLoss
+from tokenmargin.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import angle, attention_weights
+from tokenmargin.theory import ProblemInstance, claim
+from tokenmargin.theory.paper_b.excess import signed_excess
+from tokenmargin.theory.paper_b.joint_limits import _nu, best_head, ridge_solution
+from tokenmargin.theory.paper_b.local_cone import cone, local_cone, without_neighbours
+from tokenmargin.theory.paper_b.prompt_limits import _general_position, _several_optima, regularised
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def measured(name, instance):
+    findings = claim(name).check(instance)
+    return {slack.name: slack for slack in (*findings.hypotheses, *findings.conclusion)}
+
+
+def plain_risk(problem, p):
+    keys, scores = torch.tensor(problem.keys.tokens), torch.tensor(problem.scores)
+    outputs = (torch.softmax(keys @ p, dim=1) * scores).sum(dim=1)
+    return torch.nn.functional.softplus(-outputs).mean()
+
+
+def gradient(problem, p):
+    point = torch.tensor(p, requires_grad=True)
+    plain_risk(problem, point).backward()
+    return point.grad.numpy()
+
+
+def test_lemma_1_with_autograd_on_the_matrix():
+    problem = random_problem(3, 4, 5, rng=np.random.default_rng(2))
+    keys, scores = torch.tensor(problem.keys.tokens), torch.tensor(problem.scores)
+    rng = np.random.default_rng(0)
+    u, p = rng.standard_normal(3), 0.1 * rng.standard_normal(5)
+    W = torch.tensor(np.outer(u, p) / (u @ u), requires_grad=True)
+    for _ in range(20):
+        outputs = (torch.softmax(keys @ (W.T @ torch.tensor(u)), dim=1) * scores).sum(dim=1)
+        (slope,) = torch.autograd.grad(torch.nn.functional.softplus(-outputs).mean(), W)
+        W = (W - 0.5 / (u @ u) * slope).detach().requires_grad_()
+        p = p - 0.5 * gradient(problem, p)
+    np.testing.assert_allclose(W.detach().numpy(), np.outer(u, p) / (u @ u), atol=1e-13)
+    assert claim("B.lemma1").on(ProblemInstance(problem)).verdict == "holds"
+
+
+def test_lemma_3_by_loops_at_fifty_digits():
+    problem = random_problem(1, 5, 4, rng=np.random.default_rng(1))
+    rng = np.random.default_rng(3)
+    with mpmath.workdps(50):
+        K = [[mpmath.mpf(z) for z in row] for row in problem.keys.tokens[0].tolist()]
+        gamma = [mpmath.mpf(z) for z in problem.scores[0].tolist()]
+        for scale in (0.1, 1.0, 10.0, 40.0):
+            p, q = (scale * rng.standard_normal(4)).tolist(), rng.standard_normal(4).tolist()
+            a, logits = [mpmath.fdot(k, q) for k in K], [mpmath.fdot(k, p) for k in K]
+            total = mpmath.fsum(mpmath.exp(z) for z in logits)
+            s = [mpmath.exp(z) / total for z in logits]
+            exact = mpmath.fsum(x * y * z for x, y, z in zip(a, s, gamma, strict=True)) - mpmath.fdot(
+                a, s
+            ) * mpmath.fdot(s, gamma)
+            for t in range(5):
+                short = mpmath.fsum((a[t] - a[u]) * s[u] * (gamma[t] - gamma[u]) for u in range(5))
+                bound = (
+                    2 * (max(gamma) - min(gamma)) * max(mpmath.norm(k) for k in K) * mpmath.norm(q) * (1 - s[t]) ** 2
+                )
+                assert abs(exact - short) <= bound
+    found = measured("B.lemma3", ProblemInstance(problem))
+    assert found["smallest bound - error"].holds
+    assert 0 < found["largest error / bound"].measured <= 1
+
+
+def test_lemmas_4_and_5_by_autograd():
+    problem = figure1a()
+    axis = np.array([-0.1, 1.0, 0.0])  # Figure 1a's GMM: the optimal key itself
+    axis /= np.linalg.norm(axis)
+    x = ProblemInstance(problem, norm=300.0)
+    for p in x.sphere(20, np.random.default_rng(0)):
+        slope, direction = gradient(problem, 3 * p), x.objective.descent(3 * p).direction
+        assert slope @ axis < 0
+        np.testing.assert_allclose(direction, -slope / np.linalg.norm(slope), atol=1e-9)
+    low = measured("B.lemma4", x)["smallest -<dL, p_mm> / (|dL| |p_mm|), 2500 points"].measured
+    # the gradient is a positive combination of k_1 - k_2 and k_1 - k_3, so the smallest cosine is that of an edge
+    edges = np.array([[-1.1, 1.0, 0.0], [-0.1, 1.0, 0.0]])
+    assert low == pytest.approx((edges @ axis / np.linalg.norm(edges, axis=1)).min(), abs=1e-6)
+
+
+def test_lemma_6_constant_by_loops():
+    problem = figure1c()
+    total = 0.0
+    for i in range(3):
+        K, gamma = problem.keys.tokens[i], problem.scores[i]
+        low, high = problem.scores.min(), problem.scores.max()
+        m0 = max(1 / (2 + 2 * math.cosh(u)) for u in np.linspace(low, high, 101))
+        m1 = max(1 / (1 + math.exp(u)) for u in (low, high))
+        total += np.linalg.norm(K, 2) ** 2 * (m0 * gamma @ gamma + 3 * m1 * math.sqrt(gamma @ gamma)) / 3
+        # (24) replaces |gamma_i| by |v| |X_i| and |K_i| by |W| |X_i|: never smaller
+        X = problem.values.tokens[i]
+        assert np.linalg.norm(X, 2) >= np.linalg.norm(gamma)
+    found = measured("B.lemma6", ProblemInstance(problem))
+    assert found["steepest change of the gradient, 500 pairs"].bound == pytest.approx(total, rel=1e-12)
+
+
+def test_lemma_7_constants_by_hand():
+    """Figure 1b, token (1, 0) selected: p_mm = (1, 0), its neighbour is (0, 0), and (-0.1, 1) stands at margin 1.1."""
+    c = local_cone(ProblemInstance(figure1b(), selected=(1,)), repaired=False)
+    largest = math.sqrt(1.01)
+    assert c.theta == pytest.approx(1)
+    assert c.mu == pytest.approx((0.05 / largest) ** 2 / 8)
+    assert c.radius == pytest.approx(20 * math.log(64 * 3 * 1.0 * largest / 0.9))
+    assert c.spread == pytest.approx(math.sqrt(1.1**2 + 1))
+    assert c.low == pytest.approx(0.9 / 8 / (1 + math.e))
+    assert c.high == pytest.approx(2 * 0.9 / (1 + math.exp(-1)))
+    narrow = local_cone(without_neighbours(), repaired=True)
+    assert narrow.mu == pytest.approx((0.0125 / math.hypot(1.05, 1)) ** 2 / 8)
+
+
+def test_the_refutation_of_lemma_7_by_hand():
+    """p in the printed cone, beyond the printed radius, from which q = p_mm is a direction of ascent."""
+    x = without_neighbours()
+    c = local_cone(x, repaired=False)
+    tilt = -math.acos(1 - c.mu)
+    p = c.radius * np.array([math.cos(tilt), math.sin(tilt)])
+    assert c.radius > 13
+    slopes = []
+    with mpmath.workdps(50):
+        # per input: selected key minus the other, its score, and its lead over the other's score
+        for (dx, dy), score, lead in (((1.0, 0.0), 1, 1), ((1.05, 1.0), 0, -5)):
+            s = 1 / (1 + mpmath.exp(dx * p[0] + dy * p[1]))  # attention on the other token
+            slopes.append(-lead * s * (1 - s) * dx / (1 + mpmath.exp(score - s * lead)))
+    assert sum(slopes) > 0  # the risk rises along p_mm = (1, 0)
+    assert gradient(x.problem, p)[0] == pytest.approx(float(sum(slopes)) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", [LogisticLoss(), ExponentialLoss()])
+def test_signed_excess_at_three_hundred_digits(loss):
+    problem = random_problem(3, 4, 5, rng=np.random.default_rng(4))
+    x = ProblemInstance(problem, loss=loss)
+    alpha = np.array([0, 1, 2])
+    points = np.concatenate([r * x.sphere(3, np.random.default_rng(5)) for r in (0.1, 3, 60, 300)])
+    signs, logs = signed_excess(x, points, alpha)
+    with mpmath.workdps(300):
+        value = (
+            (lambda u: mpmath.log(1 + mpmath.exp(-u))) if isinstance(loss, LogisticLoss) else (lambda u: mpmath.exp(-u))
+        )
+        for p, sign, log in zip(points, signs, logs, strict=True):
+            total = mpmath.mpf(0)
+            for i in range(3):
+                gamma = [mpmath.mpf(z) for z in problem.scores[i].tolist()]
+                weights = [mpmath.exp(mpmath.fdot(k, p.tolist())) for k in problem.keys.tokens[i].tolist()]
+                f = mpmath.fdot(weights, gamma) / mpmath.fsum(weights)
+                total += value(f) - value(gamma[alpha[i]])
+            assert sign == np.sign(float(mpmath.sign(total)))
+            # logits of a few hundred in doubles carry an absolute error of about 1e-13 into the logarithm
+            assert log == pytest.approx(float(mpmath.log(abs(total) / 3)), abs=1e-9)
+
+
+@pytest.mark.parametrize("problem", [figure1a(), figure1b(), figure1c()])
+def test_regularised_directions_by_scanning_the_circle(problem):
+    norm, turns = 12.0, np.linspace(0, 2 * np.pi, 20001)
+    circle = np.stack([np.cos(turns), np.sin(turns), 0 * turns], axis=1)
+    logits = np.einsum("ntd,kd->knt", problem.keys.tokens, norm * circle)
+    s = np.exp(logits - logits.max(axis=2, keepdims=True))
+    outputs = (s * problem.scores).sum(axis=2) / s.sum(axis=2)
+    best = circle[np.argmin(np.logaddexp(0, -outputs).mean(axis=1))]
+    found = regularised(ProblemInstance(problem), norm)
+    assert float(angle(problem.keys, found, best)) < 1e-3
+
+
+def test_theorem_1_holds_for_negative_scores_too():
+    """Lemma 14 needs positive optimal scores, Theorem 1 does not."""
+    base = figure1c()
+    problem = TokenProblem(base.keys, base.labels, scores=base.scores - 3.0)
+    assert claim("B.theorem1").on(ProblemInstance(problem)).verdict == "holds"
+    assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "vacuous"
+
+
+def test_several_optima_are_the_papers_example():
+    problem = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    minima = _several_optima(problem, np.array([[True, True, False]]))
+    assert sorted(float(p[0]) for p in minima) == pytest.approx([-1.0, 1.0])
+
+
+def test_general_position():
+    assert _general_position(
+        TokenProblem.of([[[0.0, 0.0], [1.0, 0.1], [0.2, 1.0]]], [1], scores=[[0.0, 1, 2]]), np.array([0])
+    )
+    collinear = TokenProblem.of([[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [0.3, 1.0]]], [1], scores=[[0.0, 1, 2, 3]])
+    assert not _general_position(collinear, np.array([0]))
+
+
+def test_best_head_against_a_general_solver():
+    problem, norm = figure3a(), 6.0
+    features = np.einsum("nt,ntd->nd", attention_weights(problem.keys, np.array([3.0, 0.5])), problem.values.tokens)
+
+    def risk(turn):
+        v = norm * np.array([np.cos(turn[0]), np.sin(turn[0])])
+        return np.log(np.logaddexp(0, -problem.labels * (features @ v)).sum())
+
+    direct = min(
+        (minimize(risk, [turn], method="Nelder-Mead", tol=1e-12) for turn in (0.5, 1.5, 3.0)), key=lambda r: r.fun
+    )
+    value, v = best_head(features[None], problem.labels, norm)
+    assert value[0] == pytest.approx(direct.fun, abs=1e-9)
+    assert np.linalg.norm(v[0]) == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("problem", [figure3a(), figure3b()])
+def test_ridge_solution_by_a_grid(problem):
+    norm, turns = 5.0, np.linspace(0, 2 * np.pi, 721)
+    circle = norm * np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    logits = np.einsum("ntd,kd->knt", problem.keys.tokens, circle)
+    s = np.exp(logits - logits.max(axis=2, keepdims=True))
+    features = np.einsum("knt,ntd->knd", s / s.sum(axis=2, keepdims=True), problem.values.tokens)
+    risk = np.logaddexp(0, -problem.labels * np.einsum("knd,jd->kjn", features, circle)).sum(axis=2)
+    at_p, at_v = np.unravel_index(np.argmin(risk), risk.shape)
+    v, p = ridge_solution(ProblemInstance(problem, selected=(1, 1, 1)), norm)
+    assert float(angle(problem.keys, p, circle[at_p])) < 0.01
+    assert float(angle(problem.values, v, circle[at_v])) < 0.01
+
+
+def test_assumption_c_on_the_papers_example():
+    """x_i1 = Y_i a and all other tokens shorter: nu is at least |a| minus the longest of them."""
+    keys = np.array([[[2.0, 0.0], [0.5, 0.3]], [[-2.0, 0.0], [0.2, -0.6]]])
+    x = ProblemInstance(TokenProblem.of(keys, [1, -1], head=[1.0, 0.0]), selected=(0, 0))
+    assert _nu(x, np.array([True, True])) >= 2 - math.hypot(0.2, 0.6)
+
+
+def test_cones_have_the_width_they_say():
+    x = ProblemInstance(random_problem(2, 3, 6, rng=np.random.default_rng(0)))
+    axis = x.sphere(1, np.random.default_rng(1))[0]
+    units = cone(x, axis, 0.2, 200, np.random.default_rng(2))
+    cosines = units @ axis
+    assert np.linalg.norm(units, axis=1) == pytest.approx(1)
+    assert cosines.min() == pytest.approx(0.8)
+    assert (cosines >= 0.8 - 1e-12).all()

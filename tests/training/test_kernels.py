@@ -1,0 +1,47 @@
+"""The GPU kernels in Triton's interpreter, against the model that the other tests check."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import numpy as np, torch
+from tokenmargin.training.batches import TokenData
+from tokenmargin.training.cuda import OneLayerCuda
+from tokenmargin.training.one_layer import OneLayer
+from tokenmargin.training.parameters import AdamW, initial_state
+
+rng = np.random.default_rng(0)
+lengths = rng.integers(1, 20, 7)
+data = TokenData.of(rng.integers(0, 30, lengths.sum()), np.append(0, lengths.cumsum()), rng.choice([-1, 1], 7), m=30)
+settings, order = AdamW(decay=0.01), torch.tensor([6, 2, 0, 1, 5, 4, 3])
+ours, theirs = (initial_state(30, 12, seed=1, scale=2.0) for _ in range(2))
+model, reference = OneLayerCuda(data, ours, settings), OneLayer(data, theirs, settings)
+model._rates[:3] = torch.tensor([settings.scalars(step, 0.01) for step in (1, 2, 3)])
+model._order.copy_(order)
+for _ in range(3):  # batches of 3, 3 and 1
+    model._launch(3)
+loss = reference.run(order, 3, first=0, last=3, rate=0.01)
+assert abs(model._losses.double().sum() - loss) < 1e-5, (model._losses.sum(), loss)
+pairs = (ours.embeddings, theirs.embeddings), (ours.heads, theirs.heads), (model.scores(), reference.scores())
+for mine, its in pairs:
+    assert (mine - its).abs().max() < 2e-6, (mine - its).abs().max()  # a few units in the last place of float32
+assert model._counters.tolist() == [3, 2] and not model._weights.any()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_three_steps_equal_the_reference():
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
