@@ -33,7 +33,11 @@ def random_corpus(
     sequences = constraints // LENGTH
     while True:
         sequences = int(sequences * 1.5)
-        ids = rng.choice(vocabulary, size=sequences * LENGTH, p=share)
+        pieces = [
+            rng.choice(vocabulary, size=LENGTH * 100_000, p=share).astype(np.int32)
+            for _ in range(sequences // 100_000 + 1)
+        ]
+        ids = np.concatenate(pieces)
         corpus = as_corpus(ids, vocabulary)
         if len(argmax_pairs(corpus, vectors @ planted)) >= constraints:
             return vectors, planted, corpus

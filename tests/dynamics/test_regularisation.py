@@ -11,7 +11,7 @@ from tokenmargin.dynamics.ridge import ridge_path
 from tokenmargin.dynamics.sphere import Sphere, minimise
 from tokenmargin.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
-from tokenmargin.selection import angle, is_locally_optimal, optimal_tokens, select
+from tokenmargin.selection import angle, cosine, is_locally_optimal, optimal_tokens, select
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -161,3 +161,15 @@ def test_bad_cones_are_named() -> None:
         cone_path(objective, np.array([1.0, 0.0, 0.0]), [1.0], width=2.0, rng=rng)
     with pytest.raises(ValueError, match="non-zero"):
         cone_path(objective, np.zeros(3), [1.0], width=0.1, rng=rng)
+
+
+def test_directions_to_start_from_find_a_branch_that_random_starts_miss() -> None:
+    """Theorem 1 is about the global minimum: here two random starts a radius end at a local one."""
+    problem = random_problem(4, 6, 10, rng=np.random.default_rng(2))
+    objective, radii = PromptObjective(problem), [10.0, 1e3]
+    gmm = max_margin(problem, optimal_tokens(problem).argmax(axis=1)).vector
+    blind = regularisation_path(objective, radii, rng=np.random.default_rng(0), starts=2)
+    guided = regularisation_path(objective, radii, rng=np.random.default_rng(0), starts=2, directions=gmm[None])
+    assert cosine(problem.keys, blind.points[-1], gmm) < 0.9
+    assert cosine(problem.keys, guided.points[-1], gmm) > 0.9999
+    assert guided.branches[0].log_excess[-1] < blind.branches[0].log_excess[-1]

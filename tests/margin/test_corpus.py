@@ -6,6 +6,7 @@ import pytest
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import argmax_pairs, class_margin, corpus_margin, selected_pairs
+from tokenmargin.margin import corpus as module
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 
@@ -51,7 +52,9 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int) -
     )  # fmt: skip
 
 
-def test_constraints_are_those_of_the_sequences() -> None:
+@pytest.mark.parametrize("piece", [1, 7, 1 << 22])
+def test_constraints_are_those_of_the_sequences(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
     rng = np.random.default_rng(9)
     corpus, vectors = random_corpus(rng, sequences=40, vocabulary=10)
     logits = vectors @ rng.standard_normal(12)
@@ -112,8 +115,6 @@ def test_nothing_to_separate() -> None:
 
 
 def test_a_large_master_drops_idle_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenmargin.margin import corpus as module
-
     rng = np.random.default_rng(11)
     corpus, vectors = random_corpus(rng, sequences=400, vocabulary=80, d=6)
     p = rng.standard_normal(6)

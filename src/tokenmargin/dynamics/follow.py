@@ -43,7 +43,7 @@ class FlowSettings:
 
     tolerance: float = 1e-10
     coupling: Literal["joint", "block"] = "joint"
-    max_steps: int = 20_000
+    max_steps: int = 100_000
     solver: Literal["LSODA", "Radau"] = "LSODA"
 
     def __post_init__(self) -> None:

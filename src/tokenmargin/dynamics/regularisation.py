@@ -103,6 +103,7 @@ def regularisation_path(
     *,
     rng: np.random.Generator,
     starts: int = 16,
+    directions: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> RegularisationPath:
     """`argmin over |p| <= R` of the risk for each R of `radii`, with the other local minima found.
@@ -112,6 +113,8 @@ def regularisation_path(
     - `radii`: growing.
     - `rng`: for the random starts.
     - `starts`: random starts at each radius up to 50.
+    - `directions`: directions to start from as well, at every radius. Random starts can miss the branch of a minimum
+      that attracts few of them; with the directions of a complete atlas no limit is missed.
     - `progress`: called with the share of the radii done.
 
     >>> from tokenmargin.attention import PromptObjective
@@ -123,12 +126,14 @@ def regularisation_path(
     grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
+    guided = reduced.reduce(np.zeros((0, objective.dimension)) if directions is None else directions)
     branches: list[list[Minimum | None]] = []
     interrupted, done = False, 0
     try:
         for done, radius in enumerate(grid.tolist()):
             found = [None if branch[-1] is None else ball.continued(branch[-1], radius) for branch in branches]
             fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
+            fresh = np.concatenate([fresh, guided])
             _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius))
             if progress is not None:
                 progress((done + 1) / len(grid))

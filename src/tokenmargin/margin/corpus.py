@@ -11,11 +11,12 @@ constraint, and any non-negative multipliers bound the norm from below by `sum_j
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
@@ -30,6 +31,8 @@ CUTS = 3
 """Constraints added in a round, as a multiple of the dimension."""
 PER_TOKEN = 2
 """Constraints of one selected token added in a round: more of the same hardly turn the solution."""
+PIECE = 1 << 22
+"""Tokens looked at at once when the constraints are collected."""
 MASTER = 12
 """Largest master problem, as a multiple of the dimension, before slack constraints are dropped."""
 
@@ -101,45 +104,75 @@ def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: 
         raise ValueError(
             f"logits must have one entry per token of the vocabulary, {len(corpus.vocabulary)}, got {logits.shape}"
         )
-    values, starts = logits[corpus.tokens], _starts(corpus)
-    chosen = values >= np.repeat(np.maximum.reduceat(values, starts), corpus.lengths) - tolerance
-    # Of tied tokens the one of lowest row stands for all.
-    heads = np.minimum.reduceat(np.where(chosen, corpus.tokens, len(logits)), starts)
-    return _merged(corpus, heads, chosen)
+    least, heads = np.empty(corpus.n), np.empty(corpus.n, dtype=np.intp)
+    for piece in _pieces(corpus):
+        ids, starts = corpus.tokens[piece.tokens], piece.starts
+        values = logits[ids]
+        least[piece.sequences] = np.maximum.reduceat(values, starts) - tolerance
+        chosen = values >= np.repeat(least[piece.sequences], piece.lengths)
+        # Of tied tokens the one of lowest row stands for all.
+        heads[piece.sequences] = np.minimum.reduceat(np.where(chosen, ids, len(logits)), starts)
+    return _merged(corpus, heads, lambda ids, piece: logits[ids] >= np.repeat(least[piece.sequences], piece.lengths))
 
 
 def selected_pairs(corpus: TokenCorpus, selected: Int[Array, " n"]) -> RowPairs:
     """The constraints of a given selection: one token of the vocabulary per sequence."""
     if selected.shape != corpus.lengths.shape:
         raise ValueError(f"selected must be one token for each of the {corpus.n} sequences, got {selected.shape}")
-    chosen = corpus.tokens == np.repeat(selected, corpus.lengths)
-    missing = ~np.logical_or.reduceat(chosen, _starts(corpus))
-    if missing.any():
-        i = int(missing.argmax())
+    pairs = _merged(corpus, selected, lambda ids, piece: ids == np.repeat(selected[piece.sequences], piece.lengths))
+    found = np.zeros(corpus.n, dtype=bool)
+    found[corpus.sequence[corpus.tokens == np.repeat(selected, corpus.lengths)]] = True
+    if not found.all():
+        i = int(found.argmin())
         raise ValueError(f"the selected token {selected[i]} of sequence {i} does not occur in it")
-    return _merged(corpus, selected, chosen)
+    return pairs
 
 
-def _starts(corpus: TokenCorpus) -> Int[Array, " n"]:
-    return np.cumsum(corpus.lengths) - corpus.lengths
+class _Piece(NamedTuple):
+    """Some sequences of a corpus, and where their tokens lie."""
+
+    sequences: slice
+    tokens: slice
+    lengths: Int[Array, " s"]
+
+    @property
+    def starts(self) -> Int[Array, " s"]:
+        """Where each sequence begins within the piece."""
+        return np.cumsum(self.lengths) - self.lengths
 
 
-def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], chosen: Bool[Array, " N"]) -> RowPairs:
+def _pieces(corpus: TokenCorpus) -> Iterator[_Piece]:
+    """The corpus in pieces of about `PIECE` tokens: memory stays bounded whatever its size."""
+    ends = np.cumsum(corpus.lengths)
+    first, begin = 0, 0
+    while first < corpus.n:
+        last = max(int(np.searchsorted(ends, begin + PIECE, side="right")), first + 1)
+        yield _Piece(slice(first, last), slice(begin, int(ends[last - 1])), corpus.lengths[first:last])
+        first, begin = last, int(ends[last - 1])
+
+
+def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callable[[Array, _Piece], Array]) -> RowPairs:
     """Mark every (head, rival) pair in a table of heads by vocabulary, and read the distinct ones off it."""
-    ids, vocabulary = corpus.tokens, len(corpus.vocabulary)
+    vocabulary = len(corpus.vocabulary)
     unique, rank = np.unique(selected, return_inverse=True)
     table = np.zeros(len(unique) * vocabulary, dtype=bool)
-    table[(np.repeat(rank * vocabulary, corpus.lengths) + ids)[~chosen]] = True
+    occurrences, ties = 0, [np.zeros((0, 2), dtype=np.intp)]
+    for piece in _pieces(corpus):
+        ids = corpus.tokens[piece.tokens]
+        chosen = choose(ids, piece)
+        table[(np.repeat(rank[piece.sequences] * vocabulary, piece.lengths) + ids)[~chosen]] = True
+        occurrences += int((~chosen).sum())
+        heads = np.repeat(selected[piece.sequences], piece.lengths)
+        tied = chosen & (ids != heads)
+        ties.append(np.unique(np.column_stack([heads[tied], ids[tied]]), axis=0).astype(np.intp))
     distinct = np.flatnonzero(table)
     counts = np.bincount(distinct // vocabulary, minlength=len(unique))
-    heads = np.repeat(selected, corpus.lengths)
-    tied = chosen & (ids != heads)
     return RowPairs(
         heads=unique.astype(np.intp),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         rivals=(distinct % vocabulary).astype(np.int32),
-        ties=np.unique(np.column_stack([heads[tied], ids[tied]]), axis=0).astype(np.intp),
-        occurrences=int((~chosen).sum()),
+        ties=np.unique(np.concatenate(ties), axis=0),
+        occurrences=occurrences,
     )
 
 
