@@ -84,7 +84,7 @@ class LogisticLoss(AbstractLoss):
 
     def log_value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         # log(1 + x) = x (1 - x / 2) to rounding below x = exp(-20).
-        return np.where(u > 20, -u - np.exp(-u) / 2, np.log(np.logaddexp(0.0, -np.minimum(u, 20.0))))
+        return np.where(u > 20, -u - np.exp(-np.maximum(u, 20.0)) / 2, np.log(np.logaddexp(0.0, -np.minimum(u, 20.0))))
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         # loss'' = s(u) s(-u) peaks at 0; |loss'| = s(-u) is largest at the left end.

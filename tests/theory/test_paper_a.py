@@ -10,9 +10,10 @@ import pytest
 from scipy import sparse
 
 from tokenmargin.attention import PromptObjective
+from tokenmargin.margin import class_margin
 from tokenmargin.theory import EmbeddingInstance, claim
 from tokenmargin.theory.instances import enough_dimensions
-from tokenmargin.theory.limits import class_max_margin, follow, selected_in_the_limit
+from tokenmargin.theory.limits import follow, selected_in_the_limit
 from tokenmargin.theory.paper_a.gradients import _Pairs
 from tokenmargin.theory.paper_a.selection import _mu
 
@@ -111,7 +112,7 @@ def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
     x = EmbeddingInstance.of(4, 3)
     problem, _ = x.posed[0]
     keys = problem.keys
-    w = class_max_margin(problem, x.corpus.important).vector
+    w = class_margin(problem, x.corpus.important).vector
     p = 12 * w + 0.3 * x.point(0)
     pairs = _Pairs(problem, p)
     first = np.asarray(keys.logits(p) == keys.logits(p).max(axis=1, keepdims=True))
@@ -138,7 +139,7 @@ def test_lemma_9_ratio_from_the_gradient_written_out():
     x = EmbeddingInstance.of(2, 2, selection="important")
     found = measured("A.lemma9", x)
     problem, chosen = x.posed[0]
-    u = class_max_margin(problem, chosen).vector
+    u = class_margin(problem, chosen).vector
     p = x.limits[0].path.at_norm(1e3)
     with mpmath.workdps(900):  # the gradient is about exp(-1200) there
         rows = [[mpmath.mpf(z) for z in row] for row in problem.keys.vectors.tolist()]
@@ -164,7 +165,7 @@ def test_classes_against_clarabel(n, T, selection):
     for seed in range(3):
         x = EmbeddingInstance.of(n, T, dimension=20, step=5.0, seed=seed, selection=selection)
         problem, chosen = x.posed[0]
-        assert 1 / class_max_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6)
+        assert 1 / class_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6)
 
 
 def test_mu_by_trying_every_set_of_ties():

@@ -10,13 +10,15 @@ from scipy.optimize import minimize
 
 from tokenmargin.attention import ExponentialLoss, LogisticLoss
 from tokenmargin.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
+from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory import ProblemInstance, claim
+from tokenmargin.theory.paper_b.confined_paths import _general_position
 from tokenmargin.theory.paper_b.excess import signed_excess
 from tokenmargin.theory.paper_b.joint_limits import _nu, best_head, ridge_solution
 from tokenmargin.theory.paper_b.local_cone import cone, local_cone, without_neighbours
-from tokenmargin.theory.paper_b.prompt_limits import _general_position, _several_optima, regularised
+from tokenmargin.theory.paper_b.prompt_limits import _path_angles
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -165,14 +167,13 @@ def test_signed_excess_at_three_hundred_digits(loss):
 
 @pytest.mark.parametrize("problem", [figure1a(), figure1b(), figure1c()])
 def test_regularised_directions_by_scanning_the_circle(problem):
-    norm, turns = 12.0, np.linspace(0, 2 * np.pi, 20001)
+    x = ProblemInstance(problem)
+    target = max_margin(problem, x.alpha).vector
+    (early, _), norm = _path_angles(x, [target])
+    turns = np.linspace(0, 2 * np.pi, 40001)
     circle = np.stack([np.cos(turns), np.sin(turns), 0 * turns], axis=1)
-    logits = np.einsum("ntd,kd->knt", problem.keys.tokens, norm * circle)
-    s = np.exp(logits - logits.max(axis=2, keepdims=True))
-    outputs = (s * problem.scores).sum(axis=2) / s.sum(axis=2)
-    best = circle[np.argmin(np.logaddexp(0, -outputs).mean(axis=1))]
-    found = regularised(ProblemInstance(problem), norm)
-    assert float(angle(problem.keys, found, best)) < 1e-3
+    best = circle[np.argmin(signed_excess(x, norm / 10 * circle, x.alpha)[1])]
+    assert early == pytest.approx(float(angle(problem.keys, best, target)), abs=3e-4)
 
 
 def test_theorem_1_holds_for_negative_scores_too():
@@ -181,12 +182,6 @@ def test_theorem_1_holds_for_negative_scores_too():
     problem = TokenProblem(base.keys, base.labels, scores=base.scores - 3.0)
     assert claim("B.theorem1").on(ProblemInstance(problem)).verdict == "holds"
     assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "vacuous"
-
-
-def test_several_optima_are_the_papers_example():
-    problem = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
-    minima = _several_optima(problem, np.array([[True, True, False]]))
-    assert sorted(float(p[0]) for p in minima) == pytest.approx([-1.0, 1.0])
 
 
 def test_general_position():
@@ -222,7 +217,7 @@ def test_ridge_solution_by_a_grid(problem):
     features = np.einsum("knt,ntd->knd", s / s.sum(axis=2, keepdims=True), problem.values.tokens)
     risk = np.logaddexp(0, -problem.labels * np.einsum("knd,jd->kjn", features, circle)).sum(axis=2)
     at_p, at_v = np.unravel_index(np.argmin(risk), risk.shape)
-    v, p = ridge_solution(ProblemInstance(problem, selected=(1, 1, 1)), norm)
+    v, p = ridge_solution(ProblemInstance(problem, selected=(1, 1, 1)), (norm, norm))
     assert float(angle(problem.keys, p, circle[at_p])) < 0.01
     assert float(angle(problem.values, v, circle[at_v])) < 0.01
 

@@ -36,18 +36,20 @@ def verify(
     draws: int = 20,
     seed: int = 0,
     select: str | None = None,
-    list: bool = False,
+    list_: bool = False,
     json: bool = False,
 ) -> int:
-    """Check what the two papers state: hypotheses and conclusion, each a measured number beside its bound.
+    """Check the papers' lemmas and theorems: each number beside its bound.
 
-    Without arguments every claim is checked on the instances it ships with: one within its hypotheses; one outside
-    them, on which the conclusion fails; and, where the printed statement is wrong, one that shows it. The verdict is
-    *holds*, *fails*, or *vacuous* when a hypothesis is not met.
+    Without arguments every claim is checked on the instances it ships with: one
+    within its hypotheses; one outside them, on which the conclusion fails; and,
+    where the printed statement is wrong, one that shows it. The verdict is
+    "holds", "fails", or "vacuous" when a hypothesis is not met.
 
-    Exit code 0 when every verdict is as documented and no given instance breaks its claim, 1 otherwise.
+    Exit code 0 when every verdict is as documented and no given instance breaks
+    its claim, 1 otherwise.
 
-    **Examples**
+    Examples:
 
         tokenmargin verify
         tokenmargin verify A.theorem5 --n 4 --T 3
@@ -77,7 +79,7 @@ def verify(
         Of the corpus and the starts.
     select:
         For claims of paper B: the selected token of each input; by default those of highest score.
-    list:
+    list_:
         List the claims and what they say.
     json:
         Write a JSON list to standard output.
@@ -87,7 +89,7 @@ def verify(
 
     with usage_errors():
         chosen = CLAIMS if claim is None else (find(claim),)
-    if list:
+    if list_:
         _print_list(chosen, json=json)
         return 0
     size = {"n": n, "T": T, "d": d, "eta": eta}

@@ -126,6 +126,7 @@ class EmbeddingInstance:
         return (
             f"n={c.n} T={c.T} |S|={c.size} d={float(self.dimension):.3g} eta0={self.step:g} "
             f"delta={self.delta:g} draws={self.draws} seed={self.seed}"
+            + ("" if self.selection == "random" else f" selection={self.selection}")
         )
 
 
@@ -154,6 +155,10 @@ class ProblemInstance:
     optimal: Bool[Array, "n T"] | None = None
     norm: float = 1e5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.problem.mask.sum(axis=1).max() < 2:
+            raise ValueError("every input has a single token: there is nothing to select, and no claim to check")
 
     @property
     def alpha(self) -> Int[Array, " n"]:

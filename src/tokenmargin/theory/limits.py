@@ -10,11 +10,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
 from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
-from tokenmargin.margin import Constraints, MarginSolution, solve
+from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 
-__all__ = ["Limit", "class_constraints", "class_max_margin", "follow", "selected_in_the_limit", "selects"]
+__all__ = ["Limit", "follow", "selected_in_the_limit", "selects"]
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
@@ -35,33 +35,6 @@ def selects(problem: TokenProblem, p: Float[Array, " D"]) -> Bool[Array, "n T"]:
     """`S_X(p)` (8): the tokens of largest logit, exactly."""
     logits = problem.keys.logits(p)
     return np.asarray(logits == logits.max(axis=1, keepdims=True))
-
-
-def class_constraints(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> Constraints:
-    """The class of (9): `<E_s - E_s', p> >= 1` from selected to other tokens, `= 0` among the selected ones."""
-    plus, minus, tied, token = [], [], [], []
-    for i, (rows, here, among) in enumerate(zip(problem.keys.index, problem.mask, chosen, strict=True)):
-        first = int(np.argmax(among))
-        for t in np.flatnonzero(here):
-            if rows[t] != rows[first]:  # a repeated token is one token
-                plus.append(rows[first])
-                minus.append(rows[t])
-                tied.append(bool(among[t]))
-                token.append((i, t))
-    equality = np.array(tied, dtype=bool)
-    return Constraints(
-        geometry=problem.keys,
-        plus=np.array(plus, dtype=np.intp),
-        minus=np.array(minus, dtype=np.intp),
-        bound=np.where(equality, 0.0, 1.0),
-        token=np.array(token, dtype=np.intp).reshape(-1, 2),
-        equality=equality,
-    )
-
-
-def class_max_margin(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> MarginSolution:
-    """The max-margin direction of a selection with ties (9)."""
-    return solve(class_constraints(problem, chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +70,7 @@ def follow(
     objective = PromptObjective(problem, loss or LogisticLoss())
     path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)
     chosen = selected_in_the_limit(problem, path.prompt)
-    solution = class_max_margin(problem, chosen)
+    solution = class_margin(problem, chosen)
     if path.stop != "norm" or not solution.is_optimal:
         return Limit(path, chosen, solution, np.inf, np.inf)
     late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, path.at_norm(norm / 10)))

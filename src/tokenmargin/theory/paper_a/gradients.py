@@ -9,11 +9,11 @@ from numpy import ndarray as Array
 from tokenmargin.attention import LogisticLoss, PromptObjective
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.embedding import EmbeddingObjective, Embeddings
+from tokenmargin.margin import class_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.limits import class_max_margin
 
 __all__ = ["CLAIMS"]
 
@@ -102,7 +102,7 @@ def lemma9(x: EmbeddingInstance) -> Findings:
     Here u is the max-margin direction of `selection`; the condition is watched over the last two decades of |p|."""
     eps = 1e-3
     problem, chosen = x.posed[0]
-    limit, u = x.limits[0], class_max_margin(problem, chosen).vector
+    limit, u = x.limits[0], class_margin(problem, chosen).vector
     keys = problem.keys
     norms = np.geomspace(x.norm / 100, x.norm, 30)
     points = np.stack([limit.path.at_norm(r) for r in norms[:-1]] + [limit.path.final])
@@ -158,7 +158,7 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     (selected, second choice) alone, up to a factor `1 +- eps`; eps falls like exp(-tau_1 R)."""
     problem, _ = x.posed[0]
     keys, important = problem.keys, x.corpus.important
-    w = class_max_margin(problem, important).vector
+    w = class_margin(problem, important).vector
     rng = np.random.default_rng(x.seed)
     nudge = keys.combine(rng.standard_normal(keys.rows))
     head = x.steps[0].after.head

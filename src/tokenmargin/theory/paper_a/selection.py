@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.attention import PromptObjective
-from tokenmargin.margin import MarginSolution
+from tokenmargin.margin import MarginSolution, class_margin
+from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.limits import class_constraints, class_max_margin
 from tokenmargin.theory.paper_a.conditions import concentrated, deviation, lacking, quantile, regime, share
 
 __all__ = ["CLAIMS"]
@@ -29,7 +29,7 @@ def lemma3(x: EmbeddingInstance) -> Findings:
     """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
     residual, uniqueness = 0.0, np.inf
     for k, (problem, chosen) in enumerate(x.posed):
-        solution, keys = class_max_margin(problem, chosen), problem.keys
+        solution, keys = class_margin(problem, chosen), problem.keys
         residual = max(residual, solution.certificate.residual)
         other = x.point(k) / _smallest_gap(problem, chosen, x.point(k))
         longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
@@ -81,7 +81,7 @@ def _pseudo_inverse(x: EmbeddingInstance) -> tuple[float, float, float]:
         M = class_constraints(problem, chosen).rows()
         vector = np.linalg.pinv(M) @ np.ones(len(M))
         unsolved = max(unsolved, float(np.abs(M @ vector - 1).max()))
-        excess = max(excess, float(np.linalg.norm(vector)) * class_max_margin(problem, chosen).margin - 1)
+        excess = max(excess, float(np.linalg.norm(vector)) * class_margin(problem, chosen).margin - 1)
         smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
     return unsolved, excess, smallest
 
@@ -141,7 +141,7 @@ def lemma20(x: EmbeddingInstance) -> Findings:
     """At the solution of (9) some constraint is tight: a selected token is ahead of another by exactly 1."""
     worst = 0.0
     for problem, chosen in x.posed:
-        worst = max(worst, abs(_smallest_gap(problem, chosen, class_max_margin(problem, chosen).vector) - 1))
+        worst = max(worst, abs(_smallest_gap(problem, chosen, class_margin(problem, chosen).vector) - 1))
     return Findings((), (equal("furthest smallest gap from 1", worst, 0, tolerance=RESIDUAL),))
 
 
@@ -149,7 +149,7 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     """Where d is as large as Lemma 19 asks, the max-margin vector that selects the important tokens only has
     |p| <= 4n."""
     n = x.corpus.n
-    lengths = [_length(class_max_margin(problem, x.corpus.important)) for problem, _ in x.posed]
+    lengths = [_length(class_margin(problem, x.corpus.important)) for problem, _ in x.posed]
     need = (2 * x.step * (n * deviation(x) + 44 * np.sqrt(2) * n)) ** 4
     return Findings(
         hypotheses=(*concentrated(x), above("d, for E_s nearly orthogonal", x.dimension, need)),
@@ -178,7 +178,7 @@ def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
 
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
     angles = [
-        float(angle(problem.keys, limit.path.prompt, class_max_margin(problem, x.corpus.important).vector))
+        float(angle(problem.keys, limit.path.prompt, class_margin(problem, x.corpus.important).vector))
         for (problem, _), limit in zip(x.posed, x.limits, strict=True)
     ]
     misaligned = [lacking(a) for a in angles]
@@ -213,8 +213,8 @@ def _mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
         tied = dict(zip(pairs, pattern, strict=True))
         if any(pattern) and not all(pattern):
             chosen = np.array([[tied.get((s, t), True) for t in row] for s, row in zip(owner, index, strict=True)])
-            rivals.append(_length(class_max_margin(problem, chosen & problem.mask)))
-    return 1 - _length(class_max_margin(problem, important)) / min(rivals)
+            rivals.append(_length(class_margin(problem, chosen & problem.mask)))
+    return 1 - _length(class_margin(problem, important)) / min(rivals)
 
 
 CLAIMS = (

@@ -1,6 +1,6 @@
 """*Max-Margin Token Selection in Attention Mechanism*: its stated results."""
 
-from tokenmargin.theory.paper_b import directions, gradients, joint_limits, local_cone, prompt_limits
+from tokenmargin.theory.paper_b import confined_paths, directions, gradients, joint_limits, local_cone, prompt_limits
 
 __all__ = ["CLAIMS"]
 
@@ -9,5 +9,6 @@ CLAIMS = (
     *local_cone.CLAIMS,
     *directions.CLAIMS,
     *prompt_limits.CLAIMS,
+    *confined_paths.CLAIMS,
     *joint_limits.CLAIMS,
 )

@@ -88,6 +88,8 @@ def lemma4(x: ProblemInstance) -> Findings:
     """Under Assumption B with the optimal tokens separable, moving towards the GMM direction decreases the risk from
     everywhere: `<dL(p), p_mm> < 0` for all p."""
     solution = max_margin(x.problem, x.alpha)
+    if not solution.is_optimal:
+        return Findings((true("the optimal tokens are separable", False),), (true("there is a GMM", False),))
     worst = min(float(_steepness(x, solution.vector, r * x.sphere(500, x.rng)).min()) for r in (0.01, 1, 10, 100, 1e4))
     return Findings(
         hypotheses=(true("the optimal tokens are separable", solution.is_optimal), *assumption_b(x.problem)),
@@ -105,6 +107,8 @@ def lemma5(x: ProblemInstance) -> Findings:
     """For one input under Assumption B and any pi > 0, beyond some radius p itself is no better a direction of descent
     than the GMM direction: `-<dL, p/|p|> <= -(1 + pi) <dL, p_mm/|p_mm|>`. Here pi = 0.1."""
     solution = max_margin(x.problem, x.alpha)
+    if not solution.is_optimal:
+        return Findings((true("the optimal tokens are separable", False),), (true("there is a GMM", False),))
     units = x.sphere(4000, x.rng)
     ratios = []
     for radius in (x.norm / 100, x.norm):

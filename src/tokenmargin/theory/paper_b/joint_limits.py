@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
@@ -10,7 +12,15 @@ from scipy.special import logsumexp
 from tokenmargin.attention import LogisticLoss
 from tokenmargin.geometry import Coordinates
 from tokenmargin.instances import figure3a, figure3b
-from tokenmargin.margin import Constraints, label_margin, max_margin, relaxed_max_margin, solve, support_inputs
+from tokenmargin.margin import (
+    Constraints,
+    MarginSolution,
+    label_margin,
+    max_margin,
+    relaxed_max_margin,
+    solve,
+    support_inputs,
+)
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
@@ -19,8 +29,9 @@ from tokenmargin.theory.search import best_direction
 
 __all__ = ["CLAIMS"]
 
-NORM = 30.0
-"""|v| and |p| of the ridge path: beyond, what p adds to the logarithm of the risk nears its rounding."""
+REACH = 22.0
+"""|p| times the margin of its limit, and |v| times the label margin, at the end of the ridge path: beyond, what p adds
+to the logarithm of the risk, about exp(-22), nears its rounding."""
 
 
 def best_head(
@@ -57,18 +68,25 @@ def best_head(
     return np.where(short & np.isfinite(risk), risk, np.inf), v
 
 
-def ridge_solution(x: ProblemInstance, norm: float) -> tuple[Float[Array, " V"], Float[Array, " P"]]:
-    """Directions of `argmin L(v, p)` over |v| = |p| = `norm`: p by search, the best v for each by Newton's method."""
+def ridge_solution(
+    x: ProblemInstance, norms: tuple[float, float], *, also: Float[Array, " P"] | None = None
+) -> tuple[Float[Array, " V"], Float[Array, " P"]]:
+    """Directions of `argmin L(v, p)` over `(|v|, |p|) = norms`: p by search, the best v for each by Newton's method.
+
+    The search begins with random directions and the direction `also`, so that it never ends above that.
+    """
     keys, tokens, rng = x.problem.keys, _values(x.problem).tokens, x.rng
 
     def features(units: Float[Array, "k P"]) -> Float[Array, "k n d"]:
-        return np.einsum("knt,ntd->knd", attention_weights(keys, norm * units), tokens)
+        return np.einsum("knt,ntd->knd", attention_weights(keys, norms[1] * units), tokens)
 
     def score(units: Float[Array, "k P"]) -> Float[Array, " k"]:
-        return best_head(features(units), x.problem.labels, norm)[0]
+        return best_head(features(units), x.problem.labels, norms[0])[0]
 
-    p = best_direction(score, x.sphere(200, rng), lambda u: u / keys.norm(u)[:, None], rng=rng, rounds=30, around=30)
-    return best_head(features(p[None]), x.problem.labels, norm)[1][0], p
+    starts = x.sphere(200, rng)
+    starts = starts if also is None else np.concatenate([starts, also[None] / keys.norm(also)])
+    p = best_direction(score, starts, lambda u: u / keys.norm(u)[:, None], rng=rng, rounds=30, around=40)
+    return best_head(features(p[None]), x.problem.labels, norms[0])[1][0], p
 
 
 def _values(problem: TokenProblem) -> Coordinates:
@@ -108,19 +126,30 @@ def _label_margin(features: Float[Array, "n d"], problem: TokenProblem, support:
     return solution.margin if solution.is_optimal else 0.0
 
 
-def _converges(
-    x: ProblemInstance, head: Float[Array, " V"], prompt: Float[Array, " P"], name: str
-) -> tuple[Slack, ...]:
-    """Both directions close at NORM, and the prompt's angle falling over the last doubling like 1/|p|."""
+def _ridge_path(
+    x: ProblemInstance, head: MarginSolution, prompt: MarginSolution, name: str
+) -> tuple[tuple[Slack, ...], tuple[Slack, ...]]:
+    """Whether the ridge path selects alpha and settles, and whether both directions converge as claimed.
+
+    A direction that converges like 1/norm turns half as much over each doubling of the norm; one that turns as much as
+    before has not settled within the norms that doubles allow, and nothing can be said of its limit.
+    """
     values, keys = x.problem.values, x.problem.keys
-    found = [ridge_solution(x, norm) for norm in (NORM / 2, NORM)]
-    v = float(angle(values, found[-1][0], head))
-    p = [float(angle(keys, p, prompt)) for _, p in found]
-    return (
-        below(f"angle of v to the max-margin head at norm {NORM:g}", v, 0.05),
-        below(f"angle of p to {name} at norm {NORM:g}", p[-1], 0.05),
-        below("p's angle over that at half the norm", p[-1] / p[0], 0.7),
+    ends = REACH / head.margin, REACH / prompt.margin
+    found = [ridge_solution(x, (ends[0] / k, ends[1] / k), also=prompt.vector) for k in (4, 2, 1)]
+    v = [float(angle(values, u, head.vector)) for u, _ in found]
+    p = [float(angle(keys, u, prompt.vector)) for _, u in found]
+    turns = [float(angle(keys, one, other)) for (_, one), (_, other) in itertools.pairwise(found)]
+    reached = attention_weights(keys, ends[1] * found[-1][1])[np.arange(x.problem.n), x.alpha]
+    settled = (
+        above("smallest attention on alpha", reached.min(), 0.9),
+        below("last turn of p over the one before: it settles", turns[1], max(0.75 * turns[0], 1e-3)),
     )
+    converged = (
+        below(f"angle of v to the max-margin head at |v| = {ends[0]:.3g}", v[-1], max(0.01, 0.75 * v[-2])),
+        below(f"angle of p to {name} at |p| = {ends[1]:.3g}", p[-1], max(0.01, 0.75 * p[-2])),
+    )
+    return settled, converged
 
 
 def theorem5(x: ProblemInstance) -> Findings:
@@ -129,15 +158,15 @@ def theorem5(x: ProblemInstance) -> Findings:
     prompt of alpha. (Logistic loss; |v| = |p|.)"""
     problem, alpha = x.problem, x.alpha
     head, prompt = label_margin(problem, alpha), max_margin(problem, alpha)
-    nu = _nu(x, np.ones(problem.n, dtype=bool))
-    return Findings(
-        hypotheses=(
-            true("alpha is separable", prompt.is_optimal),
-            above("label margin", head.margin, 0, strict=True),
-            above("Assumption C's nu, sampled", nu, NO_FALL),
-        ),
-        conclusion=_converges(x, head.vector, prompt.vector, "the max-margin prompt"),
+    hypotheses = (
+        true("alpha is separable", prompt.is_optimal),
+        above("label margin", head.margin, 0, strict=True),
     )
+    if not all(slack.holds for slack in hypotheses):
+        return Findings(hypotheses, (true("there are max-margin directions", False),))
+    nu = above("Assumption C's nu, sampled", _nu(x, np.ones(problem.n, dtype=bool)), NO_FALL)
+    settled, converged = _ridge_path(x, head, prompt, "the max-margin prompt")
+    return Findings((*hypotheses, nu, settled[1]), (settled[0], *converged))
 
 
 def theorem6(x: ProblemInstance) -> Findings:
@@ -145,17 +174,15 @@ def theorem6(x: ProblemInstance) -> Findings:
     support inputs (Assumption C over them), then v converges in direction to the max-margin head and p to the solution
     of the relaxed problem (10), which asks for a margin on the support inputs only."""
     problem, alpha = x.problem, x.alpha
-    head, support = label_margin(problem, alpha), support_inputs(problem, alpha)
+    head = label_margin(problem, alpha)
+    if not head.is_optimal:
+        return Findings((above("label margin", 0, 0, strict=True),), (true("there is a max-margin head", False),))
     prompt = relaxed_max_margin(problem, alpha)
-    final = ridge_solution(x, NORM)[1]
-    selected = attention_weights(problem.keys, NORM * final)[np.arange(problem.n), alpha]
-    return Findings(
-        hypotheses=(
-            above("smallest attention on alpha at the end", selected.min(), 0.9),
-            above("Assumption C's nu over the support inputs, sampled", _nu(x, support), NO_FALL),
-        ),
-        conclusion=_converges(x, head.vector, prompt.vector, "the relaxed solution"),
-    )
+    if not prompt.is_optimal:
+        return Findings((true("alpha is separable", False),), (true("there is a relaxed solution", False),))
+    settled, converged = _ridge_path(x, head, prompt, "the relaxed solution")
+    nu = _nu(x, support_inputs(problem, alpha))
+    return Findings((*settled, above("Assumption C's nu over the support inputs, sampled", nu, NO_FALL)), converged)
 
 
 def _second(problem: TokenProblem, name: str) -> ProblemInstance:
