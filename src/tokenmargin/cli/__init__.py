@@ -17,6 +17,7 @@ from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
+from tokenmargin.cli.playground import playground
 from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.runs import runs
@@ -29,6 +30,7 @@ __all__ = ["VERBS", "app", "main"]
 
 VERBS: tuple[Callable[..., int], ...] = (
     demo,
+    playground,
     solve,
     atlas,
     evolve,
