@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -16,7 +17,15 @@ from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
-__all__ = ["DRAWINGS", "draw", "draw_basins", "draw_figures", "save_basin_map", "save_figure"]
+__all__ = [
+    "DRAWINGS",
+    "draw",
+    "draw_basins",
+    "draw_figures",
+    "draw_products",
+    "save_basin_map",
+    "save_figure",
+]
 
 # Okabe and Ito's palette: distinct to colour-blind readers.
 INPUT_COLOURS = ("#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9", "#D55E00")
@@ -277,11 +286,16 @@ def draw_embeddings(result: Result, ax: Axes) -> None:
     halves = spec.subgridspec(1, 2)
     ax.set_subplotspec(halves[0])
     for panel, column, name in ((ax, "prompt", "p"), (ax.figure.add_subplot(halves[1]), "head", "v")):
-        panel.scatter(tokens["posterior"][seen], tokens[column][seen], s=2, alpha=0.35, color=LOCAL, linewidths=0)
-        panel.axhline(0, color=MUTED, linewidth=0.6)
-        panel.set_xlabel("posterior difference", fontsize=8)
-        panel.set_ylabel(f"<E, {name}>", fontsize=8)
-        panel.tick_params(labelsize=7)
+        draw_products(panel, tokens["posterior"][seen], tokens[column][seen], name=name)
+
+
+def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array, " m"], *, name: str) -> None:
+    """Tokens: the product of the embedding with p or v against the posterior difference."""
+    ax.scatter(posterior, products, s=2, alpha=0.35, color=LOCAL, linewidths=0)
+    ax.axhline(0, color=MUTED, linewidth=0.6)
+    ax.set_xlabel("posterior difference", fontsize=8)
+    ax.set_ylabel(f"<E, {name}>", fontsize=8)
+    ax.tick_params(labelsize=7)
 
 
 DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(

@@ -82,8 +82,7 @@ ONE_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
 TWO_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"rate": 1e-4, "epochs": 300},
     *({"rate": rate, "epochs": 60} for rate in (1e-3, 3e-4, 3e-5)),
-    *({"rate": rate, "epochs": 60, "scale": 0.1} for rate in (1e-4, 2.5e-4)),
-    {"rate": 1e-4, "epochs": 60, "scale": 10.0},
+    *({"rate": 1e-4, "epochs": 60, "scale": scale} for scale in (0.1, 10.0)),
 )
 
 PLANS: dict[str, list[Job]] = {

@@ -105,7 +105,7 @@ def build_model(data: TokenData, config: TrainingConfig) -> Model:
     state = initial_state(data.m, config.dimension, seed=config.seed, scale=config.scale, dtype=dtype, device=device)
     optimizer = AdamW(rate=config.rate, decay=config.decay)
     if config.model == "two-layer":
-        shape = {"group": 32, "multiple": 32} if device.type == "cuda" else {}
+        shape = {"group": 64, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
         return TwoLayer(data, state, optimizer, **shape)
     if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
