@@ -35,7 +35,7 @@ test: $(VENV)/.installed-test
 reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
 	@$(BIN)/tokenmargin reproduce
 
-lint: $(VENV)/.installed-report $(VENV)/.installed-lint
+lint: $(VENV)/.installed-test $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
