@@ -6,13 +6,15 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test reproduce lint bench docs clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
+	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"
+	@echo "make docs   the documentation as a site (writes build/site)"
 	@echo "make clean  remove the environment and everything generated"
 
 $(BIN)/python:
@@ -33,7 +35,10 @@ demo: $(VENV)/.installed-report,classify
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
-lint: $(VENV)/.installed-report $(VENV)/.installed-lint
+reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
+	@$(BIN)/tokenmargin reproduce
+
+lint: $(VENV)/.installed-test $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -41,6 +46,10 @@ lint: $(VENV)/.installed-report $(VENV)/.installed-lint
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The site: build/site/index.html"
 
 clean:
 	rm -rf $(VENV) out runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

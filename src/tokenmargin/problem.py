@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin.geometry import AbstractGeometry, Coordinates, bilinear
 
-__all__ = ["ProblemFileError", "TokenProblem", "load_problem"]
+__all__ = ["ProblemFileError", "TokenProblem", "load_problem", "parse_problem"]
 
 FIELDS = ("keys", "values", "labels", "head", "scores", "mask")
 LARGEST_FILE = 2 << 30  # bytes after unpacking: a zip bomb is refused before it is read
@@ -135,14 +135,18 @@ class TokenProblem:
         scores = self.scores if self.head is None else None
         return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
 
-    def save(self, path: str | Path) -> None:
-        """Write `.npz` or `.json`, by the suffix; a problem in Gram space has no coordinates to write."""
+    def fields(self) -> dict[str, Array]:
+        """The arrays of the problem file by name; a problem in Gram space has no coordinates to write."""
         if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
             raise TypeError("only a problem in coordinates can be saved; save it before calling as_gram()")
         arrays = {"keys": self.keys.tokens, "labels": self.labels, "mask": self.mask}
         if self.values is not self.keys:
             arrays["values"] = self.values.tokens
-        arrays |= {"scores": self.scores} if self.head is None else {"head": self.head}
+        return arrays | ({"scores": self.scores} if self.head is None else {"head": self.head})
+
+    def save(self, path: str | Path) -> None:
+        """Write `.npz` or `.json`, by the suffix."""
+        arrays = self.fields()
         path = Path(path)
         match path.suffix:
             case ".npz":
@@ -166,20 +170,48 @@ def load_problem(path: str | Path) -> TokenProblem:
         case ".npz":
             arrays = _read_npz(path)
         case ".json":
-            arrays = _read_json(path)
+            return parse_problem(path.read_bytes(), source=str(path))
         case suffix:
             raise ProblemFileError(f"{path}: a problem file ends in .npz or .json, got {suffix!r}")
+    return _assembled(arrays, str(path))
+
+
+def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProblem:
+    """A problem from the text of a `.json` problem file; `source` names it in error messages.
+
+    >>> parse_problem('{"keys": [[[0, 1], [1, 0]]], "labels": [1], "scores": [[0, 1]]}').scores
+    array([[0., 1.]])
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProblemFileError(f"{source}: not valid JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise ProblemFileError(f"{source}: a problem is a JSON object with {', '.join(FIELDS)}")
+    arrays = {}
+    for name, value in fields.items():
+        try:
+            arrays[name] = np.asarray(value)
+        except ValueError as error:
+            raise ProblemFileError(
+                f"{source}: {name} is not a rectangular array; pad short inputs and give a mask"
+            ) from error
+    return _assembled(arrays, source)
+
+
+def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
+    """Check the names of the fields and build the problem."""
     unknown = sorted(set(arrays) - set(FIELDS))
     missing = [name for name in ("keys", "labels") if name not in arrays]
     if unknown or missing:
         what = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
-        raise ProblemFileError(f"{path}: {what}; a problem has {', '.join(FIELDS)}")
+        raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
     if "mask" in arrays and arrays["mask"].dtype != bool:
-        arrays["mask"] = _as_mask(path, arrays["mask"])
+        arrays["mask"] = _as_mask(source, arrays["mask"])
     try:
         return TokenProblem.of(arrays.pop("keys"), arrays.pop("labels"), **arrays)
     except (TypeError, ValueError) as error:
-        raise ProblemFileError(f"{path}: {error}") from error
+        raise ProblemFileError(f"{source}: {error}") from error
 
 
 def _vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
@@ -206,9 +238,9 @@ def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Ar
     return array
 
 
-def _as_mask(path: Path, mask: Array) -> Array:
+def _as_mask(source: str, mask: Array) -> Array:
     if mask.dtype.kind not in "iuf" or not np.isin(mask, (0, 1)).all():
-        raise ProblemFileError(f"{path}: mask must hold booleans (or 0 and 1), got dtype {mask.dtype}")
+        raise ProblemFileError(f"{source}: mask must hold booleans (or 0 and 1), got dtype {mask.dtype}")
     return mask.astype(bool)
 
 
@@ -230,21 +262,3 @@ def _read_npz(path: Path) -> dict[str, Array]:
         raise ProblemFileError(
             f"{path}: not a readable .npz of plain arrays ({error}); write it with TokenProblem.save"
         ) from error
-
-
-def _read_json(path: Path) -> dict[str, Array]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ProblemFileError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ProblemFileError(f"{path}: a problem is a JSON object with {', '.join(FIELDS)}")
-    arrays = {}
-    for name, value in content.items():
-        try:
-            arrays[name] = np.asarray(value)
-        except ValueError as error:
-            raise ProblemFileError(
-                f"{path}: {name} is not a rectangular array; pad short inputs and give a mask"
-            ) from error
-    return arrays

@@ -1,13 +1,20 @@
 """The command line: data on standard output, messages on standard error, exit codes 0, 1 and 2."""
 
+import inspect
 import json
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from tokenmargin.cli import VERBS, main
+from tokenmargin.cli.reproduce import reproduce
+from tokenmargin.cli.sweep import sweep
+from tokenmargin.experiments import EXPERIMENTS
+from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c
+from tokenmargin.experiments.provenance import MODULES
 from tokenmargin.instances import figure1b, random_problem
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
@@ -161,6 +168,14 @@ def test_evolve_without_a_direction_to_compare_with(capsys) -> None:
         (("evolve", "fig1b", "--method", "adam"), "adam"),
         (("evolve", "fig1b", "--save", "x.csv"), "npz"),
         (("reproduce", "fig99"), "no figure 'fig99'"),
+        (("reproduce", "fig1a", "--stepz", "3"), "there are --step, --steps"),
+        (("reproduce", "fig1a", "--steps", "many"), "steps must be a whole number, got 'many'"),
+        (("sweep", "fig1a", "--over", "steps"), "NAME=FIRST..LAST"),
+        (("sweep", "fig1a", "--over", "stepz=1,2"), "no setting 'stepz'"),
+        (("sweep", "fig1a", "--over", "steps=1,1"), "repeat"),
+        (("sweep", "fig1a", "--over", "steps=1,2", "--address", "auto"), "--engine ray"),
+        (("runs", "show", "nothing"), "names 0 runs"),
+        (("runs", "compare", "one"), "two runs"),
         (("fly",), "fly"),
     ],
 )
@@ -173,20 +188,90 @@ def test_bad_usage_is_exit_code_2_with_a_reason(capsys, arguments: tuple[str, ..
 
 def test_reproduce_writes_tables_pictures_and_a_page(capsys, tmp_path) -> None:
     code, out, err = run(capsys, "reproduce", "fig1b", "fig4a", "--out", str(tmp_path), "--json")
-    summaries = json.loads(out)
+    runs = json.loads(out)
     assert code == 0
-    assert [summary["figure"] for summary in summaries] == ["fig1b", "fig4a"]
-    assert all(summary["holds"] for summary in summaries)
-    for name in ("fig1b.svg", "fig1b.pdf", "fig1b.png", "limits.csv", "result.json"):
-        assert (tmp_path / "fig1b" / name).stat().st_size > 0
-    assert "fig4a" in (tmp_path / "index.html").read_text()
+    assert [run["experiment"] for run in runs] == ["fig1b", "fig4a"]
+    assert all(run["verdict"] == "as expected" for run in runs)
+    files = ("figures/fig1b.svg", "figures/fig1b.pdf", "figures/fig1b.png", "tables/limits.parquet", "run.json")
+    for name in files:
+        assert (tmp_path / runs[0]["id"] / name).stat().st_size > 0
+    assert "fig4a" in (tmp_path / "reproduction.html").read_text()
     assert "yes" in err
 
 
 def test_reproduce_lists_what_there_is(capsys) -> None:
     code, out, _ = run(capsys, "reproduce", "--list")
     assert code == 0
-    assert len(out.splitlines()) >= 10
+    assert all(experiment.figure in out for experiment in EXPERIMENTS)
+    code, out, _ = run(capsys, "reproduce", "fig1b", "--list")
+    assert code == 0
+    assert "--step " in out
+
+
+def test_what_cannot_run_is_named_and_the_rest_runs(capsys, monkeypatch, tmp_path) -> None:
+    def fail(self, progress=None):
+        raise ArithmeticError("no luck [today]")
+
+    monkeypatch.setattr("tokenmargin.experiments.EXPERIMENTS", (Figure1a, Figure1b, Figure1c))
+    monkeypatch.setattr(Figure1a, "run", fail)
+    monkeypatch.setattr(Figure1b, "needs", ("train",))
+    monkeypatch.setitem(MODULES, "train", ("a_module_that_is_not_there",))
+    code, out, err = run(capsys, "reproduce", "--out", str(tmp_path), "--json")
+    assert code == 1
+    assert [run["experiment"] for run in json.loads(out)] == ["fig1c"]
+    assert "ArithmeticError: no luck [today]" in err
+    assert "tokenmargin[train]" in err
+    assert "1 as expected, 2 not run" in err
+    page = (tmp_path / "reproduction.html").read_text()
+    assert "no luck [today]" in page
+    code, _, err = run(capsys, "reproduce", "fig1b", "--out", str(tmp_path))
+    assert code == 2
+    assert "fig1b needs pip install 'tokenmargin[train]'" in err
+
+
+def test_every_setting_is_a_flag(capsys, tmp_path) -> None:
+    arguments = ("reproduce", "fig1b", "fig4a", "--steps", "60", "--plain-step=0.5", "--out", str(tmp_path), "--json")
+    code, out, _ = run(capsys, *arguments)
+    assert code == 1  # too few steps to align
+    first, second = json.loads(out)
+    assert first["config"] == {"steps": 60, "step": 0.1}
+    assert second["config"]["plain_step"] == 0.5
+    assert first["command"] == "tokenmargin reproduce fig1b --steps 60"
+
+
+def test_no_setting_hides_behind_an_option_of_the_command() -> None:
+    options = {name.rstrip("_") for verb in (reproduce, sweep) for name in inspect.signature(verb).parameters}
+    for experiment in EXPERIMENTS:
+        assert not options & {field.name for field in fields(experiment)}, experiment
+
+
+def test_sweep_makes_one_table_and_runs_lists_shows_and_removes_it(capsys, tmp_path) -> None:
+    arguments = ("sweep", "fig1b", "--over", "step=0.1,-1", "--over", "steps=1..2", "--out", str(tmp_path), "--json")
+    code, out, err = run(capsys, *arguments)
+    details = json.loads(out)
+    assert code == 1
+    assert (details["cells"], details["failed"]) == (4, 2)
+    assert details["command"] == "tokenmargin sweep fig1b --over step=0.1,-1.0 --over steps=1..2"
+    assert "--table failures" in err
+    code, out, _ = run(capsys, "runs", "--out", str(tmp_path), "--json")
+    assert [row["verdict"] for row in json.loads(out)] == ["2 of 4 failed"]
+    code, out, _ = run(capsys, "runs", "show", "sweep", "--table", "failures", "--out", str(tmp_path))
+    assert "step must be a positive number" in out
+    assert "Traceback" in out
+    assert run(capsys, "runs", "check", "--out", str(tmp_path))[:2] == (0, f"{details['id']}  whole\n")
+    assert run(capsys, "runs", "remove", "sweep", "--out", str(tmp_path))[0] == 0
+    assert json.loads(run(capsys, "runs", "--out", str(tmp_path), "--json")[1]) == []
+
+
+def test_runs_can_be_compared(capsys, tmp_path) -> None:
+    for steps in ("50", "60"):
+        run(capsys, "reproduce", "fig1b", "--steps", steps, "--out", str(tmp_path))
+    first, second = (row["id"] for row in json.loads(run(capsys, "runs", "--out", str(tmp_path), "--json")[1]))
+    code, out, _ = run(capsys, "runs", "compare", first, second, "--out", str(tmp_path))
+    assert code == 1
+    assert "settings     steps: " in out
+    assert "table        directions: the same, bit for bit" in out
+    assert run(capsys, "runs", "compare", first, first, "--out", str(tmp_path))[0] == 0
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path) -> None:
@@ -199,7 +284,7 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path) -> None:
 def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> None:
     code, out, err = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--json")
     assert code == 0
-    assert json.loads(out)["holds"]
+    assert json.loads(out)["verdict"] == "as expected"
     assert "no direction can pick 10" in err
     assert "All as the theory says" in err
     assert "index.html" in err

@@ -9,11 +9,12 @@ import pytest
 from tokenmargin.experiments import EXPERIMENTS
 from tokenmargin.experiments.prompt_paths import Figure1b
 from tokenmargin.report.figures import DRAWINGS, draw, save_figure
-from tokenmargin.report.page import PageTable, Section, inline_svg, result_section, write_page
+from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
 
 
 def test_every_experiment_has_a_drawing() -> None:
-    assert {experiment.figure for experiment in EXPERIMENTS} <= set(DRAWINGS)
+    for experiment in EXPERIMENTS:
+        assert experiment.figure in DRAWINGS or experiment.curves or experiment.shown_tables, experiment
 
 
 def test_a_figure_is_drawn_in_three_formats_and_leaves_matplotlib_alone(tmp_path: Path) -> None:
@@ -51,18 +52,10 @@ def test_pages_escape_what_they_show_and_load_nothing(tmp_path: Path) -> None:
         assert loading not in text
 
 
-def test_a_result_becomes_a_section() -> None:
-    result = Figure1b(steps=10).run()
-    section = result_section(result, draw(result))
-    assert section.title.startswith("fig1b")
-    assert {row[3] for row in section.tables[0].rows} <= {"yes", "no"}
-    assert "no" in {row[3] for row in section.tables[0].rows}  # ten steps are too few
-
-
 @pytest.mark.parametrize("name", sorted(DRAWINGS))
 def test_drawings_have_axes_that_are_named(name: str) -> None:
     experiment = {experiment.figure: experiment for experiment in EXPERIMENTS}.get(name)
-    if experiment is None or name == "fig8" or not hasattr(experiment, "steps"):
+    if experiment is None or name == "fig8" or not isinstance(getattr(experiment, "steps", None), int):
         return
     figure = draw(experiment(steps=20).run())
     assert figure.axes[0].get_xlabel()

@@ -19,11 +19,14 @@ from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain
 from tokenmargin.cli.fit import fit
+from tokenmargin.cli.playground import playground
 from tokenmargin.cli.predict import predict
 from tokenmargin.cli.prepare import prepare
 from tokenmargin.cli.report import report
 from tokenmargin.cli.reproduce import reproduce
+from tokenmargin.cli.runs import runs
 from tokenmargin.cli.solve import solve
+from tokenmargin.cli.sweep import sweep
 from tokenmargin.cli.train import train
 from tokenmargin.cli.verify import verify
 
@@ -31,12 +34,15 @@ __all__ = ["VERBS", "app", "main"]
 
 VERBS: tuple[Callable[..., int], ...] = (
     demo,
+    playground,
     solve,
     atlas,
     evolve,
     basins,
     verify,
     reproduce,
+    sweep,
+    runs,
     data,
     prepare,
     train,

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from tokenmargin.problem import TokenProblem
@@ -84,25 +84,9 @@ def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Numbe
 
 def emit_json(data: object) -> None:
     """One JSON document on standard output; numbers that JSON cannot write become null."""
-    print(json.dumps(_plain(data), allow_nan=False))
+    from tokenmargin.experiments.files import plain
 
-
-def _plain(data: Any) -> Any:
-    import math
-
-    import numpy as np
-
-    match data:
-        case dict():
-            return {str(key): _plain(value) for key, value in data.items()}
-        case list() | tuple():
-            return [_plain(value) for value in data]
-        case np.ndarray() | np.generic():
-            return _plain(data.tolist())
-        case float() if not math.isfinite(data):
-            return None
-        case _:
-            return data
+    print(json.dumps(plain(data), allow_nan=False))
 
 
 @contextlib.contextmanager

@@ -31,10 +31,11 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
         Write the findings as one JSON object to standard output.
     """
     from tokenmargin.experiments.demo import Demo
+    from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):
         from tokenmargin.report.demo_page import NEXT, write_demo_page
-        from tokenmargin.report.figures import draw, save_figure
+        from tokenmargin.report.figures import draw_figures
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
@@ -46,11 +47,11 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     with progress_bar(f"descent from {experiment.circle} starts", 100) as progress:
         result = experiment.run(lambda share: progress(round(100 * share)))
     _tell(result.tables)
-    result.save(out)
-    save_figure(draw(result), out, "demo")
+    write_result(result, out)
+    draw_figures(result, out / "figures")
     page = write_demo_page(result, out / "index.html", counts=counts)
     if json:
-        emit_json(result.summary())
+        emit_json(describe_findings(result))
     say(f"\n{'All as the theory says.' if result.holds else 'NOT as expected: see the page.'}")
     say(f"The page: [bold]{page}[/bold] (figure and tables beside it). What to try next:\n\n{NEXT}")
     return 0 if result.holds else 1

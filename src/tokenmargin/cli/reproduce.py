@@ -1,16 +1,18 @@
-"""`tokenmargin reproduce`: a figure of the papers, with expected beside measured."""
+"""`tokenmargin reproduce`: the figures of the papers, with expected beside measured, kept as records."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
-    from tokenmargin.experiments import AbstractExperiment, Result
+    from tokenmargin.experiments import AbstractExperiment, Result, Run
+    from tokenmargin.report.reproduction import NotRun
 
-__all__ = ["reproduce"]
+__all__ = ["experiments_named", "field_names", "reproduce"]
 
 
 def reproduce(
@@ -18,21 +20,26 @@ def reproduce(
     /,
     *,
     scale: Literal["quick", "paper", "tuned"] = "quick",
-    out: Path = Path("out/reproduce"),
+    out: Path = Path("runs"),
     list_: bool = False,
+    again: bool = False,
     json: bool = False,
+    **settings: str,
 ) -> int:
     """Compute figures of the papers, expected beside measured.
 
-    Writes, per figure, its tables (CSV), the picture (SVG, PDF, PNG) and
-    result.json, and one page for all. Exit code 1 when something measured is
-    not as expected.
+    Every figure gets a folder with its tables (parquet), drawings (SVG, PDF, PNG) and `run.json` (settings, seeds,
+    code, packages, machine, timing, expected against measured); all together get one page, `reproduction.html`. A
+    figure whose run is there, with the same settings and code, is not computed again. Every setting of a figure is a
+    flag.
+    Exit code 1 when something measured is neither as expected nor explained.
 
     Examples:
 
-        tokenmargin reproduce --list
-        tokenmargin reproduce fig1b fig3b
-        tokenmargin reproduce                 # all of them
+        tokenmargin reproduce                            # all of them
+        tokenmargin reproduce --list                     # what there is
+        tokenmargin reproduce fig1b --list               # the settings of one figure
+        tokenmargin reproduce fig1b fig3b --scale paper --steps 2000
 
     Parameters
     ----------
@@ -41,58 +48,167 @@ def reproduce(
     scale:
         Settings for a laptop (quick), the paper's own, or ours at full size (tuned).
     out:
-        Folder to write into.
+        Folder of all runs.
     list_:
-        List the figures and leave.
+        List the figures, or the settings of the figures named, and leave.
+    again:
+        Compute even what is there.
     json:
         Write the findings as one JSON list to standard output.
+    settings:
+        Any setting of a figure, such as --steps 2000.
     """
+    chosen = experiments_named(figures, scale=scale)
+    if list_:
+        _list(chosen, with_settings=bool(figures))
+        return 0
+    chosen = _apply(chosen, field_names(settings))
+    for experiment in chosen if figures else ():
+        if reason := _missing(experiment):
+            raise UsageError(f"{experiment.figure} {reason}")
+    with needs_extra("report"):
+        from tokenmargin.report.figures import draw_figures
+        from tokenmargin.report.reproduction import write_reproduction
+
+    runs, left_out = _run_all(chosen, lambda experiment: _record(experiment, out, draw=draw_figures, again=again))
+    words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
+    page = write_reproduction(out / "reproduction.html", runs, left_out=left_out, command=" ".join(words))
+    details = [run.details() for _, run in runs]
+    if json:
+        emit_json(details)
+    count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
+    count["not run"] = len(left_out)
+    say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
+    say(f"The page: [bold]{page}[/bold]")
+    return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
+
+
+def _run_all(
+    chosen: list[AbstractExperiment], run_one: Callable[[AbstractExperiment], Run]
+) -> tuple[list[tuple[AbstractExperiment, Run]], list[NotRun]]:
+    """Run one after the other; one that cannot run, or fails, is named and does not keep the others from running."""
+    from rich.markup import escape
+
+    from tokenmargin.report.reproduction import NotRun
+
+    runs: list[tuple[AbstractExperiment, Run]] = []
+    left_out: list[NotRun] = []
+    for experiment in chosen:
+        reason, failed = _missing(experiment), False
+        if not reason:
+            try:
+                run = run_one(experiment)
+                runs.append((experiment, run))
+                say(_verdict(run.result(experiment)))
+            except Exception as error:
+                reason, failed = f"failed: {type(error).__name__}: {error}", True
+        if reason:
+            left_out.append(NotRun(experiment, reason, failed=failed))
+            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
+    return runs, left_out
+
+
+VERDICTS = ("as expected", "explained", "not as expected")
+
+
+def _missing(experiment: AbstractExperiment) -> str:
+    from tokenmargin.experiments.provenance import missing_extras
+
+    missing = missing_extras(experiment.needs)
+    return f"needs pip install 'tokenmargin[{','.join(missing)}]'" if missing else ""
+
+
+def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool) -> Run:
+    from tokenmargin.experiments import record
+
+    with progress_bar(experiment.figure, 100) as progress:
+        return record(
+            experiment,
+            out,
+            progress=lambda share: progress(round(100 * share)),
+            draw=draw,
+            again=again,
+            waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
+        )
+
+
+def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
+    """The experiments of these names, all when there are none, with the settings of the scale."""
     from tokenmargin.experiments import EXPERIMENTS
 
     known = {experiment.figure: experiment for experiment in EXPERIMENTS}
-    if list_:
-        for name, experiment in known.items():
-            print(f"{name:8} {experiment.title}")
-        return 0
     unknown = [name for name in figures or () if name not in known]
     if unknown:
         raise UsageError(f"no figure {unknown[0]!r}; choose from {', '.join(known)}")
-    with needs_extra("report"):
-        from tokenmargin.report.figures import draw, save_figure
-        from tokenmargin.report.page import result_section, write_page
-
-    results: list[Result] = []
-    sections = []
-    for name in figures or known:
-        result = _run(getattr(known[name], scale)())
-        figure = draw(result)
-        result.save(out / name)
-        save_figure(figure, out / name, name)
-        sections.append(result_section(result, figure))
-        results.append(result)
-        say(_verdict(result))
-    command = " ".join(["tokenmargin reproduce", *(figures or ()), f"--scale {scale}"])
-    page = write_page(
-        out / "index.html",
-        title="Figures reproduced",
-        lead="Every figure with what was measured beside what was expected.",
-        sections=sections,
-        command=command,
-    )
-    if json:
-        emit_json([result.summary() for result in results])
-    say(f"\nThe page: [bold]{page}[/bold]")
-    return 0 if all(result.holds for result in results) else 1
+    return [getattr(known[name], scale)() for name in figures or known]
 
 
-def _run(experiment: AbstractExperiment) -> Result:
-    with progress_bar(experiment.figure, 100) as progress:
-        return experiment.run(lambda share: progress(round(100 * share)))
+def field_names(flags: Mapping[str, str]) -> dict[str, str]:
+    """Flags by the names of the fields they set."""
+    return {name.replace("-", "_"): text for name, text in flags.items()}
+
+
+def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[AbstractExperiment]:
+    """Each setting goes to every chosen experiment that has it; one that none has is a mistake."""
+    from tokenmargin.experiments.settings import setting_kinds, with_settings
+
+    kinds = {experiment.figure: setting_kinds(type(experiment)) for experiment in chosen}
+    for name in settings:
+        if not any(name in known for known in kinds.values()):
+            choices = sorted({setting for known in kinds.values() for setting in known})
+            flags = ", ".join(f"--{choice.replace('_', '-')}" for choice in choices)
+            raise UsageError(f"no setting --{name.replace('_', '-')} in {', '.join(kinds)}; there are {flags}")
+    with usage_errors():
+        return [
+            with_settings(
+                experiment, {name: text for name, text in settings.items() if name in kinds[experiment.figure]}
+            )
+            for experiment in chosen
+        ]
+
+
+def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    console = Console(soft_wrap=True, highlight=False)
+    for source in dict.fromkeys(experiment.source for experiment in chosen):
+        console.print(f"\n[bold]{source}[/bold]")
+        grid = Grid("figure", "quick", "paper", "needs", "what", box=None)
+        for experiment in (experiment for experiment in chosen if experiment.source == source):
+            quick, paper = (_duration(seconds) for seconds in experiment.seconds)
+            grid.add_row(experiment.figure, quick, paper, ", ".join(experiment.needs), experiment.title)
+        console.print(grid)
+    for experiment in chosen if with_settings else ():
+        quick_settings, paper_settings = asdict(type(experiment).quick()), asdict(type(experiment).paper())
+        table = Grid(f"setting of {experiment.figure}", "quick", "paper", box=None)
+        for name, value in quick_settings.items():
+            table.add_row(f"--{name.replace('_', '-')}", str(value), str(paper_settings[name]))
+        console.print()
+        console.print(table)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
 def _verdict(result: Result) -> str:
+    from rich.markup import escape
+
     lines = [f"\n[bold]{result.experiment.figure}[/bold]  {result.experiment.title}"]
+    marks = {
+        "as expected": "[green]yes[/green]",
+        "explained": "[yellow]explained[/yellow]",
+        "not as expected": "[red]NO[/red] ",
+    }
     for finding in result.findings:
-        mark = "[green]yes[/green]" if finding.holds else "[red]NO[/red] "
-        lines.append(f"  {mark}  {finding.what}: {finding.measured:.6g} (expected {finding.expected})")
+        mark = marks[finding.verdict]
+        lines.append(f"  {mark}  {escape(finding.what)}: {finding.measured:.6g} (expected {finding.expected})")
     return "\n".join(lines)

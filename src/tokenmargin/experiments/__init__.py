@@ -1,35 +1,71 @@
-"""The figures of the papers as experiments. To add one: write its module, add its class to `EXPERIMENTS`."""
+"""The figures of the papers as experiments, their records, and sweeps over their settings.
 
-from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
-from tokenmargin.experiments.growth import Figure4a, Figure4b
-from tokenmargin.experiments.joint_paths import Figure3a, Figure3b, Figure3c
-from tokenmargin.experiments.loss_bias import Figure5
-from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Figure10
-from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c, Figure8
-from tokenmargin.experiments.sharpness import FirstStepError, Theorem5Sharpness
+To add an experiment: write its module, and one line in `PLACES`.
+"""
 
-__all__ = ["EXPERIMENTS", "AbstractExperiment", "Finding", "Result", "Table"]
+from importlib import import_module
 
-EXPERIMENTS: tuple[type[AbstractExperiment], ...] = (
-    Figure1a,
-    Figure1b,
-    Figure1c,
-    Figure3a,
-    Figure3b,
-    Figure3c,
-    Figure4a,
-    Figure4b,
-    Figure5,
-    Figure8,
-    Figure9a,
-    Figure9b,
-    Figure10,
-    FigureA1,
-    FigureA2,
-    FigureA3Imdb,
-    FigureA3Yelp,
-    FigureA4,
-    FirstStepError,
-    Theorem5Sharpness,
+from tokenmargin.experiments.engines import AbstractEngine, LocalEngine, RayEngine
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
+from tokenmargin.experiments.records import Run, find_runs, record, runs_in
+from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
+from tokenmargin.experiments.sweeps import sweep
+
+__all__ = [
+    "EXPERIMENTS",
+    "AbstractEngine",
+    "AbstractExperiment",
+    "Axis",
+    "Curves",
+    "Finding",
+    "Grid",
+    "LocalEngine",
+    "RayEngine",
+    "Result",
+    "Run",
+    "Table",
+    "Verdict",
+    "command",
+    "find_runs",
+    "parse_axis",
+    "record",
+    "runs_in",
+    "sweep",
+    "with_settings",
+]
+
+PLACES = (
+    "embeddings:FigureA1",
+    "embeddings:FigureA2",
+    "embeddings:FigureA3Imdb",
+    "embeddings:FigureA3Yelp",
+    "embeddings:FigureA4",
+    "sharpness:FirstStepError",
+    "sharpness:Theorem5Sharpness",
+    "claims:ClaimsA",
+    "prompt_paths:Figure1a",
+    "prompt_paths:Figure1b",
+    "prompt_paths:Figure1c",
+    "joint_paths:Figure3a",
+    "joint_paths:Figure3b",
+    "joint_paths:Figure3c",
+    "growth:Figure4a",
+    "growth:Figure4b",
+    "loss_bias:Figure5",
+    "prompt_paths:Figure8",
+    "overparameterisation:Figure9a",
+    "overparameterisation:Figure9b",
+    "overparameterisation:Figure10",
+    "claims:ClaimsB",
 )
+"""Everything there is to reproduce, in the order of the report: module of this folder, and class."""
+
+
+def _load(place: str) -> type[AbstractExperiment]:
+    module, _, name = place.partition(":")
+    found: type[AbstractExperiment] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+EXPERIMENTS: tuple[type[AbstractExperiment], ...] = tuple(map(_load, PLACES))
+"""The classes at those places."""

@@ -9,22 +9,28 @@ few epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from tokenmargin.corpora import k_level_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.tables import PAPER_A
 
 if TYPE_CHECKING:
     from tokenmargin.training.trainer import TrainingConfig
 
 __all__ = ["FigureA1", "FigureA2", "FigureA3Imdb", "FigureA3Yelp", "FigureA4", "TrainedEmbeddings"]
 
-PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens, appendix E"
+SHOWS = (
+    "each token as a point, its posterior difference across and its product with p or with v upwards: the product "
+    "with v rises with the posterior difference, the product with p with its modulus, and tokens of no importance "
+    "stay around zero. No correlation is printed."
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class TrainedEmbeddings(AbstractExperiment):
     """Train all parameters, then compare every token's products with its frequencies."""
 
     source: ClassVar[str] = PAPER_A
+    shows: ClassVar[str] = SHOWS
+    needs: ClassVar[tuple[str, ...]] = ("train",)
     dataset: ClassVar[str]
     model: ClassVar[str]
     printed_loss: ClassVar[float | None] = None  # order of magnitude at convergence
@@ -45,7 +53,7 @@ class TrainedEmbeddings(AbstractExperiment):
     rate: float = 0.01
     milestones: tuple[int, ...] = (100, 200)
     decay: float = 1e-8
-    scale: float = 1.0
+    start_scale: float = 1.0
     seeds: tuple[int, ...] = (0, 1, 2)
     device: str = "auto"
     converged: bool = True  # whether the loss is judged; few epochs are not meant to converge
@@ -71,6 +79,11 @@ class TrainedEmbeddings(AbstractExperiment):
         found = find_corpus(self.dataset, substitute=self.substitute)
         return found.prepared.corpus(), found.notes
 
+    def inputs(self) -> Mapping[str, str]:
+        from tokenmargin.text.library import corpus_inputs
+
+        return corpus_inputs(self.dataset)
+
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         from tokenmargin.training.study import Job, balanced, run_job, subset
 
@@ -92,7 +105,16 @@ class TrainedEmbeddings(AbstractExperiment):
             "training": _training_table(records),
             "runs": _run_table(records),
         }
-        return Result(self, tables, self._findings(tables["runs"]), (*notes, *self._notes(corpus, tables["runs"])))
+        findings = self._findings(tables["runs"])
+        if self.inputs().get(self.dataset) == "absent":
+            findings = (*_on_stand_in(findings, tables["tokens"]), self._data_finding())
+        return Result(self, tables, findings, (*notes, *self._notes(corpus, tables["runs"])))
+
+    def _data_finding(self) -> Finding:
+        remedy = (
+            f"{self.dataset} is not on this machine, sentences of our own stand in: tokenmargin data get {self.dataset}"
+        )
+        return Finding("the data are the paper's (1) or a stand-in (0)", 0.0, 1, 1, "the paper", explanation=remedy)
 
     def _config(self) -> TrainingConfig:
         from tokenmargin.training.trainer import TrainingConfig
@@ -105,7 +127,7 @@ class TrainedEmbeddings(AbstractExperiment):
             rate=self.rate,
             milestones=self.milestones,
             decay=self.decay,
-            scale=self.scale,
+            scale=self.start_scale,
         )
 
     def _device(self) -> str:
@@ -144,6 +166,20 @@ class TrainedEmbeddings(AbstractExperiment):
         )
 
 
+def _on_stand_in(findings: tuple[Finding, ...], tokens: Table) -> tuple[Finding, ...]:
+    """The findings with what is known of the stand-in: most of its tokens tell nothing, and their ranks are noise."""
+    posterior = tokens["posterior"]
+    clear = np.abs(posterior) >= 0.1
+    rho_v = spearmanr(tokens["head"][clear], posterior[clear])[0]
+    rho_p = spearmanr(tokens["prompt"][clear], np.abs(posterior[clear]))[0]
+    words = (
+        f"in the stand-in {(~clear).sum()} of {len(clear)} tokens have a posterior difference below 0.1, the size of "
+        f"its sampling error, and their ranks are noise; over the other {clear.sum()} the rank correlations are "
+        f"{rho_v:.2f} (v) and {rho_p:.2f} (p)"
+    )
+    return tuple(replace(finding, explanation=words) for finding in findings)
+
+
 def _share(progress: Callable[[float], None], done: int, total: int) -> Callable[[Any], None]:
     return lambda now: progress((done + now.step / now.steps) / total)
 
@@ -173,7 +209,6 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
     table = {"seed": np.array([record["config"]["seed"] for record in records])}
     for name in ("loss", "accuracy", "rho_v", "rho_p", "sign"):
         table[name] = np.array([record[f"final {name}"] for record in records])
-    table["seconds"] = np.array([record["seconds"] for record in records])
     return table
 
 
@@ -182,6 +217,7 @@ class FigureA1(TrainedEmbeddings):
     """`tokenmargin reproduce A1`: about 50 s; the two-layer model on IMDB, rho_v 0.81, rho_p 0.56."""
 
     figure: ClassVar[str] = "A1"
+    seconds: ClassVar[tuple[float | None, float | None]] = (6, None)
     title: ClassVar[str] = "Two-layer attention on IMDB: products of the embeddings against the posterior difference"
     dataset: ClassVar[str] = "imdb"
     model: ClassVar[str] = "two-layer"
@@ -189,7 +225,7 @@ class FigureA1(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, scale=0.1, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1, seeds=(0,))
 
     @classmethod
     def tuned(cls) -> Self:
@@ -202,6 +238,7 @@ class FigureA2(TrainedEmbeddings):
     """`tokenmargin reproduce A2`: about 30 s; the one-layer model on K-level data, rho_v 0.98, rho_p 0.91."""
 
     figure: ClassVar[str] = "A2"
+    seconds: ClassVar[tuple[float | None, float | None]] = (10, None)
     title: ClassVar[str] = "One-layer attention on the K-level data: relevant tokens leave the cloud around zero"
     dataset: ClassVar[str] = "synthetic"
     model: ClassVar[str] = "one-layer"
@@ -220,6 +257,9 @@ class FigureA2(TrainedEmbeddings):
     def tuned(cls) -> Self:
         return cls.paper()
 
+    def inputs(self) -> Mapping[str, str]:
+        return {}
+
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         corpus = k_level_corpus(self.texts or 25_000, rng=np.random.default_rng(0))
         return corpus, ("levels of 4 + 2^k tokens: the printed 4 + 2^(k-1) do not give the printed vocabulary of 2048",)
@@ -230,6 +270,7 @@ class FigureA3Imdb(TrainedEmbeddings):
     """`tokenmargin reproduce A3-imdb`: about a minute; the one-layer model on IMDB, rho_v 0.77, rho_p 0.47."""
 
     figure: ClassVar[str] = "A3-imdb"
+    seconds: ClassVar[tuple[float | None, float | None]] = (1.4, None)
     title: ClassVar[str] = "One-layer attention on IMDB: products of the embeddings against the posterior difference"
     dataset: ClassVar[str] = "imdb"
     model: ClassVar[str] = "one-layer"
@@ -241,6 +282,7 @@ class FigureA3Yelp(TrainedEmbeddings):
     """`tokenmargin reproduce A3-yelp`: about 30 s; the one-layer model on Yelp, rho_v 0.91, rho_p 0.69."""
 
     figure: ClassVar[str] = "A3-yelp"
+    seconds: ClassVar[tuple[float | None, float | None]] = (2.8, None)
     title: ClassVar[str] = "One-layer attention on Yelp: products of the embeddings against the posterior difference"
     dataset: ClassVar[str] = "yelp"
     model: ClassVar[str] = "one-layer"
@@ -252,6 +294,7 @@ class FigureA4(TrainedEmbeddings):
     """`tokenmargin reproduce A4`: about 30 s; the two-layer model on Yelp, rho_v 0.82, rho_p 0.46."""
 
     figure: ClassVar[str] = "A4"
+    seconds: ClassVar[tuple[float | None, float | None]] = (2.1, None)
     title: ClassVar[str] = "Two-layer attention on Yelp: products of the embeddings against the posterior difference"
     dataset: ClassVar[str] = "yelp"
     model: ClassVar[str] = "two-layer"
@@ -259,7 +302,7 @@ class FigureA4(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, scale=0.1, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1, seeds=(0,))
 
     @classmethod
     def tuned(cls) -> Self:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import abc
-import csv
-import json
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin._version import __version__
-
-__all__ = ["AbstractExperiment", "Finding", "Result", "Table"]
+__all__ = [
+    "FINDINGS",
+    "AbstractExperiment",
+    "Curves",
+    "Finding",
+    "Result",
+    "Table",
+    "Verdict",
+    "findings_table",
+    "verdict_of",
+]
 
 Table = Mapping[str, Array]
 """Columns of equal length, by name."""
+
+Verdict = Literal["as expected", "explained", "not as expected"]
+
+FINDINGS = "findings"
+"""Name of the table of expected against measured."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,8 @@ class Finding:
     - `measured`: its value.
     - `low`, `high`: the range it was expected in.
     - `source`: where the expectation comes from (a theorem, a number printed in the paper, a design target).
+    - `explanation`: why the value may lie outside the range, where that is known: what the experiment that looked into
+      the difference found. Without one, a value outside the range is a failure.
     """
 
     what: str
@@ -38,11 +49,17 @@ class Finding:
     low: float = -np.inf
     high: float = np.inf
     source: str = ""
+    explanation: str = ""
 
     @property
     def holds(self) -> bool:
         """Whether the measured value lies in the expected range."""
         return bool(self.low <= self.measured <= self.high)
+
+    @property
+    def verdict(self) -> Verdict:
+        """As expected, different for a reason that is known, or different."""
+        return "as expected" if self.holds else "explained" if self.explanation else "not as expected"
 
     @property
     def expected(self) -> str:
@@ -54,6 +71,23 @@ class Finding:
         if self.low == -np.inf:
             return f"at most {self.high:g}"
         return f"{self.low:g} to {self.high:g}"
+
+
+def verdict_of(findings: Iterable[Finding]) -> Verdict:
+    """The worst verdict among findings."""
+    verdicts = {finding.verdict for finding in findings}
+    order: tuple[Verdict, ...] = ("not as expected", "explained")
+    return next((verdict for verdict in order if verdict in verdicts), "as expected")
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Expected against measured, as columns."""
+    kinds = {"measured": float, "low": float, "high": float}
+    names = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+    return {
+        name: np.array([getattr(finding, name) for finding in findings], dtype=kinds.get(name, object))
+        for name in names
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,60 +104,82 @@ class Result:
         """Whether every finding is as expected."""
         return all(finding.holds for finding in self.findings)
 
-    def save(self, folder: Path) -> None:
-        """Write `result.json` and one CSV file per table."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, table in self.tables.items():
-            with (folder / f"{name}.csv").open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(table)
-                writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
-        (folder / "result.json").write_text(json.dumps(self.summary(), indent=2) + "\n")
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict among the findings."""
+        return verdict_of(self.findings)
 
-    def summary(self) -> dict[str, Any]:
-        """Everything but the tables, in plain types."""
-        return {
-            "figure": self.experiment.figure,
-            "title": self.experiment.title,
-            "config": asdict(self.experiment),
-            "holds": self.holds,
-            "findings": [
-                {"what": f.what, "measured": f.measured, "expected": f.expected, "holds": f.holds, "source": f.source}
-                for f in self.findings
-            ],
-            "notes": list(self.notes),
-            "versions": {"tokenmargin": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        }
+    def table(self, name: str) -> Table:
+        """A table by name; `findings` is the table of expected against measured."""
+        if name == FINDINGS:
+            return findings_table(self.findings)
+        if name not in self.tables:
+            raise KeyError(f"{self.experiment.figure} has no table {name!r}; it has {', '.join(self.table_names)}")
+        return self.tables[name]
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """All tables, the findings first."""
+        return (FINDINGS, *self.tables)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """How to draw a table without writing a drawing: one curve per column of `y`, or per value of `by`."""
+
+    table: str
+    x: str
+    y: tuple[str, ...]
+    by: str | None = None
+    x_label: str = ""
+    y_label: str = ""
+    log: Literal["", "x", "y", "xy"] = ""
 
 
 @dataclass(frozen=True)
 class AbstractExperiment(abc.ABC):
-    """A figure of a paper, or a study of our own. Its fields are its settings.
+    """A figure of a paper, or a study of our own. Its fields are its settings, and each is a flag of the command line.
 
     **Class attributes**
     - `figure`: short name, as on the command line.
     - `source`: the paper it comes from.
     - `title`: what it shows, in one line.
+    - `shows`: what the paper shows there, in words and numbers.
+    - `differences`: where ours differs from the paper's, and why.
+    - `seconds`: how long `quick()` and `paper()` took on two cores, None where nobody has measured it.
+    - `needs`: extras of the package that must be installed, such as `train`.
+    - `curves`: how to draw it, for experiments without a drawing of their own in `report.figures`.
+    - `shown_tables`: tables that the reproduction report prints.
     """
 
     figure: ClassVar[str]
     source: ClassVar[str]
     title: ClassVar[str]
+    shows: ClassVar[str] = ""
+    differences: ClassVar[tuple[str, ...]] = ()
+    seconds: ClassVar[tuple[float | None, float | None]] = (None, None)
+    needs: ClassVar[tuple[str, ...]] = ()
+    curves: ClassVar[Curves | None] = None
+    shown_tables: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    @abc.abstractmethod
     def quick(cls) -> Self:
-        """Settings that take seconds on a laptop."""
+        """Settings for a laptop, seconds to minutes; the fields' defaults unless an experiment says otherwise."""
+        return cls()
 
     @classmethod
-    @abc.abstractmethod
     def paper(cls) -> Self:
-        """The paper's own settings."""
+        """The paper's own settings; the fields' defaults unless an experiment says otherwise."""
+        return cls()
 
     @classmethod
     def tuned(cls) -> Self:
         """Settings that show what the figure claims, where the paper's own do not; else the paper's."""
         return cls.paper()
+
+    def inputs(self) -> Mapping[str, str]:
+        """What the result depends on beside settings and code, such as data files: a digest of each, or "absent"."""
+        return {}
 
     @abc.abstractmethod
     def run(self, progress: Callable[[float], None] | None = None) -> Result:

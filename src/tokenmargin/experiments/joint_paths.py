@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
@@ -31,14 +31,6 @@ class _Joint(AbstractExperiment):
 
     steps: int = 1000
     step: float = 0.1
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def problem(self) -> TokenProblem:
         """The figure's data."""
@@ -118,6 +110,11 @@ class Figure3a(_Joint):
     title: ClassVar[str] = (
         "All selected tokens are support vectors: p and v reach their max-margin directions (Theorem 5)"
     )
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
+    shows: ClassVar[str] = (
+        "head v and attention vector p trained together on three inputs of two tokens, all selected tokens support "
+        "vectors of the classifier: v turns to v^mm and p to p^mm. No numbers are printed."
+    )
 
     def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
         measured = _cosines(path, solutions)
@@ -133,6 +130,11 @@ class Figure3b(_Joint):
 
     figure: ClassVar[str] = "fig3b"
     title: ClassVar[str] = "One token is no support vector: p reaches the relaxed direction instead (Theorem 6)"
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
+    shows: ClassVar[str] = (
+        "the same with one selected token that is no support vector: p turns away from p^mm to the solution p^relax "
+        "of the problem that asks nothing but non-negative margins of that input. No numbers are printed."
+    )
 
     def problem(self) -> TokenProblem:
         return figure3b()
@@ -159,6 +161,11 @@ class Figure3c(_Joint):
 
     figure: ClassVar[str] = "fig3c"
     title: ClassVar[str] = "Softmax and output probabilities in the run of Figure 3a"
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
+    shows: ClassVar[str] = (
+        "in the run of Figure 3a the softmax probability of the selected tokens and the logistic probability of the "
+        "labels both rise to 1. No numbers are printed."
+    )
 
     def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
         logistic = _logistic_probability(path["output"])

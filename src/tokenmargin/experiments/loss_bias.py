@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
@@ -37,18 +37,15 @@ class Figure5(AbstractExperiment):
     figure: ClassVar[str] = "fig5"
     source: ClassVar[str] = PAPER_B
     title: ClassVar[str] = "How loss and score bend the path before the limit"
+    seconds: ClassVar[tuple[float | None, float | None]] = (4, 4)
+    shows: ClassVar[str] = (
+        "two inputs, one with a token of score C = 1 to 10: with correlation loss the path of p bends towards the "
+        "input of the larger score, with logistic loss towards the other, and both end at p^mm = (1, 0)."
+    )
 
     steps: int = 1000
     step: float = 0.1
     scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 100.0)
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         rows: list[dict[str, object]] = []

@@ -155,7 +155,18 @@ class Figure9a(_Overparameterisation):
     """`tokenmargin reproduce fig9 --scale paper`: 6000 trials; see docs/dynamics.md for time and numbers."""
 
     figure: ClassVar[str] = "fig9"
+    seconds: ClassVar[tuple[float | None, float | None]] = (1.4, 68)
     title: ClassVar[str] = "With more dimensions softmax saturates, and the limit is global more often"
+    shows: ClassVar[str] = (
+        "four inputs of six random tokens, 1000 problems per dimension from 2 to 500: the share that does not saturate "
+        "falls and the share that reaches the GMM grows with the dimension; the average correlation of a saturated run "
+        "with its max-margin direction is 0.997."
+    )
+    differences: ClassVar[tuple[str, ...]] = (
+        "The paper does not give the start; ours is p = 0.",
+        "Our correlation is higher than the printed one: gradients are computed in the log domain, where the textbook "
+        "form loses the direction to cancellation (docs/dynamics.md compares the two on these data).",
+    )
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
         aligned = runs["cosine"][np.isfinite(runs["cosine"])]
@@ -188,6 +199,10 @@ class Figure9b(_Overparameterisation):
 
     figure: ClassVar[str] = "fig9b"
     title: ClassVar[str] = "The selected tokens outscore their neighbours"
+    shows: ClassVar[str] = (
+        "the smallest score gap between a selected token and its SVM-neighbours is negative in less than 1% of the "
+        "saturated runs; those runs have a correlation above 0.99 with their direction all the same."
+    )
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
         gaps = runs["gap"][np.isfinite(runs["cosine"])]
@@ -235,3 +250,4 @@ class Figure10(Figure9b):
 
     figure: ClassVar[str] = "fig10"
     title: ClassVar[str] = "The score gap has a sharp transition at zero"
+    shows: ClassVar[str] = "the distribution of the score gaps of Figure 9: hardly any mass below zero, a jump at it."

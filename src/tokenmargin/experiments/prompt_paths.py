@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -32,14 +32,6 @@ class PromptPaths(AbstractExperiment):
 
     steps: int = 1000
     step: float = 0.1
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     def problem(self) -> TokenProblem:
         """The figure's data."""
@@ -88,6 +80,11 @@ class Figure1a(PromptPaths):
 
     figure: ClassVar[str] = "fig1a"
     title: ClassVar[str] = "Equal scores among the others: every start reaches the global direction (Theorem 2)"
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
+    shows: ClassVar[str] = (
+        "one input of three tokens, the two that are not optimal with equal scores: from six starts p turns to the "
+        "direction of the max-margin solution of the optimal token, the GMM. No numbers are printed."
+    )
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0,)),)
 
     def starts(self) -> Float[Array, "S D"]:
@@ -106,6 +103,15 @@ class Figure1b(PromptPaths):
 
     figure: ClassVar[str] = "fig1b"
     title: ClassVar[str] = "Unequal scores: some starts reach a locally optimal direction (Theorem 3)"
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
+    shows: ClassVar[str] = (
+        "the same tokens with unequal scores: some of the six starts turn to the GMM, others to the max-margin "
+        "direction of a token that is only locally optimal, the LMM. No numbers are printed."
+    )
+    differences: ClassVar[tuple[str, ...]] = (
+        "Gradients are summed in pairs in the log domain. The textbook form loses the direction to cancellation once "
+        "the softmax saturates: at 1000 normalised steps it sends two of the six runs to a wrong limit.",
+    )
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0,)), ("LMM", (1,)))
 
     def starts(self) -> Float[Array, "S D"]:
@@ -129,6 +135,11 @@ class Figure1c(PromptPaths):
 
     figure: ClassVar[str] = "fig1c"
     title: ClassVar[str] = "Three inputs, one separating direction"
+    seconds: ClassVar[tuple[float | None, float | None]] = (0.2, 0.2)
+    shows: ClassVar[str] = (
+        "three inputs of seven tokens: from six starts p turns to the one max-margin direction that separates the "
+        "optimal token of every input from its others. No numbers are printed."
+    )
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0, 0, 0)),)
 
     def starts(self) -> Float[Array, "S D"]:
@@ -147,6 +158,11 @@ class Figure8(PromptPaths):
 
     figure: ClassVar[str] = "fig8"
     title: ClassVar[str] = "Two inputs: gradient descent from two starts reaches two limits (Theorem 2 needs n = 1)"
+    seconds: ClassVar[tuple[float | None, float | None]] = (3, 3)
+    shows: ClassVar[str] = (
+        "two inputs of two tokens: gradient descent from one start turns to the GMM, from another to an LMM, so "
+        "Theorem 2 needs its condition n = 1. No numbers are printed."
+    )
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0, 0)), ("LMM", (0, 1)))
 
     steps: int = 20_000

@@ -20,6 +20,7 @@ from tokenmargin.margin.constraints import (
 )
 from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
 from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
 from tokenmargin.problem import TokenProblem
@@ -47,6 +48,7 @@ __all__ = [
     "label_margin",
     "max_margin",
     "max_margin_batch",
+    "plane_atlas",
     "relaxed_max_margin",
     "selected_pairs",
     "selection_arcs",

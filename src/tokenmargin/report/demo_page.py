@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenmargin.experiments import Result, Table
+from tokenmargin.experiments import Result
 from tokenmargin.report.figures import draw
-from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, write_page
+from tokenmargin.report.page import Section, findings_table, inline_svg, page_table, write_page
 
 __all__ = ["NEXT", "write_demo_page"]
 
@@ -20,13 +20,15 @@ tokenmargin --help"""
 def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Path:
     """Write the demonstration's page and return its path."""
     tokens, limits, directions = (result.tables[name] for name in ("tokens", "limits", "directions"))
+    figure = draw(result)
+    assert figure is not None, "the demonstration has a drawing"
     problem = Section(
         "The problem",
         (
             "Each input is a handful of tokens in the plane. Attention gives token t of input i the weight "
             "softmax(<k_it, p>), and training moves p to lower the loss. A star marks the token of highest score.",
         ),
-        tables=(_table(tokens, ("input", "token", "x", "y", "score", "optimal")),),
+        tables=(page_table(tokens, ("input", "token", "x", "y", "score", "optimal")),),
     )
     atlas = Section(
         "Where can it converge?",
@@ -35,14 +37,14 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Pa
             f"can pick: each has a Farkas certificate. {counts['limits']} are locally optimal: descent that starts "
             "near one of these directions converges to it (Theorem 3). GMM marks the globally optimal one.",
         ),
-        tables=(_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
+        tables=(page_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
     )
     runs = Section(
         "Where did it converge?",
         ("Normalised gradient descent from a ring of starts, and the angle of each run to its certified direction.",),
-        svg=inline_svg(draw(result), "demo"),
+        svg=inline_svg(figure, "demo"),
         tables=(
-            _table(limits, ("start_x", "start_y", "selected", "limit", "angle", "cosine", "norm")),
+            page_table(limits, ("start_x", "start_y", "selected", "limit", "angle", "cosine", "norm")),
             findings_table(result),
         ),
     )
@@ -53,18 +55,3 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int]) -> Pa
         sections=(problem, atlas, runs, Section("What to try next", code=NEXT)),
         command="tokenmargin demo",
     )
-
-
-def _table(table: Table, columns: tuple[str, ...]) -> PageTable:
-    chosen = [table[name].tolist() for name in columns]
-    return PageTable(columns, [[_cell(value) for value in row] for row in zip(*chosen, strict=True)])
-
-
-def _cell(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else ""
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)

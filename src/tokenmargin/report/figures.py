@@ -17,7 +17,15 @@ from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 
-__all__ = ["DRAWINGS", "draw", "draw_basins", "draw_products", "save_basin_map", "save_figure"]
+__all__ = [
+    "DRAWINGS",
+    "draw",
+    "draw_basins",
+    "draw_figures",
+    "draw_products",
+    "save_basin_map",
+    "save_figure",
+]
 
 # Okabe and Ito's palette: distinct to colour-blind readers.
 INPUT_COLOURS = ("#E69F00", "#009E73", "#0072B2", "#CC79A7", "#56B4E9", "#D55E00")
@@ -25,14 +33,26 @@ GLOBAL, LOCAL, RELAXED, MUTED = "#D55E00", "#0072B2", "#009E73", "#8a8a8a"
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
 
 
-def draw(result: Result) -> Figure:
-    """The figure of a result."""
+def draw(result: Result) -> Figure | None:
+    """The figure of a result: its own drawing, or the curves the experiment names; None when there is neither."""
+    drawing = DRAWINGS.get(result.experiment.figure)
+    if drawing is None and result.experiment.curves is not None:
+        drawing = draw_curves
+    if drawing is None:
+        return None
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    DRAWINGS[result.experiment.figure](result, axes)
+    drawing(result, axes)
     set_title = figure.suptitle if len(figure.axes) > 1 else axes.set_title
     set_title(result.experiment.title, fontsize=8.5, wrap=True)
     return figure
+
+
+def draw_figures(result: Result, folder: Path) -> None:
+    """Draw a result into a folder, when there is something to draw."""
+    figure = draw(result)
+    if figure is not None:
+        save_figure(figure, folder, result.experiment.figure)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -102,16 +122,33 @@ def draw_probabilities(result: Result, ax: Axes) -> None:
     _finish_curves(ax, "probability")
 
 
+def draw_curves(result: Result, ax: Axes) -> None:
+    """The curves that the experiment names."""
+    curves = result.experiment.curves
+    assert curves is not None, "only for experiments that name their curves"
+    table = result.table(curves.table)
+    groups = [None] if curves.by is None else np.unique(table[curves.by]).tolist()
+    for group in groups:
+        chosen = slice(None) if group is None else table[curves.by or ""] == group
+        for column in curves.y:
+            label = column if group is None else f"{curves.by} {group}"
+            ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label)
+    ax.set(xlabel=curves.x_label or curves.x, ylabel=curves.y_label or ", ".join(curves.y))
+    ax.set_xscale("log" if "x" in curves.log else "linear")
+    ax.set_yscale("log" if "y" in curves.log else "linear")
+    ax.legend(fontsize=8, frameon=False)
+
+
 def draw_growth(column: str, label: str) -> Callable[[Result, Axes], None]:
     """One quantity under normalised and under plain descent."""
 
-    def draw_curves(result: Result, ax: Axes) -> None:
+    def draw_both(result: Result, ax: Axes) -> None:
         curves = result.tables["curves"]
         for method, colour, name in (("ngd", GLOBAL, "normalised descent"), ("gd", LOCAL, "gradient descent")):
             ax.plot(curves["step"], curves[f"{column}_{method}"], color=colour, label=name)
         _finish_curves(ax, label)
 
-    return draw_curves
+    return draw_both
 
 
 def draw_loss_bias(result: Result, ax: Axes) -> None:

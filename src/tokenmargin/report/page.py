@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
@@ -13,17 +13,20 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from tokenmargin._version import __version__
-from tokenmargin.experiments import Result
+from tokenmargin.experiments import Result, Table
+from tokenmargin.experiments.files import atomic_path
 
-__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "result_section", "write_page"]
+__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """A small table of strings."""
+    """A small table of strings; a cell found in `links` leads to that anchor of the page."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    links: Mapping[str, str] = field(default_factory=dict)
+    caption: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Section:
     svg: Markup | None = None
     tables: Sequence[PageTable] = ()
     code: str = ""
+    anchor: str = ""
+    verdict: str = ""
+    points: Sequence[str] = ()
 
 
 def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section], command: str) -> Path:
@@ -47,8 +53,8 @@ def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section]
     )
     page = environment.get_template("page.html")
     text = page.render(title=title, lead=lead, sections=sections, command=command, version=__version__)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with atomic_path(path) as beside:
+        beside.write_text(text, encoding="utf-8")
     return path
 
 
@@ -62,23 +68,26 @@ def inline_svg(figure: Figure, prefix: str) -> Markup:
     return Markup(svg)  # our own drawing, not input
 
 
+def page_table(table: Table, columns: Sequence[str] | None = None) -> PageTable:
+    """A result table for the page: all its columns, or some."""
+    names = list(table) if columns is None else list(columns)
+    rows = zip(*(table[name].tolist() for name in names), strict=True)
+    return PageTable(names, [[_cell(value) for value in row] for row in rows])
+
+
+def _cell(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else ""
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)
+
+
 def findings_table(result: Result) -> PageTable:
     """Expected beside measured."""
     return PageTable(
-        ("what", "measured", "expected", "as expected", "source"),
-        [
-            (f.what, f"{f.measured:.6g}", f.expected, "yes" if f.holds else "no", f.source)
-            for f in result.findings
-        ],
-    )  # fmt: skip
-
-
-def result_section(result: Result, figure: Figure) -> Section:
-    """An experiment on a page: its picture and its findings."""
-    name = result.experiment.figure
-    return Section(
-        title=f"{name}: {result.experiment.title}",
-        paragraphs=(f"Source: {result.experiment.source}.", *result.notes),
-        svg=inline_svg(figure, name),
-        tables=(findings_table(result),),
+        ("what", "measured", "expected", "verdict", "source"),
+        [(f.what, f"{f.measured:.6g}", f.expected, f.verdict, f.source) for f in result.findings],
     )

@@ -16,7 +16,9 @@ from tokenmargin.text.prepared import PreparedText, load_prepared
 from tokenmargin.text.sentences import make_sentences
 from tokenmargin.text.sources import binary_labels, read_labelled
 
-__all__ = ["Found", "find_corpus"]
+__all__ = ["ABSENT", "Found", "corpus_inputs", "find_corpus"]
+
+ABSENT = "absent"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,18 @@ def find_corpus(
         kept.parent.mkdir(parents=True, exist_ok=True)
         prepare(table.texts, binary_labels(table.labels), pipeline, progress=progress).save(kept)
     return Found(load_prepared(kept), notes)
+
+
+def corpus_inputs(name: str, *, cache: Path | None = None) -> dict[str, str]:
+    """The files that `find_corpus` reads, with a digest of each, or "absent"."""
+    folder = (cache or cache_folder()) / "datasets"
+    files = {name: folder / f"{name}.parquet", "bert-vocabulary": folder / "bert-vocabulary.txt"}
+    return {known: _digest(path) if path.is_file() else ABSENT for known, path in files.items()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _key(source: Path, pipeline: Pipeline) -> str:

@@ -1,0 +1,70 @@
+"""`tokenmargin playground`: a page on this computer to move tokens and see attention choose."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tokenmargin.cli.common import UsageError, needs_extra, say, usage_errors
+
+__all__ = ["playground"]
+
+
+def playground(
+    *,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    model: Path | None = None,
+    no_browser: Annotated[bool, Parameter(name="--no-browser")] = False,
+) -> int:
+    """Serve the playground and open it in the browser. Ctrl-C ends it.
+
+    The server listens on this computer alone unless another address is asked for with --host.
+
+    Examples:
+
+        tokenmargin playground
+        tokenmargin playground --port 8017 --no-browser
+        tokenmargin playground --model my_model.json
+
+    Parameters
+    ----------
+    port:
+        Port to listen on; 0 takes a free one.
+    host:
+        Address to listen on. Anything but loopback lets other computers in.
+    model:
+        A token model to explain texts with: a .json file written by TokenModel.save, or a folder with token_model.json.
+    no_browser:
+        Do not open the page.
+    """
+    # Threads of the linear algebra library only wait for each other on arrays this small; numpy reads this once.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    with needs_extra("playground"):
+        from tokenmargin.report.playground.guard import LOOPBACK
+        from tokenmargin.report.playground.server import create_app, listen, serve
+    from tokenmargin.token_model import load_token_model
+
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port must lie in 0..65535, got {port}")
+    with usage_errors():
+        loaded = None if model is None else load_token_model(model)
+    try:
+        listener = listen(host, port)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --port") from error
+    bracketed = f"[{host}]" if ":" in host else host
+    address = f"http://{bracketed}:{listener.getsockname()[1]}/"
+    if host not in LOOPBACK:
+        say(f"[yellow]listening on {host}: other computers can open this page[/yellow]")
+    say(f"The playground is at {address} (Ctrl-C ends it)")
+    if not no_browser:
+        import webbrowser
+
+        webbrowser.open(address)
+    serve(create_app(loaded, host=host), listener)
+    return 0

@@ -1,0 +1,108 @@
+"""The tables of the claims: every lemma and theorem of a paper, checked on the instances it ships with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
+from tokenmargin.experiments.tables import PAPER_A, PAPER_B, columns
+from tokenmargin.theory import CLAIMS, Report
+
+__all__ = ["ClaimsA", "ClaimsB"]
+
+
+@dataclass(frozen=True)
+class _Claims(AbstractExperiment):
+    """Each claim within its hypotheses, outside of them, and, where the printed statement is wrong, as printed."""
+
+    paper_letter: ClassVar[str]
+    shown_tables: ClassVar[tuple[str, ...]] = ("checks",)
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        claims = [claim for claim in CLAIMS if claim.name.startswith(f"{self.paper_letter}.")]
+        reports: list[Report] = []
+        for done, claim in enumerate(claims):
+            reports += claim.own()
+            if progress is not None:
+                progress((done + 1) / len(claims))
+        tables = {
+            "checks": columns([_check(report) for report in reports]),
+            "slacks": columns([row for report in reports for row in _slacks(report)]),
+        }
+        examples = [report for report in reports if report.kind == "example"]
+        outside = [report for report in reports if report.kind == "outside"]
+        documented = [report for report in examples if report.verdict == report.claim.expected]
+        needed = [report for report in outside if report.as_expected]
+        count = len(examples), len(outside)
+        findings = (
+            Finding(
+                "examples within the hypotheses, verdict as stated", len(documented), count[0], count[0], "the paper"
+            ),
+            Finding("examples outside, on which the conclusion fails", len(needed), count[1], count[1], "our search"),
+            Finding(
+                "checks with a verdict other than documented",
+                sum(not report.as_expected for report in reports),
+                0,
+                0,
+                "the claims' own notes",
+            ),
+        )
+        notes = tuple(f"{r.claim.name}, as printed: {r.claim.note}" for r in reports if r.kind == "refutation")
+        return Result(self, tables, findings, notes)
+
+
+def _check(report: Report) -> dict[str, object]:
+    return {
+        "claim": report.claim.name,
+        "on": str(report.instance),
+        "kind": report.kind,
+        "verdict": report.verdict,
+        "evidence": report.claim.evidence,
+        "documented": "yes" if report.as_expected else "no",
+    }
+
+
+def _slacks(report: Report) -> list[dict[str, object]]:
+    roles = (("hypothesis", report.findings.hypotheses), ("conclusion", report.findings.conclusion))
+    return [
+        {
+            "claim": report.claim.name,
+            "on": str(report.instance),
+            "role": role,
+            "what": slack.name,
+            "measured": slack.measured,
+            "relation": slack.relation,
+            "bound": slack.bound,
+            "slack": slack.slack,
+            "holds": slack.holds,
+        }
+        for role, slacks in roles
+        for slack in slacks
+    ]
+
+
+@dataclass(frozen=True)
+class ClaimsA(_Claims):
+    """`tokenmargin reproduce claims-a`: every claim on trained embeddings, with the slack of each inequality."""
+
+    figure: ClassVar[str] = "claims-a"
+    source: ClassVar[str] = PAPER_A
+    title: ClassVar[str] = "Every lemma and theorem on trained embeddings, measured"
+    paper_letter: ClassVar[str] = "A"
+    seconds: ClassVar[tuple[float | None, float | None]] = (12, 12)
+    shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
+
+
+@dataclass(frozen=True)
+class ClaimsB(_Claims):
+    """`tokenmargin reproduce claims-b`: every claim on max-margin token selection, with the slack of each "
+    "inequality."""
+
+    figure: ClassVar[str] = "claims-b"
+    source: ClassVar[str] = PAPER_B
+    title: ClassVar[str] = "Every lemma and theorem on max-margin token selection, measured"
+    paper_letter: ClassVar[str] = "B"
+    seconds: ClassVar[tuple[float | None, float | None]] = (20, 20)
+    shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."

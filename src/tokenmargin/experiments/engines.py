@@ -1,0 +1,149 @@
+"""Engines: where the cells of a sweep run. Each takes pieces of work as it has room and gives them back as they end."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["AbstractEngine", "LocalEngine", "Lost", "RayEngine"]
+
+IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A piece of work whose worker died, with the engine's words."""
+
+    reason: str
+
+
+class AbstractEngine(abc.ABC):
+    """Runs one function on many pieces of work."""
+
+    @property
+    @abc.abstractmethod
+    def workers(self) -> int:
+        """How many pieces run at the same time."""
+
+    @abc.abstractmethod
+    def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
+        """Give `(piece, task(piece))` in the order in which they end, or `(piece, Lost)` when the worker died.
+
+        `pieces` is asked for more only when there is room. After a loss an engine may stop early: what it has not given
+        back by then has not been done.
+        """
+
+
+@dataclass(frozen=True)
+class LocalEngine(AbstractEngine):
+    """Processes on this machine, by joblib. Each cell runs on one thread, so results do not depend on `jobs`."""
+
+    jobs: int = -1
+
+    @property
+    def workers(self) -> int:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores if self.jobs == -1 else self.jobs
+
+    def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
+        from joblib import Parallel, delayed, parallel_config
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        flying: set[range] = set()
+
+        def calls() -> Iterator[Any]:
+            for piece in pieces:
+                flying.add(piece)
+                yield delayed(_with_piece)(task, piece)
+
+        # Never one job: joblib would run it in this process, and a crash would take the sweep with it.
+        jobs = max(self.workers, 2)
+        ahead = IN_FLIGHT * self.workers if self.workers > 1 else 1
+        with parallel_config("loky", inner_max_num_threads=1):
+            run = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=ahead)
+            try:
+                for piece, outcome in run(calls()):
+                    flying.discard(piece)
+                    yield piece, outcome
+            except TerminatedWorkerError as error:
+                for piece in sorted(flying, key=lambda piece: piece.start):
+                    yield piece, Lost(str(error).partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class RayEngine(AbstractEngine):
+    """Tasks on a ray cluster: at `address`, or started on this machine when there is none.
+
+    A task whose node or worker is lost is run again by ray, `retries` times, before it is given back as lost.
+    """
+
+    address: str | None = None
+    retries: int = 5
+
+    def connect(self) -> None:
+        """Join or start the cluster, unless this process is already part of one."""
+        import ray
+
+        if not ray.is_initialized():
+            dashboard = None if self.address else False
+            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+
+    @property
+    def workers(self) -> int:
+        import ray
+
+        self.connect()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        return max(int(resources.get("CPU", 1)), 1)
+
+    def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
+        import ray
+        from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError
+
+        self.connect()
+        remote = ray.remote(num_cpus=1, max_retries=self.retries)(_call)
+        shared = ray.put(task)
+        flying: dict[Any, range] = {}
+        while True:
+            room = IN_FLIGHT * self.workers - len(flying)
+            for piece in _take(pieces, room):
+                flying[remote.remote(shared, piece)] = piece
+            if not flying:
+                return
+            ready, _ = ray.wait(list(flying), num_returns=1)
+            for reference in ready:
+                piece = flying.pop(reference)
+                try:
+                    yield piece, ray.get(reference)
+                except (NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError) as error:
+                    yield piece, Lost(str(error).partition("\n")[0])
+
+
+def _with_piece(task: Callable[[range], Any], piece: range) -> tuple[range, Any]:
+    return piece, _call(task, piece)
+
+
+def _call(task: Callable[[range], Any], piece: range) -> Any:
+    _settle()
+    return task(piece)
+
+
+@functools.cache
+def _settle() -> None:
+    """Once per worker: what is loaded stays, so the collections that loky asks for every second need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _take(pieces: Iterator[range], count: int) -> Iterator[range]:
+    for _ in range(count):
+        piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece

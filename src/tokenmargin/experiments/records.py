@@ -1,0 +1,227 @@
+"""Records: one folder per run, found again by what was run, finished or absent.
+
+    runs/fig1a-5f0c2a9be1d3/
+      run.json           settings, seeds, code, packages, machine, timing, findings, digests of the tables
+      tables/*.parquet   the result tables; `findings` is the table of expected against measured
+      figures/*          the drawings
+
+The folder's name is a digest of the experiment, its settings and the code that computes them, so the same question
+finds its answer again and changed code asks anew. `run.json` is written last: a folder without it is unfinished, and
+the next run with the same settings does it again (a sweep goes on where it stopped).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.files import file_digest, read_table, write_json, write_table
+from tokenmargin.experiments.provenance import code_digest, code_version, environment
+from tokenmargin.experiments.settings import command
+
+__all__ = ["Run", "describe", "describe_findings", "find_runs", "hold", "record", "run_id", "runs_in", "write_result"]
+
+MARK = "run.json"
+FORMAT = 1
+LOCKS = ".locks"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of one run."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """Name and digest, such as `fig1a-5f0c2a9be1d3`."""
+        return self.folder.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is there."""
+        return (self.folder / MARK).exists()
+
+    def details(self) -> dict[str, Any]:
+        """The contents of `run.json`."""
+        details: dict[str, Any] = json.loads((self.folder / MARK).read_text(encoding="utf-8"))
+        return details
+
+    def table_path(self, name: str) -> Path:
+        """Where a table is kept."""
+        return self.folder / "tables" / f"{name}.parquet"
+
+    def table(self, name: str) -> Table:
+        """A table of the run."""
+        if not self.table_path(name).exists():
+            known = sorted(path.stem for path in (self.folder / "tables").glob("*.parquet"))
+            raise KeyError(f"{self.id} has no table {name!r}; it has {', '.join(known)}")
+        return read_table(self.table_path(name))
+
+    def result(self, experiment: AbstractExperiment) -> Result:
+        """The result as `experiment.run()` gave it."""
+        details = self.details()
+        tables = {name: self.table(name) for name in details["tables"] if name != FINDINGS}
+        found = self.table(FINDINGS)
+        columns = ("what", "measured", "low", "high", "source", "explanation")
+        rows = zip(*(found[name].tolist() for name in columns), strict=True)
+        return Result(experiment, tables, tuple(Finding(*row) for row in rows), tuple(details["notes"]))
+
+    def damaged(self) -> list[str]:
+        """Tables whose bytes are not those that were written."""
+        tables = self.details()["tables"]
+        return [name for name, kept in tables.items() if _digest_or_none(self.table_path(name)) != kept["sha256"]]
+
+    def remove(self) -> None:
+        """Remove the folder, once nobody writes it; the mark goes first, so that half a removal is no run."""
+        with hold(self):
+            (self.folder / MARK).unlink(missing_ok=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def finish(self, details: dict[str, Any]) -> None:
+        """Write the mark, with a digest of every table."""
+        tables = {path.stem: _table_facts(path) for path in sorted((self.folder / "tables").glob("*.parquet"))}
+        figures = sorted(path.name for path in (self.folder / "figures").glob("*"))
+        write_json(
+            self.folder / MARK,
+            {"format": FORMAT, "id": self.id, **details, "tables": tables, "figures": figures},
+        )
+
+
+def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, *, prefix: str = "") -> str:
+    """The name of a run's folder: the same for the same experiment, settings and code."""
+    identity = {
+        "experiment": experiment.figure,
+        "config": asdict(experiment),
+        "inputs": dict(experiment.inputs()),
+        "code": code_digest(type(experiment)),
+        **(extra or {}),
+    }
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{prefix}{experiment.figure}-{digest}"
+
+
+@contextlib.contextmanager
+def hold(run: Run, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """The run for this process alone; calls `waiting` when another process has it, and waits."""
+    from filelock import FileLock, Timeout
+
+    place = run.folder.parent / LOCKS / f"{run.id}.lock"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if waiting is not None:
+            waiting()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def record(
+    experiment: AbstractExperiment,
+    root: Path,
+    *,
+    progress: Callable[[float], None] | None = None,
+    draw: Callable[[Result, Path], object] | None = None,
+    again: bool = False,
+    waiting: Callable[[], None] | None = None,
+) -> Run:
+    """Run an experiment and keep everything about it; a run that is already there is not done again.
+
+    **Arguments**
+    - `root`: the folder of all runs.
+    - `draw`: called with the result and a folder for figures, before the run counts as finished.
+    - `again`: run even when the result is there.
+    - `waiting`: called when another process is at the same run; afterwards its result is used.
+    """
+    run = Run(root / run_id(experiment))
+    with hold(run, waiting=waiting):
+        if run.finished and not again:
+            return run
+        shutil.rmtree(run.folder, ignore_errors=True)
+        started, clock = datetime.now(UTC), time.perf_counter()
+        result = experiment.run(progress)
+        seconds = time.perf_counter() - clock
+        write_result(result, run.folder)
+        if draw is not None:
+            draw(result, run.folder / "figures")
+        run.finish({**describe(experiment, started=started, seconds=seconds), **describe_findings(result)})
+    return run
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Write the tables of a result, the findings among them."""
+    for name in result.table_names:
+        write_table(folder / "tables" / f"{name}.parquet", result.table(name))
+
+
+def describe(experiment: AbstractExperiment, *, started: datetime, seconds: float) -> dict[str, Any]:
+    """What was run, with what, where, and how long it took."""
+    config = asdict(experiment)
+    return {
+        "experiment": experiment.figure,
+        "title": experiment.title,
+        "command": command(experiment),
+        "config": config,
+        "inputs": dict(experiment.inputs()),
+        "seeds": {name: value for name, value in config.items() if "seed" in name},
+        "code": code_version(type(experiment)),
+        "environment": environment(),
+        "timing": {"started": started.isoformat(timespec="seconds"), "seconds": round(seconds, 4)},
+    }
+
+
+def runs_in(root: Path) -> list[Run]:
+    """All runs in a folder, finished or not, by name."""
+    if not root.is_dir():
+        return []
+    return [Run(path) for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+
+
+def find_runs(root: Path, names: Sequence[str]) -> list[Run]:
+    """The runs that names stand for: a run's id, or the beginning of exactly one id."""
+    known, found = runs_in(root), []
+    for name in names:
+        fits = [run for run in known if run.id == name] or [run for run in known if run.id.startswith(name)]
+        if len(fits) != 1:
+            choices = ", ".join(run.id for run in (fits or known)) or "none"
+            raise ValueError(f"{name!r} names {len(fits)} runs in {root}, it must name one; there are: {choices}")
+        found.append(fits[0])
+    return found
+
+
+def describe_findings(result: Result) -> dict[str, Any]:
+    """Expected against measured, in plain types."""
+    return {
+        "kind": "figure",
+        "verdict": result.verdict,
+        "findings": [
+            {"what": f.what, "measured": f.measured, "expected": f.expected, "verdict": f.verdict,
+             "source": f.source, "explanation": f.explanation}
+            for f in result.findings
+        ],
+        "notes": list(result.notes),
+    }  # fmt: skip
+
+
+def _table_facts(path: Path) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    return {"rows": pq.read_metadata(path).num_rows, "sha256": file_digest(path)}
+
+
+def _digest_or_none(path: Path) -> str | None:
+    return file_digest(path) if path.exists() else None

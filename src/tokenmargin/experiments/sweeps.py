@@ -1,0 +1,222 @@
+"""Sweeps: an experiment on every cell of a grid, streamed to disk, resumed after any interruption, as one table."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+from numpy import ndarray as Array
+
+from tokenmargin.experiments.cells import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
+from tokenmargin.experiments.engines import AbstractEngine, LocalEngine, Lost
+from tokenmargin.experiments.experiment import FINDINGS
+from tokenmargin.experiments.files import remove_leftovers
+from tokenmargin.experiments.parts import Parts, spans
+from tokenmargin.experiments.records import Run, describe, hold, run_id
+from tokenmargin.experiments.settings import Grid, command
+
+__all__ = ["FAILURES", "Progress", "sweep"]
+
+FAILURES = "failures"
+FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
+PIECE_SECONDS = 0.25  # work per piece: long against the engines' 0.1 ms to 2 ms per piece, short against a flush
+LARGEST_PIECE = 10_000
+ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it counts as failed
+FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is."""
+
+    done: int
+    total: int
+    failed: int
+    seconds_left: float
+
+
+def sweep(
+    grid: Grid,
+    root: Path,
+    *,
+    engine: AbstractEngine | None = None,
+    table: str = FINDINGS,
+    fail_fast: bool = False,
+    retry_failed: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> Run:
+    """Run every cell of a grid and keep one table of each result, with the cell's settings beside its rows.
+
+    Cells that are done are not done again; a killed sweep loses at most the last second. A cell that raises is recorded
+    with its traceback in the table `failures`, a cell that takes its worker down likewise.
+
+    **Arguments**
+    - `root`: the folder of all runs.
+    - `engine`: where cells run; by default processes on this machine.
+    - `table`: which table of each result to keep; by default its findings.
+    - `fail_fast`: stop at the first failure (the run is then unfinished).
+    - `retry_failed`: run the cells again that failed before.
+    - `progress`: called about once a second.
+    - `waiting`: called when another process is at the same sweep.
+    """
+    axes = {"axes": [axis.text for axis in grid.axes], "table": table}
+    run = Run(root / run_id(grid.base, axes, prefix="sweep-"))
+    with hold(run, waiting=waiting):
+        state = _State(grid, run, engine or LocalEngine(), table, progress or (lambda _: None))
+        if run.finished and not (retry_failed and run.details()["failed"]):
+            state.clear()
+            return run
+        state.prepare(retry_failed=retry_failed)
+        if state.work(fail_fast=fail_fast):
+            state.finish()
+    return run
+
+
+@dataclass
+class _State:
+    """A sweep under way."""
+
+    grid: Grid
+    run: Run
+    engine: AbstractEngine
+    table: str
+    progress: Callable[[Progress], None]
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.perf_counter)
+    held: list[tuple[range, Outcome]] = field(default_factory=list)
+    flushed: float = field(default_factory=time.perf_counter)
+    done: int = 0
+    failed: int = 0
+    fresh: int = 0
+    busy: float = 0.0
+
+    @property
+    def results(self) -> Parts:
+        return Parts(self.run.folder / "parts")
+
+    @property
+    def failures(self) -> Parts:
+        return Parts(self.run.folder / "failed")
+
+    def prepare(self, *, retry_failed: bool) -> None:
+        """Clear away what a killed process was writing, and failures that are to be tried again."""
+        (self.run.folder / "run.json").unlink(missing_ok=True)
+        remove_leftovers(self.run.folder)
+        if retry_failed:
+            shutil.rmtree(self.failures.folder, ignore_errors=True)
+
+    def work(self, *, fail_fast: bool) -> bool:
+        """Run what is not done yet; give whether everything is done."""
+        over, failed = self.results.done(len(self.grid)), self.failures.done(len(self.grid))
+        self.done, self.failed = int((over | failed).sum()), int(failed.sum())
+        runner = CellRunner(self.grid, self.table)
+        todo, suspects = ~(over | failed), list[int]()
+        try:
+            while todo.any() or suspects:
+                with contextlib.closing(self._results(runner, todo, suspects)) as results:
+                    for piece, outcome in results:
+                        todo[piece.start : piece.stop] = False
+                        if isinstance(outcome, Lost):
+                            suspects += piece
+                            continue
+                        self._take(piece, outcome)
+                        if fail_fast and self.failed:
+                            return False
+        finally:
+            self._flush()
+        return True
+
+    def _results(
+        self, runner: CellRunner, todo: Bool[Array, " total"], suspects: list[int]
+    ) -> Generator[tuple[range, Outcome | Lost]]:
+        """Outcomes of all pieces to do; when a worker was lost, of the cells it may have had, one at a time."""
+        if suspects:
+            yield self._alone(runner, suspects.pop())
+        else:
+            yield from self.engine.map(runner, self._pieces(todo.copy()))
+
+    def _alone(self, runner: CellRunner, cell: int) -> tuple[range, Outcome]:
+        """A cell that may have taken its worker down, with no other beside it."""
+        piece, reason = range(cell, cell + 1), ""
+        for _ in range(ATTEMPTS_ALONE):
+            for _, outcome in self.engine.map(runner, iter([piece])):
+                if not isinstance(outcome, Lost):
+                    return piece, outcome
+                reason = outcome.reason
+        said = f"the worker died while it ran this cell alone, {ATTEMPTS_ALONE} times: {reason}"
+        return piece, Outcome(failures=[Failure(cell, describe_settings(self.grid, cell), said)])
+
+    def _pieces(self, todo: Bool[Array, " total"]) -> Iterator[range]:
+        """Neighbouring cells in pieces of about `PIECE_SECONDS`, smaller towards the end so that no worker idles."""
+        left, workers = int(todo.sum()), self.engine.workers
+        for first, last in spans(np.flatnonzero(todo)):
+            while first <= last:
+                steady = PIECE_SECONDS * self.fresh / self.busy if self.busy > 0 else 1.0
+                size = int(max(min(steady, -(-left // (2 * workers)), LARGEST_PIECE, last - first + 1), 1))
+                yield range(first, first + size)
+                first, left = first + size, left - size
+
+    def _take(self, piece: range, outcome: Outcome) -> None:
+        self.held.append((piece, outcome))
+        self.done += len(piece)
+        self.fresh += len(piece)
+        self.failed += len(outcome.failures)
+        self.busy += outcome.seconds
+        if time.perf_counter() - self.flushed >= FLUSH_SECONDS or self.done == len(self.grid):
+            self._flush()
+            passed = time.perf_counter() - self.clock
+            left = (len(self.grid) - self.done) * passed / self.fresh
+            self.progress(Progress(self.done, len(self.grid), self.failed, left))
+
+    def _flush(self) -> None:
+        self.flushed = time.perf_counter()
+        failures = [failure for _, outcome in self.held for failure in outcome.failures]
+        bad = {failure.cell for failure in failures}
+        good = [cell for piece, _ in self.held for cell in piece if cell not in bad]
+        if good:
+            self.results.append([block for _, outcome in self.held for block in outcome.blocks], good)
+        if failures:
+            columns = {name: np.array([asdict(failure)[name] for failure in failures]) for name in asdict(failures[0])}
+            self.failures.append([{**columns, ROW: np.zeros(len(failures), dtype=int)}], bad)
+        self.held.clear()
+
+    def finish(self) -> None:
+        """Put the tables together, write the mark, and drop the parts."""
+        total, keys = len(self.grid), [CELL, *(axis.name for axis in self.grid.axes), ROW]
+        self.results.assemble(self.run.table_path(self.table), total=total, keys=keys, order=FINDING_COLUMNS)
+        if self.failed:
+            self.failures.assemble(self.run.table_path(FAILURES), total=total, keys=[CELL], order=("settings", "error"))
+        else:
+            self.run.table_path(FAILURES).unlink(missing_ok=True)
+        seconds = time.perf_counter() - self.clock
+        self.run.finish({**describe(self.grid.base, started=self.started, seconds=seconds), **self._facts()})
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the parts of a finished sweep; with failures they stay, for the failed cells may be tried again."""
+        if not self.run.details()["failed"]:
+            shutil.rmtree(self.results.folder, ignore_errors=True)
+            shutil.rmtree(self.failures.folder, ignore_errors=True)
+
+    def _facts(self) -> dict[str, Any]:
+        words = [command(self.grid.base, verb="sweep"), *(f"--over {axis.text}" for axis in self.grid.axes)]
+        return {
+            "kind": "sweep",
+            "command": " ".join(words + ([f"--table {self.table}"] if self.table != FINDINGS else [])),
+            "axes": [axis.text for axis in self.grid.axes],
+            "cells": len(self.grid),
+            "failed": self.failed,
+            "engine": type(self.engine).__name__,
+            "workers": self.engine.workers,
+            "verdict": "finished",
+            "notes": [],
+        }

@@ -1,0 +1,1 @@
+"""The playground: a page on this computer where tokens can be moved and attention be seen to choose."""

@@ -1,0 +1,109 @@
+"""The server of the playground: a few small endpoints, static files from the package, nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+
+from tokenmargin._version import __version__
+from tokenmargin.problem import ProblemFileError, parse_problem
+from tokenmargin.report.playground.guard import LOOPBACK, Guard
+from tokenmargin.report.playground.plane import picture
+from tokenmargin.report.playground.presets import PRESETS
+from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
+from tokenmargin.token_model import TokenModel, load_token_model
+
+__all__ = ["STATIC", "create_app", "listen", "serve"]
+
+HOME = Path(__file__).parent
+STATIC = HOME / "static"
+SENTENCES = HOME / "sentences.json"
+WAITING = 256  # connections beyond which the server says it is busy
+
+
+def create_app(model: TokenModel | None = None, *, host: str = "127.0.0.1") -> FastAPI:
+    """The application; `model` explains texts, that of the built-in sentences by default."""
+    model = load_token_model(SENTENCES) if model is None else model
+    app = FastAPI(title="tokenmargin playground", docs_url=None, redoc_url=None, openapi_url=None)
+    presets = [preset.to_dict() for preset in PRESETS]
+    # The arithmetic holds the interpreter: more threads than cores would only make everyone wait longer.
+    limiter = anyio.CapacityLimiter(2)
+
+    @app.get("/api/hello")
+    async def hello() -> Response:
+        limits = {"inputs": MOST_INPUTS, "tokens": MOST_TOKENS}
+        heaviest = [model.vocabulary[row] for row in np.argsort(-model.logits)[:11]]
+        about = {"about": model.about, "words": len(model.vocabulary), "heaviest": heaviest}
+        return _json({"version": __version__, "presets": presets, "limits": limits, "model": about})
+
+    @app.post("/api/plane")
+    async def plane(request: PlaneRequest) -> Response:
+        return _json(await anyio.to_thread.run_sync(picture, request, limiter=limiter))
+
+    @app.post("/api/text")
+    async def text(request: TextRequest) -> Response:
+        decision = model.explain(request.text, leave_out=request.leave_out)
+        return _json(asdict(decision) | {"label": decision.label})
+
+    @app.post("/api/problem/load")
+    async def load(request: Request) -> Response:
+        try:
+            inputs = plane_inputs(parse_problem(await request.body(), source="the file"))
+        except (ProblemFileError, ValueError) as error:
+            return JSONResponse({"detail": str(error)}, status_code=422)
+        return _json({"inputs": [row.model_dump() for row in inputs]})
+
+    @app.post("/api/problem/save")
+    async def save(request: PlaneRequest) -> Response:
+        return _json({name: array.tolist() for name, array in request.problem().fields().items()})
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        # What was sent is not repeated: it may hold numbers that JSON cannot write.
+        reasons = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()[:8]]
+        return JSONResponse({"detail": reasons}, status_code=422)
+
+    app.mount("/", StaticFiles(directory=STATIC, html=True), name="static")
+    app.add_middleware(
+        Guard, names=() if host in LOOPBACK else (host, socket.gethostname()), any_address=host not in LOOPBACK
+    )
+    return app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns off Nagle's algorithm, which would hold every answer back by 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)  # who comes before the server is ready waits instead of being refused
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
+    """Serve until interrupted."""
+    config = uvicorn.Config(
+        app, log_level="warning", limit_concurrency=WAITING, timeout_keep_alive=10, server_header=False, lifespan="off"
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _json(data: Any) -> Response:
+    return Response(json.dumps(data, allow_nan=False, separators=(",", ":")), media_type="application/json")
