@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
-from tokenmargin.experiments.demo import Demo, selection_rows
+from tokenmargin.experiments.demo import Demo
 from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.prompt_paths import Figure1b
 from tokenmargin.instances import three_limits
@@ -51,11 +51,9 @@ def test_progress_reaches_the_end() -> None:
 
 
 def test_the_demonstration_knows_all_selections() -> None:
-    kinds = [row["direction"] for row in selection_rows(three_limits())]
-    assert len(kinds) == 16
-    assert kinds.count("GMM") == 1
-    assert kinds.count("LMM") == 2
-    assert Demo.quick().selection_counts(three_limits()) == {"all": 16, "infeasible": 10, "limits": 3}
+    demo = Demo.quick()
+    assert sorted(demo.direction_table(three_limits())["direction"]) == ["GMM", "LMM", "LMM"]
+    assert demo.selection_counts(three_limits()) == {"all": 16, "infeasible": 10, "limits": 3}
 
 
 @pytest.mark.parametrize(

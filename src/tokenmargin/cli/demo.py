@@ -67,8 +67,7 @@ def _tell(tables: Mapping[str, Table]) -> None:
     for kind, alpha, x, y, margin, residual in zip(
         *(directions[name] for name in ("direction", "selected", "x", "y", "margin", "residual")), strict=True
     ):
-        if kind in ("GMM", "LMM"):
-            known.add_row(str(kind), str(alpha), f"({x:.4f}, {y:.4f})", f"{margin:.4f}", f"{residual:.0e}")
+        known.add_row(str(kind), str(alpha), f"({x:.4f}, {y:.4f})", f"{margin:.4f}", f"{residual:.0e}")
     console.print(known)
     runs = Grid("start", "reached", "tokens", "angle to it", "norm", box=None)
     for x, y, kind, alpha, gap, norm in zip(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,9 +13,8 @@ from tokenmargin.experiments.experiment import Finding, Table
 from tokenmargin.experiments.prompt_paths import PromptPaths
 from tokenmargin.experiments.tables import ALIGNED, columns
 from tokenmargin.instances import three_limits
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import atlas
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import is_globally_optimal, is_locally_optimal
 
 __all__ = ["Demo"]
 
@@ -41,13 +39,24 @@ class Demo(PromptPaths):
         return np.stack([3 * np.cos(turn), 3 * np.sin(turn), np.zeros_like(turn)], axis=1).round(12) + 0.0
 
     def direction_table(self, problem: TokenProblem) -> Table:
-        return columns([row for row in selection_rows(problem) if row["direction"] != "infeasible"])
+        return columns(
+            [
+                {
+                    "direction": "GMM" if limit.is_global else "LMM",
+                    "selected": " ".join(map(str, limit.selected)),
+                    "x": limit.solution.vector[0],
+                    "y": limit.solution.vector[1],
+                    "margin": limit.solution.margin,
+                    "residual": limit.solution.certificate.residual,
+                }
+                for limit in atlas(problem).limits
+            ]
+        )
 
     def selection_counts(self, problem: TokenProblem) -> dict[str, int]:
-        """How many of all selections are infeasible, separable but not locally optimal, and limits."""
-        kinds = [row["direction"] for row in selection_rows(problem)]
-        limits = sum(kind in ("GMM", "LMM") for kind in kinds)
-        return {"all": len(kinds), "infeasible": kinds.count("infeasible"), "limits": limits}
+        """How many selections there are, how many no direction can pick, and how many are limits."""
+        found = atlas(problem)
+        return {"all": found.selections, "infeasible": found.infeasible, "limits": len(found.limits)}
 
     def findings(self, limits: Table) -> tuple[Finding, ...]:
         reached = set(limits["selected"].tolist())
@@ -66,24 +75,3 @@ class Demo(PromptPaths):
                 source="our own KKT check",
             ),
         )
-
-
-def selection_rows(problem: TokenProblem) -> list[dict[str, object]]:
-    """Every selection of one token per input: can a direction pick it, and is it locally optimal?"""
-    rows: list[dict[str, object]] = []
-    visible: list[list[int]] = [np.flatnonzero(here).tolist() for here in problem.mask]
-    for alpha in itertools.product(*visible):
-        solution = max_margin(problem, alpha)
-        local = solution.is_optimal and is_locally_optimal(problem, solution.vector, alpha)
-        kind = ("GMM" if is_globally_optimal(problem, alpha) else "LMM") if local else "separable"
-        rows.append(
-            {
-                "direction": kind if solution.is_optimal else solution.status,
-                "selected": " ".join(map(str, alpha)),
-                "x": solution.vector[0],
-                "y": solution.vector[1],
-                "margin": solution.margin,
-                "residual": solution.certificate.residual,
-            }
-        )
-    return rows

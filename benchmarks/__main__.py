@@ -1,0 +1,25 @@
+"""The comparisons that need no data, one after the other: `python -m benchmarks [NAME ...]`."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+
+# Those that read a dataset (text, classifier) or results of a GPU (embedding_figures), and those that take an hour
+# (margin_oracle, margin_growth), are run by name.
+ROUTINE = ("margin_speed", "margin_atlas", "flow", "figure9", "training", "sweep_overhead", "playground_latency")
+
+
+def main() -> None:
+    for name in sys.argv[1:] or ROUTINE:
+        module = importlib.util.find_spec(f"benchmarks.{name}")
+        if module is None:
+            sys.exit(f"no benchmark {name!r}; they are the modules of this folder")
+        print(f"\n=== {name}\n", flush=True)
+        sys.argv = [name]
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
