@@ -33,7 +33,7 @@ def enough_dimensions(size: int, eta: float, delta: float) -> int:
     """The smallest dimension of (10), exactly: `max{256, (2 log(|S|^2/delta))^2, (88 eta^2 + 111 eta + 2)^8, |S|+3}`.
 
     >>> enough_dimensions(8, 576, 0.05) // 10**57
-    539
+    537
     """
     step = Fraction(eta)
     concentration = math.ceil((2 * math.log(size**2 / delta)) ** 2)
