@@ -31,6 +31,7 @@ demo: $(VENV)/.installed-report,classify
 	@$(BIN)/tokenmargin fit sentences --out out/demo/model
 	@$(BIN)/tokenmargin explain out/demo/model "What a dreadful ferry, but the deck was tidy!"
 	@$(BIN)/tokenmargin report out/demo/model sentences --out out/demo/report.html
+	@echo "Open out/demo/index.html (attention selecting tokens) and out/demo/report.html (words that decide a label)."
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
