@@ -49,7 +49,7 @@ class AbstractSplit(abc.ABC):
         """c and e of the whole batch from those of this rank's rows."""
 
     @abc.abstractmethod
-    def total(self, value: Tensor) -> Tensor:
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
         """A sum over all rows from the sum over this rank's."""
 
     @abc.abstractmethod
@@ -85,8 +85,8 @@ class ByTexts(AbstractSplit):
     def gather(self, weights: Tensor) -> Tensor:
         return self.ranks.sum_(weights, "vectors")
 
-    def total(self, value: Tensor) -> Tensor:
-        return self.ranks.sum_(value, "scalars")
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
+        return self.ranks.sum_(value, purpose)
 
     def all_scores(self, scores: Tensor) -> Tensor:
         return scores
@@ -136,7 +136,7 @@ class ByDimension(AbstractSplit):
     def gather(self, weights: Tensor) -> Tensor:
         return weights
 
-    def total(self, value: Tensor) -> Tensor:
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
         return value
 
     def all_scores(self, scores: Tensor) -> Tensor:
