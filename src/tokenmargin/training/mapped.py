@@ -67,7 +67,7 @@ class MappedSequences:
             offsets = self.offsets[shard]
             pieces.append(self.ids[shard][offsets[row] : offsets[row + 1]])
             labels[k] = self.labels[shard][row]
-        lengths = torch.tensor([len(piece) for piece in pieces[1:]])
+        lengths = torch.tensor([len(piece) for piece in pieces[1:]], dtype=torch.long)
         segment = torch.repeat_interleave(torch.arange(len(wanted)), lengths)
         ids = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
         return Ragged(

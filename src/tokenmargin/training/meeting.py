@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 __all__ = ["meet"]
 
