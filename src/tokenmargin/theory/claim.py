@@ -128,7 +128,7 @@ class Report:
         """Whether a claim's own instance shows what it ships for; any verdict is fine on a given one."""
         match self.kind:
             case "example":
-                return self.verdict == self.claim.expected
+                return self.verdict == "holds"
             case "outside":
                 return self.verdict == "vacuous" and not self.findings.concludes
             case "refutation":
@@ -171,8 +171,8 @@ class Claim:
     - `example`: an instance on which the claim is not vacuous.
     - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
+    - `unconditional`: why there is no instance outside: the statement has no hypothesis, or needs none.
     - `note`: where the printed statement or its proof needs a word.
-    - `expected`: the verdict on the example; "vacuous" where no instance is known to meet the hypotheses.
     """
 
     name: str
@@ -181,8 +181,8 @@ class Claim:
     example: Callable[[], Any]
     outside: Callable[[], Any] | None = None
     refutation: Callable[[], Any] | None = None
+    unconditional: str = ""
     note: str = ""
-    expected: Verdict = "holds"
 
     @property
     def statement(self) -> str:

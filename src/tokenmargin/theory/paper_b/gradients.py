@@ -165,7 +165,13 @@ CLAIMS = (
         example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
         outside=lambda: ProblemInstance(_random(4, 6, 10), "random d=10", factor=2.0),
     ),
-    Claim("B.lemma3", lemma3, "exact", example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10")),
+    Claim(
+        "B.lemma3",
+        lemma3,
+        "exact",
+        example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
+        unconditional="An inequality for every p, q and token: no hypothesis.",
+    ),
     Claim(
         "B.lemma4",
         lemma4,

@@ -180,6 +180,7 @@ CLAIMS = (
         lemma7,
         "sampled",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
+        outside=behind_its_neighbour,
         refutation=without_neighbours,
         note=(
             "As printed, delta ignores inputs whose selected token has no SVM-neighbour. There a better token may "
