@@ -1,6 +1,7 @@
 """Every claim on the instances it ships with, and the machinery around it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,18 @@ def test_every_stated_result_is_a_claim():
     assert set(names) >= PAPER_A | PAPER_B
 
 
+def test_the_page_lists_every_claim_with_its_instances():
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+
+    def cell(make, missing):
+        return str(make() if make else missing).replace("|", "\\|")
+
+    for known in CLAIMS:
+        about = known.about.replace("|", "\\|")
+        cells = known.name, about, known.evidence, cell(known.outside, "no hypothesis"), cell(known.refutation, "-")
+        assert f"| {' | '.join(cells)} |" in page.splitlines()
+
+
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("known", CLAIMS, ids=lambda known: known.name)
 def test_claims_show_what_they_ship_for(known):
@@ -30,6 +43,7 @@ def test_claims_show_what_they_ship_for(known):
         json.dumps(report.as_dict())
     assert reports["example"].verdict == "holds"  # so its hypotheses are true of it: not vacuous
     assert known.statement
+    assert known.about
     # Outside a hypothesis the conclusion fails; or else the claim says why none is needed.
     assert ("outside" in reports) != bool(known.unconditional)
     if known.unconditional:
@@ -75,7 +89,7 @@ def test_verdicts(hypothesis, conclusion, verdict):
         """A statement."""
         return Findings((true("h", hypothesis),), (true("c", conclusion),))
 
-    made = Claim("X.lemma0", check, "exact", example=lambda: 0, outside=lambda: 0, refutation=lambda: 0)
+    made = Claim("X.lemma0", check, "exact", about="x", example=lambda: 0, outside=lambda: 0, refutation=lambda: 0)
     report = made.on(7)
     assert report.verdict == verdict
     assert report.as_expected

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 __all__ = ["Claim", "Evidence", "Findings", "Kind", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
@@ -145,6 +145,7 @@ class Report:
 
         return {
             "claim": self.claim.name,
+            "about": self.claim.about,
             "verdict": self.verdict,
             "kind": self.kind,
             "as_expected": self.as_expected,
@@ -168,6 +169,7 @@ class Claim:
     - `name`: such as "B.theorem3".
     - `check`: measures hypotheses and conclusion on an instance; its docstring is the statement.
     - `evidence`: what kind of verdict it can give.
+    - `about`: what it says, in a line.
     - `example`: an instance on which the claim is not vacuous.
     - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
@@ -178,6 +180,8 @@ class Claim:
     name: str
     check: Callable[[Any], Findings]
     evidence: Evidence
+    _: KW_ONLY
+    about: str
     example: Callable[[], Any]
     outside: Callable[[], Any] | None = None
     refutation: Callable[[], Any] | None = None

@@ -57,7 +57,7 @@ class Limit:
     @property
     def slope(self) -> float:
         """Exponent of the angle's fall with the norm over the last decade: -1 when it falls like 1/|p|."""
-        return float(np.log10(self.angle / self.earlier)) if self.earlier > 0 else 0.0
+        return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
 def follow(

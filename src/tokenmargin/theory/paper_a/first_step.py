@@ -97,7 +97,7 @@ def _one_token(dimension: int) -> EmbeddingInstance:
 
 def _rarely_far() -> EmbeddingInstance:
     corpus = TokenCorpus.of([["good", "film"]], [1])
-    return EmbeddingInstance(corpus, 1, step=1.0, delta=1e-12, draws=2000, widened=5.0)
+    return EmbeddingInstance(corpus, 1, step=1.0, delta=1e-12, draws=4000, widened=4.0)
 
 
 CLAIMS = (
@@ -105,6 +105,7 @@ CLAIMS = (
         "A.initialisation",
         initialisation,
         "sampled",
+        about="(14): inner products and lengths at the start",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=256, draws=400),
         refutation=lambda: _one_token(300),
         unconditional="Printed without a condition; A.initialisation-repaired has the one it needs.",
@@ -117,6 +118,7 @@ CLAIMS = (
         "A.initialisation-repaired",
         initialisation_repaired,
         "sampled",
+        about="(14) for three tokens or more, in 256 dimensions or more",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=256, draws=400),
         outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=400),
     ),
@@ -124,17 +126,19 @@ CLAIMS = (
         "A.lemma2",
         lemma2,
         "sampled",
+        about="(5), (6): the first step adds (eta_0/2) alpha_s v, up to 11 eta_0 d^(-1/4)",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100),
         outside=_rarely_far,
         note=(
             "The measured error falls like d^(-1/2), not d^(-1/4). The condition on d is needed for very small delta "
-            "only: in one dimension errors have the tails of products of normals and pass 11 eta_0 once in 10^8 draws."
+            "only: in one dimension errors have the tails of products of normals, and pass 11 eta_0 with probability 2e-9."
         ),
     ),
     Claim(
         "A.lemma11",
         lemma11,
         "sampled",
+        about="lengths after the first step",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100),
         outside=lambda: EmbeddingInstance.of(8, 4, dimension=1, step=1e-3, draws=100),
     ),
@@ -142,6 +146,7 @@ CLAIMS = (
         "A.lemma12",
         lemma12,
         "sampled",
+        about="risk after the first step",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100),
         outside=lambda: EmbeddingInstance.of(4, 3, dimension=4, draws=100),
     ),

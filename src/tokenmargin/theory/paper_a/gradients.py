@@ -222,12 +222,27 @@ def _in_forty_dimensions() -> EmbeddingInstance:
 IDENTITY = "An identity: no hypothesis."
 
 CLAIMS = (
-    Claim("A.lemma7", lemma7, "exact", example=_in_forty_dimensions, unconditional=IDENTITY),
-    Claim("A.lemma8", lemma8, "exact", example=_in_forty_dimensions, unconditional=IDENTITY),
+    Claim(
+        "A.lemma7",
+        lemma7,
+        "exact",
+        about="gradients in E_s and p; rank-two form",
+        example=_in_forty_dimensions,
+        unconditional=IDENTITY,
+    ),
+    Claim(
+        "A.lemma8",
+        lemma8,
+        "exact",
+        about="directional derivative as a sum over pairs",
+        example=_in_forty_dimensions,
+        unconditional=IDENTITY,
+    ),
     Claim(
         "A.lemma9",
         lemma9,
         "sampled",
+        about="(15) forces the limit direction",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
         outside=lambda: EmbeddingInstance.of(4, 3, selection="random"),
     ),
@@ -235,6 +250,7 @@ CLAIMS = (
         "A.lemma10",
         lemma10,
         "exact",
+        about="softmax weights from logit gaps",
         example=_in_forty_dimensions,
         outside=lambda: replace(_in_forty_dimensions(), selection="important"),
         note="The proof's last display writes q_selected for q_j; the statement is right.",
@@ -243,6 +259,7 @@ CLAIMS = (
         "A.lemma17",
         lemma17,
         "exact",
+        about="leading pairs of the gradient at large norm",
         example=lambda: EmbeddingInstance.of(4, 3),
         outside=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
         note="Checked with the constants of the proof: |ratio - 1| <= (T + T^2) C_3 C_4 exp(-tau_1 R).",

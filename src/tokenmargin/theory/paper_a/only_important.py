@@ -75,6 +75,9 @@ def no_mu(x: EmbeddingInstance) -> Findings:
     - The vector with logit b + 1 for s and b for all other tokens, and component z along v, selects as said. Its
       squared length, least over b and z, is `1 - 1/(N+M) - k_s^2 / (sum k^2 + c^(-2))`. For the largest k_s the last
       term is at least `1/(M+1)`, as `c k_s >= 1`. So `|p'|^2 <= |p^|^2 - 1/(N+M)`: mu is negative.
+
+    What was left out moves squared lengths by at most a multiple of `|S| eta_0^2 d^(-1/4) < |S| / (88 eta_0)^2`, which
+    is far below `1/(N+M) = 1/|S|`.
     """
     corpus = x.corpus
     M, N = int((corpus.completely != 0).sum()), int((corpus.completely == 0).sum())
@@ -179,6 +182,7 @@ CLAIMS = (
         "A.lemma19",
         lemma19,
         "sampled",
+        about="only important tokens, where theirs is the largest margin (mu > 0)",
         example=aligned_start,
         outside=lambda: aligned_start(2),
         note=(
@@ -191,6 +195,7 @@ CLAIMS = (
         "A.lemma19-no-mu",
         no_mu,
         "bounded",
+        about="for random starts there is no such mu",
         example=lambda: EmbeddingInstance.of(6, 3, equal=False, draws=20),
         outside=aligned_start,
         note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement.",
@@ -199,6 +204,7 @@ CLAIMS = (
         "A.lemma19-without-mu",
         lemma19_without_mu,
         "sampled",
+        about="only important tokens, whatever mu",
         example=lambda: EmbeddingInstance.of(4, 3, draws=5),
         outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=2),
     ),
@@ -206,6 +212,7 @@ CLAIMS = (
         "A.lemma21",
         lemma21,
         "bounded",
+        about="|p^| <= 4n",
         example=lambda: EmbeddingInstance.of(4, 3, draws=20),
         outside=lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),
         note="Lemma 19 prints 44 n where the proof of Lemma 21 uses 44 sqrt(2) n; the larger is required here.",

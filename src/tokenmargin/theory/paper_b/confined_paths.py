@@ -146,6 +146,7 @@ CLAIMS = (
         "B.theorem4",
         theorem4,
         "sampled",
+        about="other directions are no local limits",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens, q=(1, 0.5)"),
         outside=_at_lmm,
     ),
@@ -153,6 +154,7 @@ CLAIMS = (
         "B.theorem7",
         theorem7,
         "sampled",
+        about="as Theorem 4, any direction",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens"),
         outside=_equal_scores,
         note=(

@@ -171,6 +171,7 @@ CLAIMS = (
         "B.lemma2",
         lemma2,
         "bounded",
+        about="labels +1: the GMM exists",
         example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
         outside=lambda: ProblemInstance(random_problem(4, 6, 2, rng=np.random.default_rng(0)), "random d=2"),
         note="The weaker condition that v lies in the range of W' is the one of its restatement, Lemma 11.",
@@ -179,6 +180,7 @@ CLAIMS = (
         "B.lemma8",
         lemma8,
         "sampled",
+        about="larger margin, smaller risk at large norm",
         example=lambda: ProblemInstance(
             _line((1.0, 0.5, 0.2)), "three tokens, p=(1,0) q=(1,0.4)", p=np.array([1.0, 0.0]), q=np.array([1.0, 0.4])
         ),
@@ -194,6 +196,7 @@ CLAIMS = (
         "B.lemma8-second-part",
         lemma8,
         "sampled",
+        about="a better neighbour, smaller risk at large norm",
         example=lambda: ProblemInstance(
             _line((0.5, 1.0, 0.2)),
             "three tokens, p=(1,-0.2) q=(1,-1)",
@@ -206,6 +209,7 @@ CLAIMS = (
         "B.lemma14",
         lemma14,
         "sampled",
+        about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(_line((1.0, 0.5, -0.2)), "three tokens"),
         outside=lambda: ProblemInstance(
             _line((1.0, 0.5, -0.2)), "three tokens, O the worse", optimal=np.array([[False, True, False]])

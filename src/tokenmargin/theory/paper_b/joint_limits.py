@@ -237,6 +237,7 @@ CLAIMS = (
         "B.theorem5",
         theorem5,
         "sampled",
+        about="joint ridge path, all support vectors",
         example=lambda: _second(figure3a(), "fig3a"),
         outside=lambda: _second(figure3b(), "fig3b"),
     ),
@@ -244,19 +245,21 @@ CLAIMS = (
         "B.theorem6",
         theorem6,
         "sampled",
+        about="joint ridge path: p to the relaxed problem, |v| and |p| in proportion",
         example=lambda: _second(figure3b(), "fig3b"),
         outside=_smaller_label_margin,
         refutation=_nearly_support,
         note=(
             "The proof drops a factor 1/(2n) between (82) and (81), which counts unless |v| grows exponentially in "
-            "|p|. Where they grow in proportion, an input of label margin m > 1 still asks p for a margin: p maximises the "
-            "least of the margins plus (m - 1)|v|/|p|, in units. B.theorem6-repaired lets |v| grow faster."
+            "|p|. Where they grow in proportion, an input of label margin m > 1 still asks p for a margin: p maximises "
+            "the least of the margins plus (m - 1)|v|/|p|, in units. B.theorem6-repaired lets |v| grow faster."
         ),
     ),
     Claim(
         "B.theorem6-repaired",
         theorem6_repaired,
         "sampled",
+        about="... |v| growing faster than |p|",
         example=_nearly_support,
         outside=lambda: replace(_nearly_support(), factor=0.02),
     ),
