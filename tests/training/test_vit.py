@@ -12,7 +12,7 @@ import torch
 from tokenmargin.text.images import ImageSet, make_glyphs
 from tokenmargin.training.vision import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
 from tokenmargin.training.vision_study import VisionJob, run_job
-from tokenmargin.training.vit import SIZES, ViTShape, VisionTransformer, vit_shape
+from tokenmargin.training.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
 SHAPE = ViTShape(width=12, depth=2, heads=3, patch=4, image=8, classes=5)
 CONFIG = VisionConfig(size="nano", patch=16, epochs=4, batch=20, rate=2e-3, warmup=1.0, precision="float32")
@@ -171,7 +171,7 @@ def test_a_run_cut_in_the_middle_gives_the_same_figures(tmp_path, optimizer):
     assert rest[0].metrics == whole[0].metrics
     assert rest[2].keys() == whole[2].keys()
     assert all((rest[2][name] == whole[2][name]).all() for name in whole[2])
-    with pytest.raises(ValueError, match="holds a run with rate = 0.002, not 0.1"):
+    with pytest.raises(ValueError, match=r"holds a run with rate = 0\.002, not 0\.1"):
         run_job(replace(job, config=replace(job.config, rate=0.1)), glyphs(), folder=tmp_path / "cut")
 
 

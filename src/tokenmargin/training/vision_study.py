@@ -34,7 +34,7 @@ __all__ = ["PLANS", "SHORT", "VisionJob", "VisionProbe", "run_job", "run_plan"]
 
 PROBED, SHOWN, BATCH = 256, 10, 64
 CHECKPOINT_EVERY, LEAST = 240.0, 15.0  # seconds
-SHORT = VisionConfig(epochs=40, rate=5e-4)
+SHORT = VisionConfig(epochs=40, rate=5e-4, warmup=2.0)
 """ViT-base for a tenth of the paper's epochs; the rate is the largest that trains it well in so few."""
 
 
@@ -47,17 +47,17 @@ class VisionJob:
     images: int | None = None
 
 
-_TRIAL = VisionConfig(size="tiny", epochs=15)
 PLANS: dict[str, tuple[VisionJob, ...]] = {
     "short": (VisionJob("short", SHORT),),
     "rates": (
-        *(VisionJob(f"tiny-adamw-{rate:g}", replace(_TRIAL, rate=rate)) for rate in (3e-3, 1e-3, 3e-4)),
-        *(VisionJob(f"tiny-sgd-{rate:g}", replace(_TRIAL, rate=rate, optimizer="sgd")) for rate in (3e-3, 3e-2)),
+        VisionJob("rate-5e-4", SHORT),
+        VisionJob("rate-1e-3", replace(SHORT, rate=1e-3)),
+        VisionJob("rate-3e-3", replace(SHORT, rate=3e-3)),
+        VisionJob("rate-3e-3-sgd", replace(SHORT, rate=3e-3, optimizer="sgd")),
     ),
     "paper": (VisionJob("paper", VisionConfig()),),
 }
-"""`short` is the run of the documentation; `rates` asks how the printed rate does under the optimisers it may mean."""
-
+"""`short` is the run of the documentation; `rates` asks how the printed rate does, under two optimisers."""
 
 OPTIONS: dict[str, Callable[[str], Any]] = {
     "size": str,
@@ -78,8 +78,8 @@ OPTIONS: dict[str, Callable[[str], Any]] = {
 class VisionProbe:
     """What is looked at after an epoch, on the same test images each time, with the parameters as they are.
 
-    A call gives the numbers of the epoch's row and keeps the arrays in `folder`, one file an epoch. It draws nothing
-    at random and changes nothing.
+    A call gives the numbers of the epoch's row and keeps the arrays, and the last layer's key and query weights, in
+    `folder`, one file an epoch each. It draws nothing at random and changes nothing.
     """
 
     def __init__(self, data: ImageData, folder: Path, *, probed: int = PROBED, shown: int = SHOWN) -> None:
@@ -96,8 +96,10 @@ class VisionProbe:
         loss, accuracy = learner.evaluate(self.data.test_images, self.data.test_labels)
         tokens = model.shape.tokens
         epoch = learner.state.step // -(-self.data.n // learner.config.batch)
+        query, key = model.blocks[-1].attention.key_query()  # type: ignore[operator, union-attr]
+        self._keep(f"weights-{epoch:05d}.npz", query=query.cpu().numpy(), key=key.cpu().numpy())
         self._keep(
-            epoch,
+            f"probe-{epoch:05d}.npz",
             layer_sparsity=found.sparsity / tokens,
             layer_norm=norms,
             layer_norm_together=together,
@@ -116,20 +118,23 @@ class VisionProbe:
             "head norm": float(norms[-1].mean()),
         }
 
-    def _keep(self, epoch: int, **arrays: Array) -> None:
+    def _keep(self, name: str, **arrays: Array) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / ".probe"
         with partial.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, self.folder / f"probe-{epoch:05d}.npz")
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(partial, self.folder / name)
+
+    def _kept(self, name: str) -> dict[str, Array]:
+        with np.load(self.folder / name) as file:
+            return {key: file[key] for key in file.files}
 
     def gather(self, epochs: Sequence[int]) -> dict[str, Array]:
-        """The kept arrays of some epochs, stacked, with the shown images."""
-        kept = []
-        for epoch in epochs:
-            with np.load(self.folder / f"probe-{epoch:05d}.npz") as file:
-                kept.append({name: file[name] for name in file.files})
+        """The kept arrays of some epochs, stacked; the cosine of each key-query product with the last; the images."""
+        kept = [self._kept(f"probe-{epoch:05d}.npz") for epoch in epochs]
         stacked = {name: np.stack([arrays[name] for arrays in kept]) for name in kept[0]}
+        last = self._kept(f"weights-{epochs[-1]:05d}.npz")
+        stacked["direction"] = np.array([_cosine(self._kept(f"weights-{epoch:05d}.npz"), last) for epoch in epochs])
         shown = torch.as_tensor(self.shown, device=self.images.device)
         labels: Tensor = self.data.test_labels[shown]
         return stacked | {
@@ -138,6 +143,15 @@ class VisionProbe:
             "shown_labels": labels.cpu().numpy(),
             "shown_images": self.images[shown].cpu().numpy(),
         }
+
+
+def _cosine(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+    """Cosine of two products `Q' K`, by `<Q' K, R' L> = <Q R', K L'>`."""
+
+    def inner(a: Mapping[str, Array], b: Mapping[str, Array]) -> float:
+        return float(((a["query"] @ b["query"].T) * (a["key"] @ b["key"].T)).sum(dtype=float))
+
+    return inner(one, other) / float(np.sqrt(inner(one, one) * inner(other, other)))
 
 
 def first_of_each(labels: Array) -> Array:
@@ -153,6 +167,7 @@ def run_job(
     device: str = "cpu",
     budget: float = float("inf"),
     compiled: bool = False,
+    checkpoints: bool = True,
     observe_at: Callable[[int], bool] = lambda epoch: True,
     progress: Callable[[Progress], None] | None = None,
     tell: Callable[[str], None] | None = None,
@@ -160,6 +175,7 @@ def run_job(
     """Train in a folder, or go on there, and gather what the figures need: the record and the arrays.
 
     **Arguments**
+    - `checkpoints`: without them a run cannot go on, and begins anew.
     - `observe_at`: the epochs after which the model is looked at; 0 is before the first.
     - `tell`: called with a line after every look.
     """
@@ -180,7 +196,7 @@ def run_job(
         job.config,
         n=data.n,
         device=data.images.device,
-        folder=folder,
+        folder=folder if checkpoints else None,
         checkpoint_every=CHECKPOINT_EVERY,
         budget=budget - (time.monotonic() - begun),
         observe=observe,
@@ -211,6 +227,7 @@ def run_plan(
     device: str,
     budget: float,
     compiled: bool,
+    checkpoints: bool,
 ) -> None:
     """Run jobs until they are done or the time is up; the results of each are on disk when it ends."""
     out.mkdir(parents=True, exist_ok=True)
@@ -223,7 +240,7 @@ def run_plan(
         print(f"{job.name}: {job.config}", flush=True)
         course, record, arrays = run_job(
             job, images, folder=runs / job.name, device=device, budget=left, compiled=compiled,
-            tell=lambda line: print(line, flush=True),
+            checkpoints=checkpoints,             tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         _write(out, job.name, record, arrays)
         print(f"{job.name}: {course.status} after {course.seconds:.1f} s, {len(course.metrics) - 1} epochs", flush=True)
@@ -266,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--budget", type=float, default=540.0, help="seconds in all, less a few for the last checkpoint"
     )
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--trial", action="store_true", help="without checkpoints")
     parser.add_argument("--images", type=int, help="train on the first so many images")
     parser.add_argument("--name", help="of the run, where it is not the plan's own: for its folder and its files")
     for name, kind in OPTIONS.items():
@@ -278,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     compiled = chosen["device"] == "cuda" and not chosen["eager"]
     where = {name: chosen[name] for name in ("runs", "out", "device", "budget")}
-    run_plan(jobs, load_images(chosen["data"]), **where, compiled=compiled)
+    run_plan(jobs, load_images(chosen["data"]), **where, compiled=compiled, checkpoints=not chosen["trial"])
 
 
 if __name__ == "__main__":
