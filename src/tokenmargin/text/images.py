@@ -31,6 +31,7 @@ __all__ = [
     "CIFAR10_SHA256",
     "ImageSet",
     "find_images",
+    "image_inputs",
     "load_images",
     "make_glyphs",
     "pack_images",
@@ -84,11 +85,14 @@ class ImageSet:
         size = len(self.images) - self.held_out
         return self.images[size:], self.labels[size:]
 
-    def first(self, training: int) -> ImageSet:
-        """Fewer training images; the test half stays."""
-        size = len(self.images) - self.held_out
-        kept = np.r_[: min(training, size), size : len(self.images)]
-        return ImageSet(self.images[kept], self.labels[kept], self.held_out, self.notes)
+    def limited(self, *, training: int | None = None, test: int | None = None) -> ImageSet:
+        """The first so many training and test images."""
+        total = len(self.images)
+        size = total - self.held_out
+        first = size if training is None else min(training, size)
+        held_out = self.held_out if test is None else min(test, self.held_out)
+        kept = np.r_[:first, size : size + held_out]
+        return ImageSet(self.images[kept], self.labels[kept], held_out, self.notes)
 
 
 def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
@@ -101,6 +105,15 @@ def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
     note = "cifar10 is not in the cache (tokenmargin data get cifar10): generated images stand in for it"
     made = make_glyphs(6000, rng=np.random.default_rng(0))
     return ImageSet(made.images, made.labels, 1000, (note,))
+
+
+def image_inputs(*, cache: Path | None = None) -> dict[str, str]:
+    """The file that `find_images` reads, with a digest of it, or "absent"."""
+    path = (cache or cache_folder()) / "datasets" / "cifar10.npz"
+    if not path.is_file():
+        return {"cifar10": "absent"}
+    with path.open("rb") as file:
+        return {"cifar10": hashlib.file_digest(file, "sha256").hexdigest()[:16]}
 
 
 def load_images(path: Path) -> ImageSet:

@@ -180,7 +180,7 @@ def run_job(
     - `tell`: called with a line after every look.
     """
     begun = time.monotonic()
-    chosen = images if job.images is None else images.first(job.images)
+    chosen = images.limited(training=job.images)
     data = ImageData.of(chosen, device=device)
     learner = VisionLearner(data, job.config, compiled=compiled)
     probe = VisionProbe(data, folder)
