@@ -250,7 +250,7 @@ def shown_epochs(epochs: Array) -> Array:
     """A few of the epochs looked at: the first, the last, and closer together at the beginning.
 
     >>> shown_epochs(np.arange(41)).tolist()
-    [0, 1, 3, 8, 17, 40]
+    [0, 1, 3, 8, 19, 40]
     """
     places = np.round(np.geomspace(1, len(epochs), SHOWN_EPOCHS) - 1).astype(int)
     return epochs[np.unique(places)]
