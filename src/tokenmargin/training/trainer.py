@@ -80,7 +80,7 @@ class TrainingRun:
     **Attributes**
     - `metrics`: one row per finished epoch: epoch, rate, loss (mean over the epoch, while training), what was observed.
     - `status`: why it ended.
-    - `seconds`: time spent in this call.
+    - `seconds`: time spent training, that of earlier calls included.
     """
 
     model: Model
@@ -123,6 +123,7 @@ class _Position:
     batch: int = 0
     total: float = 0.0
     metrics: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 def train(
@@ -152,7 +153,9 @@ def train(
     place = None if folder is None else Path(folder)
     position, notes = _resume(model, config, place)
     per_epoch = -(-data.n // config.batch)
-    begun = saved = time.monotonic()
+    first = saved = time.monotonic()
+    began = saved - position.seconds
+    budget += position.seconds
     status: Status = "finished"
     first_step = model.state.step
     with _interrupts() as interrupted:
@@ -167,13 +170,14 @@ def train(
                 now = time.monotonic()
                 if progress is not None:
                     rows = min(last * config.batch, data.n)
-                    speed = (model.state.step - first_step) / max(now - begun, 1e-9)
+                    speed = (model.state.step - first_step) / max(now - first, 1e-9)
                     steps = per_epoch * config.epochs
                     progress(Progress(position.epoch, model.state.step, steps, position.total / rows, speed))
+                position.seconds = now - began
                 if place is not None and now - saved > checkpoint_every:
                     _save(model, config, position, place)
                     saved = time.monotonic()
-                if now - begun > budget:
+                if position.seconds > budget:
                     status = "out of time"
                     break
             if position.batch == per_epoch:
@@ -190,7 +194,7 @@ def train(
                 break
     if place is not None:
         _save(model, config, position, place)
-    return TrainingRun(model, config, position.metrics, status, time.monotonic() - begun, notes)
+    return TrainingRun(model, config, position.metrics, status, time.monotonic() - began, notes)
 
 
 def _resume(model: Model, config: TrainingConfig, folder: Path | None) -> tuple[_Position, tuple[str, ...]]:
