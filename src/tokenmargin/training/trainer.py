@@ -192,9 +192,10 @@ def train(
                 status = "interrupted"
             if status != "finished":
                 break
+    position.seconds = time.monotonic() - began
     if place is not None:
         _save(model, config, position, place)
-    return TrainingRun(model, config, position.metrics, status, time.monotonic() - began, notes)
+    return TrainingRun(model, config, position.metrics, status, position.seconds, notes)
 
 
 def _resume(model: Model, config: TrainingConfig, folder: Path | None) -> tuple[_Position, tuple[str, ...]]:
