@@ -9,16 +9,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from tokenmargin.training.batches import TokenData, epoch_order
-from tokenmargin.training.checkpoint import load_checkpoint, save_checkpoint
+from tokenmargin.training.batches import Sequences, TokenData, epoch_order
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.splits import AbstractSplit, ByTexts
 from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
@@ -96,23 +96,35 @@ class TrainingRun:
         return self.metrics[-1]["loss"] if self.metrics else float("nan")
 
 
-def build_model(data: TokenData, config: TrainingConfig) -> Model:
-    """A model at its start, on the data's device."""
+def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit | None = None) -> Model:
+    """A model at its start, on the data's device; with `split`, this rank's part of it."""
+    split = split or ByTexts()
     dtype = getattr(torch, config.dtype)
-    if data.labels.dtype != dtype:
-        data = replace(data, labels=data.labels.to(dtype))
-    device = data.ids.device
-    state = initial_state(data.m, config.dimension, seed=config.seed, scale=config.scale, dtype=dtype, device=device)
+    data, device = data.cast(dtype), data.device
+    state = initial_state(
+        data.m,
+        config.dimension,
+        seed=config.seed,
+        scale=config.scale,
+        dtype=dtype,
+        device=device,
+        columns=split.columns(config.dimension),
+    )
     optimizer = AdamW(rate=config.rate, decay=config.decay)
     if config.model == "two-layer":
+        if not isinstance(data, TokenData) or not split.ranks.alone:
+            raise ValueError(
+                "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
+                "use model='one-layer'"
+            )
         shape = {"group": 64, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
         return TwoLayer(data, state, optimizer, **shape)
-    if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+    if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 
-        if kernels_work(dtype):
+        if split.ranks.alone and kernels_work(dtype):
             return OneLayerCuda(data, state, optimizer)
-    return OneLayer(data, state, optimizer)
+    return OneLayer(data, state, optimizer, split=split)
 
 
 @dataclass
@@ -127,10 +139,11 @@ class _Position:
 
 
 def train(
-    data: TokenData,
+    data: Sequences,
     config: TrainingConfig,
     *,
     folder: str | Path | None = None,
+    split: AbstractSplit | None = None,
     checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
@@ -144,14 +157,16 @@ def train(
     **Arguments**
     - `folder`: where checkpoints and `metrics.parquet` are kept; a run found there is resumed, and on a CPU ends with
         the same bits as one never stopped.
+    - `split`: what this process does when it is one of several ranks; all of them make this call.
     - `checkpoint_every`: seconds between checkpoints; one is also written at the end and at Ctrl-C.
     - `stop_loss`, `budget`: end after an epoch below this loss, or after so many seconds.
     - `observe`: numbers to add to an epoch's row, computed from the model where `observe_at(epoch)`.
     - `chunk`: batches run between two looks at the clock.
     """
-    model = build_model(data, config)
+    split = split or ByTexts()
+    model = build_model(data, config, split=split)
     place = None if folder is None else Path(folder)
-    position, notes = _resume(model, config, place)
+    position, notes = _resume(model, config, place, split)
     per_epoch = -(-data.n // config.batch)
     first = saved = time.monotonic()
     began = saved - position.seconds
@@ -160,9 +175,9 @@ def train(
     first_step = model.state.step
     with _interrupts() as interrupted:
         while position.epoch < config.epochs:
-            order = torch.as_tensor(epoch_order(data.n, seed=config.seed, epoch=position.epoch), device=data.ids.device)
+            order = torch.as_tensor(epoch_order(data.n, seed=config.seed, epoch=position.epoch), device=data.device)
             rate = config.rate_at(position.epoch)
-            while position.batch < per_epoch and not interrupted.is_set():
+            while position.batch < per_epoch and status == "finished":
                 last = min(position.batch + chunk, per_epoch)
                 total = model.run(order, config.batch, first=position.batch, last=last, rate=rate)
                 position.total += float(total)
@@ -174,33 +189,36 @@ def train(
                     steps = per_epoch * config.epochs
                     progress(Progress(position.epoch, model.state.step, steps, position.total / rows, speed))
                 position.seconds = now - began
-                if place is not None and now - saved > checkpoint_every:
-                    _save(model, config, position, place)
+                # Ranks have clocks of their own; what one of them decides, all do.
+                due, late, stop = split.ranks.any(
+                    now - saved > checkpoint_every, position.seconds > budget, interrupted.is_set()
+                )
+                if place is not None and due:
+                    _save(model, config, position, place, split)
                     saved = time.monotonic()
-                if position.seconds > budget:
-                    status = "out of time"
-                    break
+                if late or stop:
+                    status = "interrupted" if stop else "out of time"
             if position.batch == per_epoch:
                 row: Row = {"epoch": position.epoch + 1, "rate": rate, "loss": position.total / data.n}
                 if observe is not None and (observe_at(position.epoch + 1) or position.epoch + 1 == config.epochs):
                     row |= observe(model)
                 position.metrics.append(row)
                 position.epoch, position.batch, position.total = position.epoch + 1, 0, 0.0
-                if row["loss"] <= stop_loss:
+                if row["loss"] <= stop_loss and status == "finished":
                     status = "loss reached"
-            if interrupted.is_set():
-                status = "interrupted"
             if status != "finished":
                 break
     position.seconds = time.monotonic() - began
     if place is not None:
-        _save(model, config, position, place)
+        _save(model, config, position, place, split)
     return TrainingRun(model, config, position.metrics, status, position.seconds, notes)
 
 
-def _resume(model: Model, config: TrainingConfig, folder: Path | None) -> tuple[_Position, tuple[str, ...]]:
+def _resume(
+    model: Model, config: TrainingConfig, folder: Path | None, split: AbstractSplit
+) -> tuple[_Position, tuple[str, ...]]:
     """Load the newest whole checkpoint of a folder, if there is one."""
-    checkpoint = None if folder is None else load_checkpoint(folder)
+    checkpoint = None if folder is None else split.load(folder)
     if checkpoint is None:
         return _Position(), ()
     saved, ours = checkpoint.record["config"], json.loads(json.dumps(asdict(config)))
@@ -210,15 +228,18 @@ def _resume(model: Model, config: TrainingConfig, folder: Path | None) -> tuple[
         raise ValueError(
             f"{folder} holds a run with {name} = {saved.get(name)!r}, not {ours[name]!r}; choose another folder"
         )
-    model.load(checkpoint.tensors, checkpoint.record["step"])
+    if checkpoint.tensors:
+        model.load(checkpoint.tensors, checkpoint.record["step"])
+    split.align(model.tensors())
+    model.state.step = checkpoint.record["step"]
     notes = tuple(f"damaged checkpoint passed over: {name}" for name in checkpoint.skipped)
     return _Position(**checkpoint.record["position"]), notes
 
 
-def _save(model: Model, config: TrainingConfig, position: _Position, folder: Path) -> None:
+def _save(model: Model, config: TrainingConfig, position: _Position, folder: Path, split: AbstractSplit) -> None:
     record = {"config": asdict(config), "position": asdict(position)}
-    save_checkpoint(folder, model.state.step, model.tensors(), record)
-    if position.metrics:
+    split.save(folder, model.state.step, model.tensors(), record)
+    if position.metrics and split.ranks.first:
         _write_metrics(position.metrics, folder / "metrics.parquet")
 
 
