@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import epoch_order
-from tokenmargin.training.checkpoint import load_checkpoint, save_checkpoint
+from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 __all__ = ["Course", "Progress", "Row", "Schedule", "Status", "Trainable", "run_epochs"]
 
@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went: one row of metrics per finished epoch, why it ended, seconds of this call, notes."""
+    """How a run went: one row of metrics per finished epoch, why it ended, seconds of all calls, notes."""
 
     metrics: list[Row]
     status: Status
@@ -99,6 +99,7 @@ class _Position:
     batch: int = 0
     total: float = 0.0
     metrics: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 def run_epochs(
@@ -108,6 +109,7 @@ def run_epochs(
     n: int,
     device: torch.device,
     folder: str | Path | None = None,
+    split: AbstractSplit | None = None,
     checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
@@ -120,10 +122,13 @@ def run_epochs(
 
     Where `observe_at(0)`, the model is also observed before the first step, in a row of its own without a loss.
     """
+    split = split or ByTexts()
     place = None if folder is None else Path(folder)
-    position, notes = _resume(model, config, place)
+    position, notes = _resume(model, config, place, split)
     per_epoch = -(-n // config.batch)
-    begun = saved = time.monotonic()
+    first = saved = time.monotonic()
+    began = first - position.seconds
+    budget += position.seconds
     status: Status = "finished"
     first_step = model.state.step
     if observe is not None and first_step == 0 and not position.metrics and observe_at(0):
@@ -132,7 +137,7 @@ def run_epochs(
         while position.epoch < config.epochs:
             order = torch.as_tensor(epoch_order(n, seed=config.seed, epoch=position.epoch), device=device)
             rate = config.rate_at(position.epoch)
-            while position.batch < per_epoch and not interrupted.is_set():
+            while position.batch < per_epoch and status == "finished":
                 last = min(position.batch + chunk, per_epoch)
                 total = model.run(order, config.batch, first=position.batch, last=last, rate=rate)
                 position.total += float(total)
@@ -140,35 +145,40 @@ def run_epochs(
                 now = time.monotonic()
                 if progress is not None:
                     rows = min(last * config.batch, n)
-                    speed = (model.state.step - first_step) / max(now - begun, 1e-9)
+                    speed = (model.state.step - first_step) / max(now - first, 1e-9)
                     steps = per_epoch * config.epochs
                     progress(Progress(position.epoch, model.state.step, steps, position.total / rows, speed))
-                if place is not None and now - saved > checkpoint_every:
-                    _save(model, config, position, place)
+                position.seconds = now - began
+                # Ranks have clocks of their own; what one of them decides, all do.
+                due, late, stop = split.ranks.any(
+                    now - saved > checkpoint_every, position.seconds > budget, interrupted.is_set()
+                )
+                if place is not None and due:
+                    _save(model, config, position, place, split)
                     saved = time.monotonic()
-                if now - begun > budget:
-                    status = "out of time"
-                    break
+                if late or stop:
+                    status = "interrupted" if stop else "out of time"
             if position.batch == per_epoch:
                 row: Row = {"epoch": position.epoch + 1, "rate": rate, "loss": position.total / n}
                 if observe is not None and (observe_at(position.epoch + 1) or position.epoch + 1 == config.epochs):
                     row |= observe(model)
                 position.metrics.append(row)
                 position.epoch, position.batch, position.total = position.epoch + 1, 0, 0.0
-                if row["loss"] <= stop_loss:
+                if row["loss"] <= stop_loss and status == "finished":
                     status = "loss reached"
-            if interrupted.is_set():
-                status = "interrupted"
             if status != "finished":
                 break
+    position.seconds = time.monotonic() - began
     if place is not None:
-        _save(model, config, position, place)
-    return Course(position.metrics, status, time.monotonic() - begun, notes)
+        _save(model, config, position, place, split)
+    return Course(position.metrics, status, position.seconds, notes)
 
 
-def _resume(model: Trainable, config: Schedule, folder: Path | None) -> tuple[_Position, tuple[str, ...]]:
+def _resume(
+    model: Trainable, config: Schedule, folder: Path | None, split: AbstractSplit
+) -> tuple[_Position, tuple[str, ...]]:
     """Load the newest whole checkpoint of a folder, if there is one."""
-    checkpoint = None if folder is None else load_checkpoint(folder)
+    checkpoint = None if folder is None else split.load(folder)
     if checkpoint is None:
         return _Position(), ()
     saved, ours = checkpoint.record["config"], json.loads(json.dumps(_settings(config)))
@@ -178,7 +188,10 @@ def _resume(model: Trainable, config: Schedule, folder: Path | None) -> tuple[_P
         raise ValueError(
             f"{folder} holds a run with {name} = {saved.get(name)!r}, not {ours[name]!r}; choose another folder"
         )
-    model.load(checkpoint.tensors, checkpoint.record["step"])
+    if checkpoint.tensors:
+        model.load(checkpoint.tensors, checkpoint.record["step"])
+    split.align(model.tensors())
+    model.state.step = checkpoint.record["step"]
     notes = tuple(f"damaged checkpoint passed over: {name}" for name in checkpoint.skipped)
     return _Position(**checkpoint.record["position"]), notes
 
@@ -187,10 +200,10 @@ def _settings(config: Any) -> dict[str, Any]:
     return asdict(config)
 
 
-def _save(model: Trainable, config: Schedule, position: _Position, folder: Path) -> None:
+def _save(model: Trainable, config: Schedule, position: _Position, folder: Path, split: AbstractSplit) -> None:
     record = {"config": _settings(config), "position": asdict(position)}
-    save_checkpoint(folder, model.state.step, model.tensors(), record)
-    if position.metrics:
+    split.save(folder, model.state.step, model.tensors(), record)
+    if position.metrics and split.ranks.first:
         _write_metrics(position.metrics, folder / "metrics.parquet")
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from tokenmargin.training.batches import TokenData
+from tokenmargin.training.batches import Sequences, TokenData
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.splits import AbstractSplit, ByTexts
 from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
@@ -61,7 +62,7 @@ class TrainingRun:
     **Attributes**
     - `metrics`: one row per finished epoch: epoch, rate, loss (mean over the epoch, while training), what was observed.
     - `status`: why it ended.
-    - `seconds`: time spent in this call.
+    - `seconds`: time spent training, that of earlier calls included.
     """
 
     model: Model
@@ -77,30 +78,43 @@ class TrainingRun:
         return self.metrics[-1]["loss"] if self.metrics else float("nan")
 
 
-def build_model(data: TokenData, config: TrainingConfig) -> Model:
-    """A model at its start, on the data's device."""
+def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit | None = None) -> Model:
+    """A model at its start, on the data's device; with `split`, this rank's part of it."""
+    split = split or ByTexts()
     dtype = getattr(torch, config.dtype)
-    if data.labels.dtype != dtype:
-        data = replace(data, labels=data.labels.to(dtype))
-    device = data.ids.device
-    state = initial_state(data.m, config.dimension, seed=config.seed, scale=config.scale, dtype=dtype, device=device)
+    data, device = data.cast(dtype), data.device
+    state = initial_state(
+        data.m,
+        config.dimension,
+        seed=config.seed,
+        scale=config.scale,
+        dtype=dtype,
+        device=device,
+        columns=split.columns(config.dimension),
+    )
     optimizer = AdamW(rate=config.rate, decay=config.decay)
     if config.model == "two-layer":
+        if not isinstance(data, TokenData) or not split.ranks.alone:
+            raise ValueError(
+                "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
+                "use model='one-layer'"
+            )
         shape = {"group": 64, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
         return TwoLayer(data, state, optimizer, **shape)
-    if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+    if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 
-        if kernels_work(dtype):
+        if split.ranks.alone and kernels_work(dtype):
             return OneLayerCuda(data, state, optimizer)
-    return OneLayer(data, state, optimizer)
+    return OneLayer(data, state, optimizer, split=split)
 
 
 def train(
-    data: TokenData,
+    data: Sequences,
     config: TrainingConfig,
     *,
     folder: str | Path | None = None,
+    split: AbstractSplit | None = None,
     checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
@@ -114,18 +128,21 @@ def train(
     **Arguments**
     - `folder`: where checkpoints and `metrics.parquet` are kept; a run found there is resumed, and on a CPU ends with
         the same bits as one never stopped.
+    - `split`: what this process does when it is one of several ranks; all of them make this call.
     - `checkpoint_every`: seconds between checkpoints; one is also written at the end and at Ctrl-C.
     - `stop_loss`, `budget`: end after an epoch below this loss, or after so many seconds.
     - `observe`: numbers to add to an epoch's row, computed from the model where `observe_at(epoch)`.
     - `chunk`: batches run between two looks at the clock.
     """
-    model = build_model(data, config)
+    split = split or ByTexts()
+    model = build_model(data, config, split=split)
     course = run_epochs(
         model,
         config,
         n=data.n,
-        device=data.ids.device,
+        device=data.device,
         folder=folder,
+        split=split,
         checkpoint_every=checkpoint_every,
         stop_loss=stop_loss,
         budget=budget,
