@@ -99,7 +99,7 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
                 "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
                 "use model='one-layer'"
             )
-        shape = {"group": 64, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
+        shape = {"group": 32, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
         return TwoLayer(data, state, optimizer, **shape)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
