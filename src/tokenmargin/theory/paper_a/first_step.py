@@ -131,7 +131,7 @@ CLAIMS = (
         outside=_rarely_far,
         note=(
             "The measured error falls like d^(-1/2), not d^(-1/4). The condition on d is needed for very small delta "
-            "only: in one dimension errors have the tails of products of normals, and pass 11 eta_0 with probability 2e-9."
+            "only: in one dimension errors have the tails of products of normals, and pass 11 eta_0 once in 4e8 draws."
         ),
     ),
     Claim(
