@@ -65,7 +65,7 @@ class VisionAttention(AbstractExperiment):
     def quick(cls) -> Self:
         """A network of 0.2 million parameters, patches of 4 and 3000 images: minutes on two cores."""
         return cls(
-            size="nano", patch=4, images=3000, test_images=1000, epochs=12, batch=50, rate=1e-3, warmup=1.0,
+            size="nano", patch=4, images=3000, test_images=1000, epochs=20, batch=50, rate=1e-3, warmup=1.0,
             substitute=True,
         )  # fmt: skip
 
