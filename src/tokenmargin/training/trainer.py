@@ -1,21 +1,16 @@
-"""The trainer: epochs of batches in an order fixed by the seed, metrics, checkpoints, and a clean end."""
+"""Training attention with its embeddings: the settings, the model they ask for, and the run."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from tokenmargin.training.batches import Sequences, TokenData, epoch_order
+from tokenmargin.training.batches import Sequences, TokenData
+from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.splits import AbstractSplit, ByTexts
@@ -23,8 +18,6 @@ from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
 
-Status = Literal["finished", "loss reached", "out of time", "interrupted"]
-Row = dict[str, float | int]
 Observe = Callable[[Model], Mapping[str, float]]
 
 
@@ -62,17 +55,6 @@ class TrainingConfig:
         return float(self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands: for progress bars."""
-
-    epoch: int
-    step: int
-    steps: int
-    loss: float
-    steps_per_second: float
-
-
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
     """A trained model with its history.
@@ -80,7 +62,7 @@ class TrainingRun:
     **Attributes**
     - `metrics`: one row per finished epoch: epoch, rate, loss (mean over the epoch, while training), what was observed.
     - `status`: why it ended.
-    - `seconds`: time spent in this call.
+    - `seconds`: time spent training, that of earlier calls included.
     """
 
     model: Model
@@ -117,7 +99,7 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
                 "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
                 "use model='one-layer'"
             )
-        shape = {"group": 64, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
+        shape = {"group": 32, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
         return TwoLayer(data, state, optimizer, **shape)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
@@ -125,16 +107,6 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
         if isinstance(split, ByTexts) and kernels_work(dtype):
             return OneLayerCuda(data, state, optimizer, split=split)
     return OneLayer(data, state, optimizer, split=split)
-
-
-@dataclass
-class _Position:
-    """Where training stands, as saved."""
-
-    epoch: int = 0
-    batch: int = 0
-    total: float = 0.0
-    metrics: list[Row] = field(default_factory=list)
 
 
 def train(
@@ -164,106 +136,19 @@ def train(
     """
     split = split or ByTexts()
     model = build_model(data, config, split=split)
-    place = None if folder is None else Path(folder)
-    position, notes = _resume(model, config, place, split)
-    per_epoch = -(-data.n // config.batch)
-    begun = saved = time.monotonic()
-    status: Status = "finished"
-    first_step = model.state.step
-    with _interrupts() as interrupted:
-        while position.epoch < config.epochs:
-            order = torch.as_tensor(epoch_order(data.n, seed=config.seed, epoch=position.epoch), device=data.device)
-            rate = config.rate_at(position.epoch)
-            while position.batch < per_epoch and status == "finished":
-                last = min(position.batch + chunk, per_epoch)
-                total = model.run(order, config.batch, first=position.batch, last=last, rate=rate)
-                position.total += float(total)
-                position.batch = last
-                now = time.monotonic()
-                if progress is not None:
-                    rows = min(last * config.batch, data.n)
-                    speed = (model.state.step - first_step) / max(now - begun, 1e-9)
-                    steps = per_epoch * config.epochs
-                    progress(Progress(position.epoch, model.state.step, steps, position.total / rows, speed))
-                # Ranks have clocks of their own; what one of them decides, all do.
-                due, late, stop = split.ranks.any(
-                    now - saved > checkpoint_every, now - begun > budget, interrupted.is_set()
-                )
-                if place is not None and due:
-                    _save(model, config, position, place, split)
-                    saved = time.monotonic()
-                if late or stop:
-                    status = "interrupted" if stop else "out of time"
-            if position.batch == per_epoch:
-                row: Row = {"epoch": position.epoch + 1, "rate": rate, "loss": position.total / data.n}
-                if observe is not None and (observe_at(position.epoch + 1) or position.epoch + 1 == config.epochs):
-                    row |= observe(model)
-                position.metrics.append(row)
-                position.epoch, position.batch, position.total = position.epoch + 1, 0, 0.0
-                if row["loss"] <= stop_loss and status == "finished":
-                    status = "loss reached"
-            if status != "finished":
-                break
-    if place is not None:
-        _save(model, config, position, place, split)
-    return TrainingRun(model, config, position.metrics, status, time.monotonic() - begun, notes)
-
-
-def _resume(
-    model: Model, config: TrainingConfig, folder: Path | None, split: AbstractSplit
-) -> tuple[_Position, tuple[str, ...]]:
-    """Load the newest whole checkpoint of a folder, if there is one."""
-    checkpoint = None if folder is None else split.load(folder)
-    if checkpoint is None:
-        return _Position(), ()
-    saved, ours = checkpoint.record["config"], json.loads(json.dumps(asdict(config)))
-    different = [name for name in ours if name != "epochs" and saved.get(name) != ours[name]]
-    if different:
-        name = different[0]
-        raise ValueError(
-            f"{folder} holds a run with {name} = {saved.get(name)!r}, not {ours[name]!r}; choose another folder"
-        )
-    if checkpoint.tensors:
-        model.load(checkpoint.tensors, checkpoint.record["step"])
-    split.align(model.tensors())
-    model.state.step = checkpoint.record["step"]
-    notes = tuple(f"damaged checkpoint passed over: {name}" for name in checkpoint.skipped)
-    return _Position(**checkpoint.record["position"]), notes
-
-
-def _save(model: Model, config: TrainingConfig, position: _Position, folder: Path, split: AbstractSplit) -> None:
-    record = {"config": asdict(config), "position": asdict(position)}
-    split.save(folder, model.state.step, model.tensors(), record)
-    if position.metrics and split.ranks.first:
-        _write_metrics(position.metrics, folder / "metrics.parquet")
-
-
-def _write_metrics(metrics: Sequence[Row], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = list(dict.fromkeys(name for row in metrics for name in row))
-    table = pa.table({name: pa.array([row.get(name) for row in metrics], pa.float64()) for name in names})
-    partial = path.with_name(f".{path.name}")
-    pq.write_table(table, partial)
-    os.replace(partial, path)
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C asks for the end of the chunk in hand, so that no step is left half done; a second one is immediate."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def on_interrupt(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+    course = run_epochs(
+        model,
+        config,
+        n=data.n,
+        device=data.device,
+        folder=folder,
+        split=split,
+        checkpoint_every=checkpoint_every,
+        stop_loss=stop_loss,
+        budget=budget,
+        observe=observe,
+        observe_at=lambda epoch: epoch > 0 and observe_at(epoch),
+        chunk=chunk,
+        progress=progress,
+    )
+    return TrainingRun(model, config, course.metrics, course.status, course.seconds, course.notes)
