@@ -29,7 +29,7 @@ from tokenmargin.training.splits import ByDimension, ByTexts
 from tokenmargin.training.trainer import TrainingConfig, train
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
-TEXTS, BATCH, EPOCHS = 1200, 8, 4
+TEXTS, BATCH, EPOCHS = 800, 8, 5
 PER_EPOCH = TEXTS // BATCH
 SPLITS = {"texts": ByTexts, "dimension": ByDimension}
 
