@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,8 +43,8 @@ def write_corpus(path: Path, texts: int, vocabulary: int, *, seed: int = 0, leng
 def growth() -> None:
     """Time and peak memory of both passes, each case in a process of its own."""
     print(f"texts of {LENGTH} words, slices of 4 MB; seconds and peak memory of the whole process")
-    _table("texts", [(n, 20_000) for n in (5_000, 10_000, 20_000, 40_000)], 0)
-    _table("vocabulary", [(20_000, m) for m in (2_000, 20_000, 200_000, 2_000_000)], 1)
+    _table("texts", [(n, 20_000) for n in (10_000, 20_000, 40_000, 80_000)], 0)
+    _table("vocabulary", [(20_000, m) for m in (2_000, 20_000, 200_000, 1_000_000)], 1)
     print(f"\n{'workers':>16} {'seconds':>8}   20,000 texts, vocabulary 20,000; a cluster's start not counted")
     for name in ENGINES:
         print(f"{name:>16} {_alone((20_000, 20_000), name)['seconds']:8.1f}", flush=True)
@@ -62,29 +64,30 @@ def _table(axis: str, cases: list[tuple[int, int]], varied: int) -> None:
 
 def _alone(case: tuple[int, int], engine: str) -> dict[str, Any]:
     """In a fresh process, so that its peak memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_prepare, args=(theirs, case, engine))
-    process.start()
-    theirs.close()
-    found: dict[str, Any] = ours.recv()
-    process.join()
-    return found
-
-
-def _prepare(pipe: Any, case: tuple[int, int], name: str) -> None:
-    from tokenmargin.text.sharding import prepare_sharded
-
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "texts.jsonl"
         size = write_corpus(source, *case)
-        engine = ENGINES[name]()
-        list(engine.map(_nothing, iter([range(1), range(1, 2)])))  # start the workers
-        begun = time.perf_counter()
-        found = prepare_sharded(source, Path(folder) / "out", engine=engine, slice_bytes=4 << 20)
-        seconds = time.perf_counter() - begun
-        pipe.send({"seconds": seconds, "bytes": size, "kept": found.m, "memory": peak_memory()})
+        command = [sys.executable, "-m", "benchmarks.cluster_corpus", str(source), engine]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found | {"bytes": size}
+
+
+def _prepare(source: Path, name: str) -> None:
+    """The child: prepare, and print what it took."""
+    from tokenmargin.text.sharding import prepare_sharded
+
+    engine = ENGINES[name]()
+    list(engine.map(_nothing, iter([range(1), range(1, 2)])))  # start the workers
+    begun = time.perf_counter()
+    found = prepare_sharded(source, source.parent / "out", engine=engine, slice_bytes=4 << 20)
+    seconds = time.perf_counter() - begun
+    print(json.dumps({"seconds": seconds, "kept": found.m, "memory": peak_memory()}))
 
 
 def _nothing(piece: range) -> None:
     return
+
+
+if __name__ == "__main__":
+    _prepare(Path(sys.argv[1]), sys.argv[2])
