@@ -8,6 +8,7 @@ not depend on how the corpus was cut, where it was counted, or in what order.
 from __future__ import annotations
 
 import os
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from tokenmargin.text.words import find_words
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["SliceCount", "count_words", "merge_parts", "run_all", "write_table"]
+__all__ = ["SliceCount", "count_words", "merge_parts", "own_name", "run_all", "write_table"]
 
 MERGED_AT_ONCE = 16
 SHOWN = 20  # rejected rows remembered of a slice
@@ -102,10 +103,15 @@ def _added(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_table(table: pl.DataFrame, path: Path) -> None:
-    """Write a parquet file, whole or not at all, by a name of one's own: two may be writing it."""
-    mine = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    """Write a parquet file, whole or not at all."""
+    mine = own_name(path)
     table.write_parquet(mine)
     os.replace(mine, path)
+
+
+def own_name(path: Path) -> Path:
+    """A name beside `path` that no other process uses: the same work may be going on elsewhere."""
+    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
 
 
 def merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *, name: str) -> pl.DataFrame:

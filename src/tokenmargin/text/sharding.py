@@ -76,6 +76,7 @@ def prepare_sharded(
     chosen, counts = _choose(words, sides, pipeline)
 
     firsts = np.cumsum([0, *(count.texts for count in counted)]).tolist()
+    (place / MANIFEST).unlink(missing_ok=True)  # what stood here before is no corpus once its shards are overwritten
     numbering = Numbering(chosen.vocabulary, sides, tuple(firsts)).save(work)
     task = partial(number_slice, plan, numbering)
     texts = run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))

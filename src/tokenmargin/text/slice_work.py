@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tokenmargin.text.counting import SliceCount, count_words, write_table
+from tokenmargin.text.counting import SliceCount, count_words, own_name, write_table
 from tokenmargin.text.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.text.prepared import ARRAYS, PreparedText
 from tokenmargin.text.sharded import shard_path
@@ -126,7 +126,7 @@ def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> int:
     work = plan_path.parent
     shard = _shard(plan, i, numbering, rank)
     target = shard_path(work.parent, i)
-    mine = _own(target)
+    mine = own_name(target)
     shard.save(mine)
     os.replace(mine, target)
     write_table(_sums(shard, len(rank)), sums_path(work, i))
@@ -171,14 +171,9 @@ def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    mine = _own(path)
+    mine = own_name(path)
     mine.write_text(json.dumps(content))
     os.replace(mine, path)
-
-
-def _own(path: Path) -> Path:
-    """A name beside `path` that no other process uses: the same work may be going on elsewhere."""
-    return path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
 
 
 def _key(content: object) -> str:
