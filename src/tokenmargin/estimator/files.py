@@ -26,9 +26,9 @@ import numpy as np
 from tokenmargin._version import __version__
 from tokenmargin.estimator.classifier import TokenSelectionClassifier
 from tokenmargin.estimator.encoder import Vocabulary
+from tokenmargin.estimator.weights import Weights
 from tokenmargin.estimator.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.estimator.validation import Validation
-from tokenmargin.estimator.weights import Weights
 
 __all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
 
