@@ -269,10 +269,10 @@ def _slope_of(x: list[int], y: list[float]) -> str:
     return f"{slope(x, y):.2f}" if min(y) > 0 else ""
 
 
-# Bandwidth of an H200 as measured (docs/training.md); the time of a token there is at most what a step leaves beside
-# the update. CPU hosts and networks are assumptions: 100 GB/s of memory, ten gigabits or NVLink between ranks.
+# Measured: the bandwidth of an H200 and what its step leaves beside the update for a token (docs/training.md), and the
+# time of a token on one thread here. Assumed: 100 GB/s of memory in a CPU host; ten gigabits, or NVLink, between ranks.
 PAPER = (
-    ("16 CPU hosts, 10 Gbit/s", 16, Machine(bandwidth=100e9, token=20e-9, latency=200e-6, link=1.25e9)),
+    ("16 CPU hosts, 10 Gbit/s", 16, Machine(bandwidth=100e9, token=70e-9, latency=200e-6, link=1.25e9)),
     ("8 H200, NVLink", 8, Machine(bandwidth=4.2e12, token=1e-9, latency=30e-6, link=100e9)),
 )
 
@@ -282,15 +282,19 @@ def _extrapolate() -> None:
     case, steps = Case(10**6, 2048, batch=8192), 10**9 / 8192
     law = 1.0 / np.arange(1, case.m + 1) ** 0.9
     distinct = float(-np.expm1(case.batch * case.length * np.log1p(-law / law.sum())).sum())
-    print(
-        f"\non paper: 1e9 texts of {LENGTH} tokens, vocabulary 1e6, d = 2048; batch 8192, {steps:,.0f} steps an epoch"
-    )
-    print(f"{'':26} {'by':10} {'attend':>8} {'update':>8} {'exchange':>8} ms {'MB a step':>10} {'hours':>7} {'GB':>9}")
+    print(f"\non paper: 1e9 texts of {LENGTH} tokens, m = 1e6, d = 2048; batch 8192, {steps:,.0f} steps an epoch")
+    columns = ("attend", "update", "exchange", "MB a step", "GFLOP", "hours", "GB held")
+    print(f"{'ms:':37}" + " ".join(f"{name:>9}" for name in columns))
     for name, ranks, machine in PAPER:
         for split in SPLITS:
             cost = machine.step(case, ranks, split, distinct=distinct)
-            parts = [cost[part] for part in ("attend", "update", "exchange")]
+            times = [cost[part] for part in ("attend", "update", "exchange")]
             held = 12 * case.m * case.d / (ranks if split == "dimension" else 1)
-            times = " ".join(f"{part * 1e3:8.1f}" for part in parts)
-            hours = sum(parts) * steps / 3600
-            print(f"{name:26} {split:10} {times}    {cost['bytes'] / 1e6:10.2f} {hours:7.1f} {held / 1e9:9.2f}")
+            row = [*(1e3 * part for part in times), cost["bytes"] / 1e6, cost["operations"] / 1e9]
+            row += [sum(times) * steps / 3600, held / 1e9]
+            print(f"{name:26} {split:10}" + " ".join(f"{value:9.2f}" for value in row))
+        gradient = 4 * (case.m + 2) * case.d
+        seconds = 2 * (ranks - 1) / ranks * gradient / machine.link
+        print(
+            f"{'':26} the gradient itself: {gradient / 1e6:,.0f} MB a step, {seconds * steps / 3600:,.0f} hours of it"
+        )
