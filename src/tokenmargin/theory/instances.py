@@ -100,6 +100,14 @@ class EmbeddingInstance:
         d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
         return cls(corpus, d, eta, delta, draws, seed, selection=selection)
 
+    @classmethod
+    def on(cls, sequences: list[str], labels: list[int], *, draws: int = 1, aligned: bool = False) -> EmbeddingInstance:
+        """A corpus of sequences of words, with the smallest step and dimension that (10) allows."""
+        corpus = TokenCorpus.of([sequence.split() for sequence in sequences], labels)
+        eta = float(enough_step(corpus))
+        d = enough_dimensions(corpus.size, eta, cls.delta)
+        return cls(corpus, d, eta, draws=draws, aligned=aligned)
+
     def starts(self) -> Iterator[Embeddings]:
         """The random starts."""
         for k in range(self.draws):

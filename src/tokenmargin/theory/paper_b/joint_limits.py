@@ -24,7 +24,7 @@ from tokenmargin.margin import (
 )
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.search import best_direction
 
@@ -232,6 +232,10 @@ def _nearly_support() -> ProblemInstance:
     return _second(figure3a(third=(0.5, 1.1)), "fig3 with (0.5, 1.1)")
 
 
+SETTLING = {
+    "last turn of p over the one before: it settles": "Ours: whether the norms that doubles allow show a limit at all."
+}
+
 CLAIMS = (
     Claim(
         "B.theorem5",
@@ -239,7 +243,8 @@ CLAIMS = (
         "sampled",
         about="joint ridge path, all support vectors",
         example=lambda: _second(figure3a(), "fig3a"),
-        outside=lambda: _second(figure3b(), "fig3b"),
+        outside=(lambda: _second(figure3b(), "fig3b"),),
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT, **SETTLING},
     ),
     Claim(
         "B.theorem6",
@@ -247,7 +252,8 @@ CLAIMS = (
         "sampled",
         about="joint ridge path: p to the relaxed problem, |v| and |p| in proportion",
         example=lambda: _second(figure3b(), "fig3b"),
-        outside=_smaller_label_margin,
+        outside=(_smaller_label_margin,),
+        unneeded=SETTLING,
         refutation=_nearly_support,
         note=(
             "The proof drops a factor 1/(2n) between (82) and (81), which counts unless |v| grows exponentially in "
@@ -261,6 +267,7 @@ CLAIMS = (
         "sampled",
         about="... |v| growing faster than |p|",
         example=_nearly_support,
-        outside=lambda: replace(_nearly_support(), factor=0.02),
+        outside=(lambda: replace(_nearly_support(), factor=0.02), _smaller_label_margin),
+        unneeded=SETTLING,
     ),
 )
