@@ -35,6 +35,10 @@ REACH = 22.0
 to the logarithm of the risk, about exp(-22), nears its rounding."""
 
 
+CONTINUE = 1.4
+"""Largest factor between two lengths of the head that Newton's method is continued over."""
+
+
 def best_head(
     features: Float[Array, "k n d"], labels: Float[Array, " n"], norm: float
 ) -> tuple[Float[Array, " k"], Float[Array, "k d"]]:
@@ -46,10 +50,10 @@ def best_head(
     loss, z = LogisticLoss(), labels[:, None] * features
     k, _, d = z.shape
     v = z.mean(axis=1)
-    sizes = np.geomspace(0.1, norm, 30)
+    sizes = np.geomspace(0.1, norm, max(2, int(np.ceil(np.log(norm / 0.1) / np.log(CONTINUE)))))
     v = v / np.linalg.norm(v, axis=1, keepdims=True) * sizes[0]
     multiplier = np.full(k, 1.0)
-    for size in np.repeat(sizes, 4):
+    for size in [*np.repeat(sizes, 2), *np.repeat(norm, 4)]:
         u = _outputs(z, v)
         log_total = logsumexp(loss.log_value(u), axis=1, keepdims=True)
         slope = -np.exp(loss.log_slope(u) - log_total)
