@@ -39,6 +39,7 @@ class VisionAttention(AbstractExperiment):
 
     source: ClassVar[str] = PAPER_B
     needs: ClassVar[tuple[str, ...]] = ("train",)
+    seconds: ClassVar[tuple[float | None, float | None]] = (190, None)
     differences: ClassVar[tuple[str, ...]] = (
         "The optimiser, batch size, augmentation and weight decay are not stated: AdamW, batches of 250, random shifts "
         "and mirroring, 0.01; a warm-up comes before the fixed rate, and gradients are cut at norm 1.",
@@ -144,7 +145,7 @@ STAND_IN = Finding(
 
 @dataclass(frozen=True)
 class Figure6(VisionAttention):
-    """`tokenmargin reproduce fig6`: minutes; attention maps of [CLS] by epoch, dense at first, then sparse."""
+    """`tokenmargin reproduce fig6`: about 190 s; attention maps of [CLS] by epoch, dense at first, then sparse."""
 
     figure: ClassVar[str] = "fig6"
     title: ClassVar[str] = "Where [CLS] attends: average over the heads of the last layer, by epoch"
@@ -171,7 +172,7 @@ class Figure6(VisionAttention):
 
 @dataclass(frozen=True)
 class Figure7(VisionAttention):
-    """`tokenmargin reproduce fig7`: minutes; sparsity of attention and norm of the key-query product by epoch."""
+    """`tokenmargin reproduce fig7`: about 190 s; sparsity of attention and norm of the key-query product by epoch."""
 
     figure: ClassVar[str] = "fig7"
     title: ClassVar[str] = "Attention grows sparser as the key-query weights grow"
