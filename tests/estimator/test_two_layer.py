@@ -73,7 +73,7 @@ def test_trained_and_run_alike(k):
     holds[3] = 0  # an empty text
     presence = sp.csr_matrix(holds)
     weights = random_weights(rng, k=1 if k == 2 else k)
-    data = Labelled(presence, rng.integers(0, k, 7), np.full(7, 1 / 7), k)
+    data = Labelled(presence, rng.integers(0, k, 7), np.ones(7), k)
     settings = Settings("learned", 6, 4.0, 4.0, 10, 1e-4, None)
     model = _TwoLayer(data, weights, settings, np.random.RandomState(0))
     with torch.no_grad():

@@ -114,31 +114,38 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from texts (or lists of tokens) and their labels."""
+        """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
         self._check_settings()
         documents = check_documents(X)
         labels, weight = check_labels(y, sample_weight, len(documents))
+        if not weight.all():
+            documents = [document for document, kept in zip(documents, weight > 0, strict=True) if kept]
+            labels, weight = labels[weight > 0], weight[weight > 0]
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
                 f"the labels hold one class only ({classes[0]!r}): a classifier needs texts of at least two classes"
             )
-        if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, labels)
-        if not weight.sum() > 0:
-            raise ValueError("sample_weight and class_weight leave no text with a positive weight")
         again = self.warm_start and hasattr(self, "weights_") and np.array_equal(self.classes_, classes)
         words = read_tokens(documents, self.tokenizer)
         if again:
             encoded = self.vocabulary_.encode(words)
         else:
             self.vocabulary_, encoded = Vocabulary.learn(
-                words, ngrams=self.ngrams, minimum=self.min_count, minimum_gram=max(2, self.min_count)
+                words,
+                ngrams=self.ngrams,
+                minimum=self.min_count,
+                minimum_gram=max(2, self.min_count),
+                weight=None if sample_weight is None else weight,
             )
         self.classes_ = classes
+        if self.class_weight is not None:
+            weight = weight * compute_sample_weight(self.class_weight, labels)
+            if not weight.sum() > 0:
+                raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
         presence = encoded.presence(len(self.vocabulary_))
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(Labelled(presence, codes, weight / weight.sum(), len(classes)), again)
+            self._train(Labelled(presence, codes, weight, len(classes)), again)
         return self
 
     def _train(self, data: Labelled, again: bool) -> None:
@@ -203,7 +210,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def predict(self, X: Any) -> Array:
         """The class of each text."""
-        return self.classes_[_decided(self._outputs(X))]
+        outputs = self._outputs(X)
+        return self.classes_[_decided(outputs)]
 
     def explain(self, X: Any) -> Explanations:
         """Attention weight and contribution of every word, the selected token and its margin, for each text."""

@@ -23,16 +23,16 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Which text holds which token, the class of each text (of `k`), and its share of the loss."""
+    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts."""
 
     presence: sp.csr_matrix
     codes: Int[Array, " n"]
-    share: Float[Array, " n"]
+    weight: Float[Array, " n"]
     k: int
 
     def part(self, rows: Array) -> Labelled:
-        """Some of the texts; their shares add up to one again."""
-        return Labelled(self.presence[rows], self.codes[rows], self.share[rows] / self.share[rows].sum(), self.k)
+        """Some of the texts."""
+        return Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def fit_one_layer(
     data: Labelled, settings: Settings, held: Array | None, *, learned: Weights | None = None
 ) -> Fitted[Weights]:
     """Train on the texts not held out, judge on those held out, and go on with all."""
-    n, uniform = len(data.codes), settings.attention == "uniform"
+    n, uniform = float(data.weight.sum()), settings.attention == "uniform"
     penalty = Penalty(np.inf if uniform else settings.logit_penalty / n, settings.value_penalty / n)
     losses: list[float] = []
     judged = None
@@ -82,9 +82,9 @@ def _fit(
 ) -> tuple[Weights, Weights, list[float]]:
     """Weights, the start that the ridge holds them to, and the losses."""
     uniform = settings.attention == "uniform"
-    origin = start_weights(data.presence, data.codes, data.share, data.k, uniform=uniform)
+    origin = start_weights(data.presence, data.codes, data.weight, data.k, uniform=uniform)
     found, losses = fit_weights(
-        data.presence, data.codes, data.share, start=origin.moved(learned), origin=origin, penalty=penalty,
+        data.presence, data.codes, data.weight, start=origin.moved(learned), origin=origin, penalty=penalty,
         iterations=iterations, tolerance=settings.tol, progress=settings.progress, dimension=settings.dimension,
     )  # fmt: skip
     return found, origin, losses

@@ -49,25 +49,35 @@ class Penalty:
 
 
 def naive_bayes(
-    presence: sp.csr_matrix, classes: Int[Array, " n"], share: Float[Array, " n"], k: int
+    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int
 ) -> Float[Array, "m columns"]:
     """Log of the ratio of the smoothed shares of each token inside and outside a class: one column for two classes."""
-    mass = share * len(share)
-    inside = np.stack([presence.T @ (mass * (classes == c)) for c in range(k)], axis=1) + SMOOTHING
+    inside = np.stack([presence.T @ (weight * (classes == c)) for c in range(k)], axis=1) + SMOOTHING
     outside = inside.sum(1, keepdims=True) - inside
     ratio = np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
     return np.asarray(ratio[:, 1:] if k == 2 else ratio)
 
 
 def start_weights(
-    presence: sp.csr_matrix, classes: Int[Array, " n"], share: Float[Array, " n"], k: int, *, uniform: bool = False
+    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int, *, uniform: bool = False
 ) -> Weights:
-    """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `share` weighs the texts."""
+    """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `weight` says as how many texts each counts."""
     m = presence.shape[1]
-    ratio = naive_bayes(presence, classes, share, k)
+    ratio = naive_bayes(presence, classes, weight, k)
     logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT) if not uniform else np.zeros(m)
-    typical = float(np.median(presence @ np.exp(logits))) if m else 1.0
+    typical = _median(presence @ np.exp(logits), weight) if m else 1.0
     return Weights(logits, np.zeros(ratio.shape), float(np.log(max(typical, SOFT))), np.zeros(ratio.shape[1]))
+
+
+def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
+    """The median of values of which each counts `weight` times."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    middle = (
+        np.searchsorted(reached, 0.5 * reached[-1], side="left"),
+        np.searchsorted(reached, 0.5 * reached[-1], "right"),
+    )
+    return float(np.mean([values[order[min(at, len(order) - 1)]] for at in middle]))
 
 
 @dataclass(eq=False)
@@ -128,7 +138,7 @@ def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
 def fit_weights(
     presence: sp.csr_matrix,
     classes: Int[Array, " n"],
-    share: Float[Array, " n"],
+    weight: Float[Array, " n"],
     *,
     start: Weights,
     origin: Weights,
@@ -141,14 +151,14 @@ def fit_weights(
     """Lower the loss from `start` by L-BFGS; returns the weights and the loss at every iteration.
 
     **Arguments**
-    - `classes`, `share`: the class of each text, and its weight; the weights add up to one.
+    - `classes`, `weight`: the class of each text, and as how many texts it counts.
     - `origin`: what the ridge pulls the logits to.
     - `tolerance`: stop once an iteration lowers the loss by less than this.
     - `dimension`: of the embeddings behind logits and values; from the number of classes on it restricts nothing.
     """
     data, (m, k) = _Halves(presence), start.values.shape
     data.transpose()
-    unit = float(np.exp(origin.sink_logit))
+    unit, share = float(np.exp(origin.sink_logit)), weight / weight.sum()
     split = np.cumsum([m, m * k, 1])
     fixed = np.isinf(penalty.logits)
     ridge = 0.0 if fixed else penalty.logits

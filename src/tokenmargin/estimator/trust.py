@@ -13,9 +13,10 @@ from scipy.stats import rankdata
 from sklearn.base import clone
 
 from tokenmargin.estimator.classifier import TokenSelectionClassifier
+from tokenmargin.estimator.importance import TokenTable
 from tokenmargin.estimator.validation import wilson
 
-__all__ = ["Deletion", "Trust", "assess", "deletion_test"]
+__all__ = ["Deletion", "Trust", "agreement", "assess", "deletion_test"]
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 SEEDS = 3
@@ -124,7 +125,7 @@ def assess(
         majority=float((y[test] == values[counts.argmax()]).mean()),
         uniform=float((plain.predict(documents[test]) == y[test]).mean()),
         logistic=_logistic(documents, y, train, test, model.ngrams),
-        agreement=_agreement(tables),
+        agreement=agreement(tables),
         deletion=deletion_test(models[0], shown, rng=rng),
     )
 
@@ -157,7 +158,7 @@ def _logistic(texts: Array, y: Array, train: Array, test: Array, ngrams: int) ->
     return float((reference.predict(vectorizer.transform(texts[test])) == y[test]).mean())
 
 
-def _agreement(tables: list[Any]) -> float:
+def agreement(tables: Sequence[TokenTable]) -> float:
     """Mean rank correlation of |contribution| over the tokens that lead in any of two tables."""
     found = []
     for i, first in enumerate(tables):

@@ -82,7 +82,7 @@ def _roles(data: Labelled, held: Array | None) -> tuple[Array, Array | None, Arr
 def start_two_layer(data: Labelled, settings: Settings, rng: RandomState) -> TwoLayerWeights:
     """Random embeddings moved by naive Bayes."""
     d = settings.dimension or DIMENSION
-    ratio = naive_bayes(data.presence, data.codes, data.share, data.k)
+    ratio = naive_bayes(data.presence, data.codes, data.weight, data.k)
     m, k = ratio.shape
     directions = rng.standard_normal((d, k + 1))
     if d > k:
@@ -118,17 +118,17 @@ class _TwoLayer:
         total = 0.0
         batches = list(self._batches(self.rng.permutation(rows)))
         for number in self.rng.permutation(len(batches)):
-            loss = self._loss(batches[number]) * (len(rows) / len(batches[number]))
+            loss = self._loss(batches[number])
             self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+            (loss / len(batches[number])).backward()
             self.optimizer.step()
-            total += loss.item() * len(batches[number]) / len(rows)
-        return total / float(self.data.share[rows].sum())
+            total += loss.item()
+        return total / float(self.data.weight[rows].sum())
 
     @torch.no_grad()
     def loss(self, rows: Array) -> float:
         """Mean loss of some rows."""
-        return sum(self._loss(batch).item() for batch in self._batches(rows)) / float(self.data.share[rows].sum())
+        return sum(self._loss(batch).item() for batch in self._batches(rows)) / float(self.data.weight[rows].sum())
 
     def _batches(self, rows: Array) -> Iterator[Array]:
         """Rows of similar length together, so that little is padding."""
@@ -140,13 +140,13 @@ class _TwoLayer:
             yield from (part[i : i + self.batch] for i in range(0, len(part), self.batch))
 
     def _loss(self, rows: Array) -> Tensor:
-        """Sum of the losses of some rows, each times its share."""
+        """Sum of the losses of some rows, each times its weight."""
         f = self._outputs(torch.from_numpy(_padded(self.data.presence, rows)))
         codes = torch.from_numpy(self.data.codes[rows])
-        share = torch.from_numpy(self.data.share[rows].astype(np.float32))
+        weight = torch.from_numpy(self.data.weight[rows].astype(np.float32))
         if f.shape[1] == 1:
-            return (share * functional.softplus((1 - 2 * codes) * f[:, 0])).sum()
-        return (share * functional.cross_entropy(f, codes, reduction="none")).sum()
+            return (weight * functional.softplus((1 - 2 * codes) * f[:, 0])).sum()
+        return (weight * functional.cross_entropy(f, codes, reduction="none")).sum()
 
     def _outputs(self, ids: Tensor) -> Tensor:
         """f for rows of token ids, padded."""
