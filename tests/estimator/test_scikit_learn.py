@@ -48,8 +48,8 @@ def expected_failures(estimator):
         return {}
     return {
         "check_sample_weight_equivalence_on_dense_data": "minibatches: a text that counts twice is not met twice",
-        "check_class_weight_classifiers": "too few texts to hold any out, so three passes, 45 small steps: the weights of "
-        "the classes (1000 to 0.0001) tilt the decisions, but not 87% of them",
+        "check_class_weight_classifiers": "too few texts to hold any out, so three passes, 45 small steps: weights of "
+        "1000 to 0.0001 for the classes tilt the decisions, but not 87% of them",
     }
 
 

@@ -120,7 +120,7 @@ class _TwoLayer:
         for number in self.rng.permutation(len(batches)):
             loss = self._loss(batches[number])
             self.optimizer.zero_grad()
-            (loss / len(batches[number])).backward()
+            (loss / len(batches[number])).backward()  # type: ignore[no-untyped-call, unused-ignore]
             self.optimizer.step()
             total += loss.item()
         return total / float(self.data.weight[rows].sum())

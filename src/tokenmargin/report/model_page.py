@@ -163,6 +163,7 @@ def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
             f"{trust.accuracy:.1%}, 95% interval {trust.low:.1%} to {trust.high:.1%}; "
             f"standard deviation over seeds {trust.spread:.2%}",
         ),
+        ("the same as a mean over classes", f"{trust.balanced:.1%}"),
         ("always the most frequent class", f"{trust.majority:.1%}"),
         ("the same with uniform attention", f"{trust.uniform:.1%}"),
         ("TF-IDF and logistic regression", f"{trust.logistic:.1%}"),
