@@ -89,7 +89,7 @@ def fit(
         "data sha256": data_hash(rows.texts, rows.labels),
         "seed": seed,
         "command": command_line(),
-        **versions(),
+        "versions": versions(),
     }
     try:
         save_model(classifier, out, notes=notes)

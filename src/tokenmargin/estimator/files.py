@@ -171,8 +171,7 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
 
 def model_notes(folder: str | Path) -> dict[str, Any]:
     """What was noted with a model: data, command, versions."""
-    config = _config(Path(folder))
-    return {**config.get("notes", {}), "written by": f"tokenmargin {config.get('version')}"}
+    return {**_config(Path(folder)).get("notes", {})}
 
 
 def _config(folder: Path) -> dict[str, Any]:
