@@ -5,8 +5,10 @@ import pytest
 
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin import argmax_pairs, class_margin, corpus_margin, selected_pairs
-from tokenmargin.margin import corpus as module
+from tokenmargin.margin import MarginSolution, argmax_pairs, class_margin, corpus_margin, selected_pairs
+from tokenmargin.margin import cutting
+from tokenmargin.margin import pairs as module
+from tokenmargin.margin.corpus import Route
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 
@@ -29,26 +31,31 @@ def as_problem(corpus: TokenCorpus, vectors: np.ndarray) -> TokenProblem:
     return TokenProblem(Coordinates(vectors, index, mask), np.ones(len(lengths)), scores=np.zeros(mask.shape))
 
 
+def rows_of(solution: MarginSolution, vectors: np.ndarray) -> np.ndarray:
+    return vectors[solution.tokens[:, 0]] - vectors[solution.tokens[:, 1]]
+
+
+@pytest.mark.parametrize("route", ["cuts", "interior"])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int) -> None:
+def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, route: Route) -> None:
     rng = np.random.default_rng(seed)
     corpus, vectors = random_corpus(rng)
     p = rng.standard_normal(12)
     pairs = argmax_pairs(corpus, vectors @ p)
     gaps: list[float] = []
-    solution = corpus_margin(vectors, pairs, start=p, progress=gaps.append)
+    solution = corpus_margin(vectors, pairs, start=p, route=route, progress=gaps.append)
     problem = as_problem(corpus, vectors)
     reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=0.0))
     assert solution.status == reference.status == "optimal"
-    assert solution.gap <= 1e-7
-    np.testing.assert_allclose(solution.vector, reference.vector, atol=1e-5 * np.linalg.norm(reference.vector))
-    assert solution.margin == pytest.approx(reference.margin, rel=1e-7)
+    assert solution.certificate.residual <= 1e-9
+    np.testing.assert_allclose(solution.vector, reference.vector, atol=1e-9 * np.linalg.norm(reference.vector))
+    assert solution.margin == pytest.approx(reference.margin, rel=1e-9)
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
     assert gaps[0] == np.inf
-    assert gaps[-1] == pytest.approx(solution.gap)
+    assert gaps[-1] <= 1e-9
     np.testing.assert_allclose(
-        solution.multipliers @ (vectors[solution.pairs[:, 0]] - vectors[solution.pairs[:, 1]]),
-        solution.vector, atol=1e-6 * np.linalg.norm(solution.vector),
+        solution.multipliers @ rows_of(solution, vectors),
+        solution.vector, atol=1e-9 * np.linalg.norm(solution.vector),
     )  # fmt: skip
 
 
@@ -103,9 +110,9 @@ def test_a_corpus_without_a_solution_is_refuted() -> None:
     pairs = selected_pairs(of_ids([0, 1, 2, 0, 1], [3, 2], 3), np.array([1, 1]))
     solution = corpus_margin(vectors, pairs)
     assert solution.status == "infeasible"
-    assert (solution.multipliers >= 0).all()
-    rows = vectors[solution.pairs[:, 0]] - vectors[solution.pairs[:, 1]]
-    assert np.linalg.norm(solution.multipliers @ rows) <= 1e-12
+    assert (solution.farkas >= 0).all()
+    rows = vectors[solution.tokens[:, 0]] - vectors[solution.tokens[:, 1]]
+    assert np.linalg.norm(solution.farkas @ rows) <= 1e-12
 
 
 def test_nothing_to_separate() -> None:
@@ -120,8 +127,8 @@ def test_a_large_master_drops_idle_constraints(monkeypatch: pytest.MonkeyPatch) 
     p = rng.standard_normal(6)
     pairs = argmax_pairs(corpus, vectors @ p)
     usual = corpus_margin(vectors, pairs, start=p)
-    monkeypatch.setattr(module, "MASTER", 4)
-    monkeypatch.setattr(module, "CUTS", 1)
+    monkeypatch.setattr(cutting, "MASTER", 4)
+    monkeypatch.setattr(cutting, "CUTS", 1)
     tight = corpus_margin(vectors, pairs)
     assert tight.status == usual.status == "optimal"
     assert tight.margin == pytest.approx(usual.margin, rel=1e-6)
