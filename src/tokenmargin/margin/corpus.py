@@ -7,13 +7,14 @@ every one, and any non-negative multipliers bound the norm from below by `sum_j 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import normalised
 from tokenmargin.margin.covering import covering
 from tokenmargin.margin.cutting import cutting_planes
 from tokenmargin.margin.differences import Differences, Proposal
@@ -21,13 +22,16 @@ from tokenmargin.margin.interior import interior_point
 from tokenmargin.margin.judge import Judge
 from tokenmargin.margin.pairs import RowPairs
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.margin.system import solve_systems
 
 __all__ = ["Route", "corpus_margin"]
 
 Route = Literal["cuts", "interior"]
 
-WIDE = 512
+WIDE = 640
 """Dimension from which the interior point method is the faster route."""
+SMALL = 2_000_000
+"""Size of the rows, as an array, up to which the solver of single problems can be asked for a second opinion."""
 
 
 def corpus_margin(
@@ -35,7 +39,7 @@ def corpus_margin(
     pairs: RowPairs,
     *,
     start: Float[Array, " d"] | None = None,
-    gap: float = 1e-9,
+    gap: float = 1e-7,
     route: Route | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> MarginSolution:
@@ -65,13 +69,42 @@ def corpus_margin(
     if cover.cyclic:
         return judge.answer(Proposal(np.ones(len(cover.numbers)), None), cover.numbers, gap=gap)
     rows = Differences(judge.ties.projected, plus=pairs.plus(cover.numbers), minus=pairs.rivals[cover.numbers])
-    chosen = route or ("interior" if rows.vectors.shape[1] >= WIDE else "cuts")
-    if chosen == "cuts":
-        first = None if start is None else np.asarray(start, dtype=np.float64)
-        answer = judge.answer(cutting_planes(rows, start=first, gap=gap, progress=progress), cover.numbers, gap=gap)
-        if route is not None or answer.status != "inaccurate":
-            return answer
-    second = judge.answer(interior_point(rows, gap=gap, progress=progress), cover.numbers, gap=gap)
-    if chosen == "interior" or second.certificate.residual < answer.certificate.residual:
-        return second
-    return answer
+    begin = None if start is None else np.asarray(start, dtype=np.float64)
+    answers = []
+    for propose in _routes(rows, route):
+        answers.append(judge.answer(propose(rows, start=begin, gap=gap, progress=progress), cover.numbers, gap=gap))
+        if answers[-1].status != "inaccurate":
+            return answers[-1]
+    return min(answers, key=lambda answer: answer.certificate.residual)
+
+
+def _routes(rows: Differences, route: Route | None) -> Iterator[Callable[..., Proposal]]:
+    """The way to solve these constraints, and others for what it leaves open."""
+    if rows.lengths().min() <= np.finfo(float).eps * np.abs(rows.vectors).max():
+        yield equal_tokens
+    if route == "interior" or (route is None and rows.vectors.shape[1] >= WIDE):
+        yield interior_point
+        return
+    yield cutting_planes
+    if route is None and rows.vectors.shape[1] * len(rows) <= SMALL:
+        yield ordinary
+    elif route is None:
+        yield interior_point
+
+
+def equal_tokens(rows: Differences, **_: object) -> Proposal:
+    """No token beats another at the same place, and the constraint that asks for it is the proof."""
+    multipliers = np.zeros(len(rows))
+    multipliers[rows.lengths().argmin()] = 1.0
+    return Proposal(multipliers, None)
+
+
+def ordinary(rows: Differences, **_: object) -> Proposal:
+    """The solver of single problems, with its rescue of hard cases."""
+    systems = normalised(rows.dense(slice(None))[None], np.ones((1, len(rows))))
+    verdict = solve_systems(systems)
+    if verdict.farkas is not None and verdict.farkas.residual[0] < np.inf:
+        return Proposal(verdict.farkas.weights[0] / systems.lengths[0], None)
+    scale = systems.scale[0]
+    multipliers = np.maximum(verdict.multipliers[0], 0.0) * (scale / systems.lengths[0])
+    return Proposal(multipliers, verdict.residuals.vectors[0] * scale)

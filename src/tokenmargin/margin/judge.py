@@ -36,8 +36,9 @@ class Judge:
     """The constraints of a corpus, and the time since they were posed."""
 
     def __init__(self, vectors: Float[Array, "m d"], pairs: RowPairs) -> None:
-        self.vectors, self.pairs, self.began = vectors, pairs, time.perf_counter()
-        self.ties = Ties(vectors, pairs.ties)
+        self.pairs, self.began = pairs, time.perf_counter()
+        self.vectors = vectors - vectors.mean(axis=0)  # differences are all that counts, and they keep their digits
+        self.ties = Ties(self.vectors, pairs.ties)
 
     def unmoved(self) -> MarginSolution:
         """Nothing to separate: p = 0."""
@@ -65,7 +66,7 @@ class Judge:
         """The residuals of the optimality conditions, in the units of `Certificate`."""
         logits, squared = self.vectors @ p, float(p @ p)
         apart = np.abs(logits[self.pairs.ties[:, 0]] - logits[self.pairs.ties[:, 1]]).max(initial=0.0)
-        combined = rows.adjoint(multipliers)
+        combined = rows.combined(multipliers)
         combined = combined - self._across(combined)
         slack = rows.times(p) - 1
         bound = float(multipliers.sum() / np.linalg.norm(combined))
@@ -83,7 +84,7 @@ class Judge:
 
     def _refuted(self, rows: Differences, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
         """Infeasible when the weights are a Farkas vector to tolerance, else inaccurate by its residual."""
-        combined = rows.adjoint(weights)
+        combined = rows.combined(weights)
         across = self._across(combined)
         size = float(weights @ rows.lengths())
         residual = float(np.linalg.norm(combined - across)) / max(size, float(np.finfo(float).tiny))
@@ -96,7 +97,7 @@ class Judge:
         """The answer: its pairs first, then the ties."""
         heads, rivals, ties = self.pairs.plus(numbers), self.pairs.rivals[numbers], self.pairs.ties
         rows = Differences(self.vectors, plus=heads, minus=rivals)
-        weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.adjoint(found.multipliers))])
+        weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.combined(found.multipliers))])
         p = np.zeros(self.vectors.shape[1]) if found.vector is None else found.vector
         norm = float(np.linalg.norm(p))
         return MarginSolution(

@@ -20,6 +20,7 @@ __all__ = ["balanced", "purified"]
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""
 _FLOOR = 1e-3  # least weight, relative to the mean one
+_FLOORS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)  # sizes under which a multiplier may count as none, relative to the largest
 _RIDGE = 1e-14  # of the trace: where the active rows do not span the space
 
 
@@ -67,12 +68,27 @@ def _tight(rows: Differences, guess: Float[Array, " k"]) -> tuple[Float[Array, "
 
 
 def balanced(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
-    """A refutation: the multipliers nearest to these, in relative terms, with `A' multipliers = 0`."""
-    solve = _Metric(rows, multipliers)
-    result = multipliers
-    for _ in range(3):
-        result = result - solve(rows.adjoint(result))
-    return Proposal(result if result.min() >= 0 else multipliers, None)
+    """A refutation: multipliers near these, in relative terms, with `A' multipliers = 0`.
+
+    Rows that take no part in the contradiction keep small multipliers that nothing balances, so they are dropped at
+    several sizes.
+    """
+    best, least = multipliers, np.inf
+    for floor in _FLOORS:
+        which = np.flatnonzero(multipliers > floor * multipliers.max())
+        some, kept = rows.only(which), multipliers[which]
+        solve, weights = _Metric(some, kept), kept
+        for _ in range(3):
+            weights = weights - solve(some.adjoint(weights))
+        if weights.min() < 0:
+            continue
+        residual = float(np.linalg.norm(some.adjoint(weights))) / float(weights @ some.lengths())
+        if residual < least:
+            best, least = np.zeros(len(rows)), residual
+            best[which] = weights
+        if residual <= TOLERANCE / 10:
+            break
+    return Proposal(best, None)
 
 
 class _Metric:
@@ -81,8 +97,15 @@ class _Metric:
     def __init__(self, rows: Differences, weights: Float[Array, " k"]) -> None:
         self.rows, self.weights = rows, weights
         matrix = rows.covariance(weights)
-        matrix[np.diag_indices_from(matrix)] += _RIDGE * np.trace(matrix)
-        self.factor = cho_factor(matrix, lower=True, overwrite_a=True, check_finite=False)
+        diagonal = np.diag_indices_from(matrix)
+        ridge = _RIDGE * float(np.trace(matrix)) or 1.0
+        while True:
+            matrix[diagonal] += ridge
+            try:
+                self.factor = cho_factor(matrix, lower=True, check_finite=False)
+                break
+            except np.linalg.LinAlgError:  # rounding left a negative eigenvalue
+                ridge *= 10
 
     def inverse(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
         """`(A' W A)^-1 y`."""
