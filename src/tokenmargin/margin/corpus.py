@@ -8,6 +8,7 @@ every one, and any non-negative multipliers bound the norm from below by `sum_j 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -71,35 +72,42 @@ def corpus_margin(
     rows = Differences(judge.ties.projected, plus=pairs.plus(cover.numbers), minus=pairs.rivals[cover.numbers])
     begin = None if start is None else np.asarray(start, dtype=np.float64)
     answers = []
-    for propose in _routes(rows, route):
-        answers.append(judge.answer(propose(rows, start=begin, gap=gap, progress=progress), cover.numbers, gap=gap))
+    for propose in _routes(rows, route, start=begin, gap=gap, progress=progress):
+        answers.append(judge.answer(propose(), cover.numbers, gap=gap))
         if answers[-1].status != "inaccurate":
             return answers[-1]
     return min(answers, key=lambda answer: answer.certificate.residual)
 
 
-def _routes(rows: Differences, route: Route | None) -> Iterator[Callable[..., Proposal]]:
+def _routes(
+    rows: Differences,
+    route: Route | None,
+    *,
+    start: Float[Array, " d"] | None,
+    gap: float,
+    progress: Callable[[float], None] | None,
+) -> Iterator[Callable[[], Proposal]]:
     """The way to solve these constraints, and others for what it leaves open."""
+    d = rows.vectors.shape[1]
+    interior = partial(interior_point, rows, gap=gap, progress=progress)
     if rows.lengths().min() <= np.finfo(float).eps * np.abs(rows.vectors).max():
-        yield equal_tokens
-    if route == "interior" or (route is None and rows.vectors.shape[1] >= WIDE):
-        yield interior_point
+        yield partial(equal_tokens, rows)
+    if route == "interior" or (route is None and d >= WIDE):
+        yield interior
         return
-    yield cutting_planes
-    if route is None and rows.vectors.shape[1] * len(rows) <= SMALL:
-        yield ordinary
-    elif route is None:
-        yield interior_point
+    yield partial(cutting_planes, rows, start=start, gap=gap, progress=progress)
+    if route is None:
+        yield partial(ordinary, rows) if d * len(rows) <= SMALL else interior
 
 
-def equal_tokens(rows: Differences, **_: object) -> Proposal:
+def equal_tokens(rows: Differences) -> Proposal:
     """No token beats another at the same place, and the constraint that asks for it is the proof."""
     multipliers = np.zeros(len(rows))
     multipliers[rows.lengths().argmin()] = 1.0
     return Proposal(multipliers, None)
 
 
-def ordinary(rows: Differences, **_: object) -> Proposal:
+def ordinary(rows: Differences) -> Proposal:
     """The solver of single problems, with its rescue of hard cases."""
     systems = normalised(rows.dense(slice(None))[None], np.ones((1, len(rows))))
     verdict = solve_systems(systems)

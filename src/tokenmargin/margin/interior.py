@@ -63,14 +63,12 @@ class State(NamedTuple):
 def interior_point(
     rows: Differences,
     *,
-    start: Float[Array, " d"] | None = None,
     gap: float,
     progress: Callable[[float], None] | None = None,
 ) -> Proposal:
     """Multipliers of the solution or of a refutation: Mehrotra's predictor and corrector, then the active set.
 
     **Arguments**
-    - `start`: not of use to this method.
     - `gap`: relative gap in the norm at which the multipliers are good enough.
     - `progress`: called in every iteration with the gap reached (infinite until `A q > 0`).
     """
