@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 from scipy.linalg import cho_factor, cho_solve
 
@@ -32,6 +32,7 @@ ITERATIONS = 100
 APART = 1e-8
 """Gap from which active constraints tell themselves from the others."""
 _TO_BOUNDARY = 0.995
+_CLEAR = float(np.log(1e3))
 
 
 class State(NamedTuple):
@@ -88,9 +89,7 @@ def interior_point(
         state = following
     if not state.t > 0:
         return balanced(rows, state.multipliers)
-    # A multiplier is of the size 1/d where it is not zero, and a slack of the size t.
-    active = rows.vectors.shape[1] * state.multipliers > state.slack / state.t
-    return purified(rows, Proposal(state.multipliers / state.t, state.q / state.t), active)
+    return purified(rows, Proposal(state.multipliers / state.t, state.q / state.t), _active(rows, state))
 
 
 def _start(rows: Differences) -> State:
@@ -138,3 +137,14 @@ def _iterate(rows: Differences, state: State, combined: Float[Array, " d"]) -> S
     following = state.moved(_TO_BOUNDARY * state.reach(corrector), corrector)
     inside = following.slack.min() > 0 and following.multipliers.min() > 0
     return following if inside and np.isfinite(following.q).all() else None
+
+
+def _active(rows: Differences, state: State) -> Bool[Array, " k"]:
+    """The constraints whose multipliers stay while their slacks vanish: above the widest gap between the ratios."""
+    # A multiplier is of the size 1/d where it is not zero, and a slack of the size t.
+    ratio = np.log(rows.vectors.shape[1] * state.multipliers) - np.log(state.slack / state.t)
+    ordered = np.sort(ratio)
+    widths = np.diff(ordered)
+    if widths.max(initial=0.0) < _CLEAR:
+        return np.asarray(ratio > 0)
+    return np.asarray(ratio > ordered[widths.argmax()])
