@@ -28,7 +28,7 @@ def sweep(
     engine: Literal["local", "ray"] = "local",
     jobs: int = -1,
     address: str | None = None,
-    scale: Literal["quick", "paper", "tuned"] = "quick",
+    scale: Literal["quick", "paper", "tuned", "short"] = "quick",
     table: str = "findings",
     out: Path = Path("runs"),
     fail_fast: bool = False,
@@ -61,7 +61,8 @@ def sweep(
     address:
         The ray cluster: auto, or host:port. By default one is started on this machine.
     scale:
-        The settings that are not swept: for a laptop (quick), the paper's own, or ours at full size (tuned).
+        The settings that are not swept: for a laptop (quick), the paper's own, ours at full size (tuned), or
+        what half an hour of one GPU allows (short).
     table:
         Which table of each result to keep; by default its findings.
     out:

@@ -14,13 +14,15 @@ from sklearn.utils import check_random_state, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from tokenmargin.estimator.attribution import attribute, in_chunks, join_attributions
 from tokenmargin.estimator.documents import check_documents, check_labels
 from tokenmargin.estimator.encoder import Encoded, Vocabulary
-from tokenmargin.estimator.explanation import Explanations, explain_all
+from tokenmargin.estimator.explanation import Explanations
 from tokenmargin.estimator.importance import TokenTable, token_statistics
-from tokenmargin.estimator.solver import Penalty, Weights, decide, fit_weights, start_weights
+from tokenmargin.estimator.solver import Penalty, decide, fit_weights, start_weights
 from tokenmargin.estimator.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.estimator.validation import Validation, split_held_out, validate
+from tokenmargin.estimator.weights import Weights
 
 __all__ = ["TokenSelectionClassifier"]
 
@@ -179,7 +181,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self, "weights_")
-        return decide(self._encode(check_documents(X)).presence(len(self.vocabulary_)), self.weights_)
+        m = len(self.vocabulary_)
+        parts = in_chunks(check_documents(X), lambda chunk: decide(self._encode(chunk).presence(m), self.weights_))
+        return np.concatenate(parts)
 
     def decision_function(self, X: Any) -> Array:
         """f for each text: positive for the second of two classes, else one column for each class."""
@@ -198,7 +202,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """Attention weight and contribution of every word, the selected token and its margin, for each text."""
         check_is_fitted(self, "weights_")
         documents = check_documents(X)
-        outputs, arrays = explain_all(documents, self.tokenizer, self.vocabulary_, self.weights_)
+
+        def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Array]]:
+            encoded = self._encode(chunk)
+            return attribute(encoded, self.weights_.scores(encoded))
+
+        outputs, arrays = join_attributions(in_chunks(documents, work))
         decided = _decided(outputs)
         return Explanations(
             texts=[join_tokens(document) for document in documents],

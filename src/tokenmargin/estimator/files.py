@@ -26,7 +26,7 @@ import numpy as np
 from tokenmargin._version import __version__
 from tokenmargin.estimator.classifier import TokenSelectionClassifier
 from tokenmargin.estimator.encoder import Vocabulary
-from tokenmargin.estimator.solver import Weights
+from tokenmargin.estimator.weights import Weights
 from tokenmargin.estimator.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.estimator.validation import Validation
 

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy import ndarray as Array
 
-from tokenmargin.estimator.solver import Weights
+from tokenmargin.estimator.weights import Weights
 
 __all__ = ["TokenTable", "token_statistics"]
 

@@ -30,36 +30,13 @@ from numpy import ndarray as Array
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-__all__ = ["Penalty", "Weights", "decide", "fit_weights", "start_weights"]
+from tokenmargin.estimator.weights import Weights
+
+__all__ = ["Penalty", "decide", "fit_weights", "start_weights"]
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
 SINK_RIDGE = 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """What the decision depends on: logits a and values b of the tokens, and those of the sink.
-
-    There is one column of values for two classes (positive speaks for the second), else one for each class.
-    """
-
-    logits: Float[Array, " m"]
-    values: Float[Array, "m k"]
-    sink_logit: float
-    sink_values: Float[Array, " k"]
-
-    def since(self, origin: Weights) -> Weights:
-        """The same with logits counted from those of `origin`: what training changed."""
-        return Weights(self.logits - origin.logits, self.values, self.sink_logit - origin.sink_logit, self.sink_values)
-
-    def moved(self, learned: Weights | None) -> Weights:
-        """These weights with what training changed elsewhere, as `since` gives it."""
-        if learned is None:
-            return self
-        return Weights(
-            self.logits + learned.logits, learned.values, self.sink_logit + learned.sink_logit, learned.sink_values
-        )
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ PLACES = (
     "growth:Figure4a",
     "growth:Figure4b",
     "loss_bias:Figure5",
+    "vision:Figure6",
+    "vision:Figure7",
     "prompt_paths:Figure8",
     "overparameterisation:Figure9a",
     "overparameterisation:Figure9b",
