@@ -22,7 +22,7 @@ from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
 
 if TYPE_CHECKING:
-    from tokenmargin.margin import CorpusMargin
+    from tokenmargin.margin import MarginSolution
 
 __all__ = [
     "Alignment",
@@ -135,7 +135,7 @@ class LearnedDirection:
     - `distinct`: how many different tokens are selected.
     """
 
-    margin: CorpusMargin
+    margin: MarginSolution
     cosine: float
     distinct: int
 
