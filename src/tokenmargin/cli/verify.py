@@ -173,7 +173,7 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
             console.print(_line(role, slack))
     if full:
         claim = reports[0].claim
-        spared = "\n".join(f'Nothing outside "{name}": {why}' for name, why in claim.unneeded.items())
+        spared = "\n".join(f'No instance outside "{name}": {why}' for name, why in claim.unneeded.items())
         evidence = f"Evidence: {_EVIDENCE[claim.evidence]}"
         for words in (claim.statement, evidence, claim.unconditional, spared, claim.note):
             console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")
