@@ -49,7 +49,9 @@ def fit_two_layer(
             "most they are trained on: cut the text into parts, raise min_count, or use model='one-layer'"
         )
     train, stop, judge = _roles(data, held)
-    model = _TwoLayer(data, start or start_two_layer(data.part(train), settings, rng), settings, rng)
+    if start is None or start.embeddings.shape[1] != (settings.dimension or DIMENSION):
+        start = start_two_layer(data.part(train), settings, rng)
+    model = _TwoLayer(data, start, settings, rng)
     losses: list[float] = []
     best, lowest, waited = model.weights(), np.inf, 0
     with _threads(data):
