@@ -149,7 +149,7 @@ def _select(encoded: Encoded, scores: Scores, logits: list[Array], first: Array)
 
 
 def _holders(scores: Scores, logits: list[Array], largest: Array, segment: Array) -> tuple[Array, Array]:
-    """The row that attains the largest logit of each text, the smallest of several (-1 for none), and its first place."""
+    """The row with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
     none = np.iinfo(np.int64).max
     rows, places = np.full(len(largest), none), np.full(len(largest), none)
     bound = np.where(np.isfinite(largest), largest, np.inf)[segment]

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.text.words import Words
@@ -84,14 +84,18 @@ class Vocabulary:
     keys: tuple[Int[Array, " grams"], ...] = ()
 
     @staticmethod
-    def learn(words: Words, *, ngrams: int, minimum: int, minimum_gram: int) -> tuple[Vocabulary, Encoded]:
+    def learn(
+        words: Words, *, ngrams: int, minimum: int, minimum_gram: int, weight: Float[Array, " n"] | None = None
+    ) -> tuple[Vocabulary, Encoded]:
         """The vocabulary of documents, and the documents in it.
 
         **Arguments**
         - `ngrams`: the longest n-gram.
         - `minimum`, `minimum_gram`: how often a word, and a longer n-gram, must occur.
+        - `weight`: as how many documents each counts; None for one each.
         """
-        counts = np.bincount(words.codes, minlength=len(words.distinct))
+        times = None if weight is None else np.repeat(weight, np.diff(words.offsets))
+        counts = np.bincount(words.codes, times, minlength=len(words.distinct))
         kept = sorted((word, code) for code, word in enumerate(words.distinct) if counts[code] >= minimum)
         rank = np.full(len(words.distinct) + 1, -1, np.int32)
         rank[[code for _, code in kept]] = np.arange(len(kept))
@@ -99,7 +103,7 @@ class Vocabulary:
         encoded = Encoded([rank[words.codes]], words)
         for n in range(2, ngrams + 1):
             numbers, places = _numbers(encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0))
-            found, level = _count(numbers, minimum_gram)
+            found, level = _count(numbers, minimum_gram, None if times is None else times[places])
             ids = np.full(len(words.codes), -1, np.int32)
             ids[places] = np.where(level >= 0, level + len(kept) + sum(map(len, keys)), -1)
             keys.append(found)
@@ -197,13 +201,13 @@ def _numbers(encoded: Encoded, n: int, size: int, below: int) -> tuple[Array, Ar
     return (first[places].astype(np.int64) - below) * size + last[places], places
 
 
-def _count(numbers: Int[Array, " k"], minimum: int) -> tuple[Array, Array]:
+def _count(numbers: Int[Array, " k"], minimum: int, times: Float[Array, " k"] | None) -> tuple[Array, Array]:
     """The sorted numbers seen at least `minimum` times, and for each number its row among them or -1."""
     import pyarrow as pa
 
     coded = pa.array(numbers).dictionary_encode()
     codes, distinct = np.asarray(coded.indices), np.asarray(coded.dictionary)
-    often = np.flatnonzero(np.bincount(codes, minlength=len(distinct)) >= minimum)
+    often = np.flatnonzero(np.bincount(codes, times, minlength=len(distinct)) >= minimum)
     often = often[np.argsort(distinct[often])]
     rank = np.full(len(distinct) + 1, -1, np.int64)
     rank[often] = np.arange(len(often))

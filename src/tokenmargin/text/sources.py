@@ -1,6 +1,7 @@
 """Read labelled text: CSV, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
 
-A row that cannot be used is set aside with its line number and the reason; it does not stop the reading.
+A row that cannot be used is set aside with its line number and the reason; it does not stop the reading. So is a row
+of a CSV file in which an open quote has swallowed the rows after it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -137,24 +139,53 @@ def _first(rejected: list[Rejected]) -> str:
 
 def _csv(path: Path, delimiter: str, text: str, label: str) -> Iterator[Row | Rejected]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        header = next(reader, [])
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes") from error
         columns = [_column(header, name, path) for name in (text, label)]
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield Rejected(f"line {line}", str(error))
-                continue
-            if not row:
-                continue
-            if len(row) != len(header):
-                yield Rejected(f"line {line}", f"{len(row)} fields where the header has {len(header)}")
-                continue
-            yield line, row[columns[0]], row[columns[1]]
+        rows = list(_csv_rows(reader, len(header)))
+    labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
+    for first, last, row in rows:
+        if isinstance(row, str):
+            yield Rejected(_lines(first, last), row)
+            continue
+        swallowed = sum(_swallowed(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
+        if swallowed:
+            yield Rejected(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
+        else:
+            yield first, row[columns[0]], row[columns[1]]
+
+
+def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, int, list[str] | str]]:
+    """First line, last line, and the fields of each row or what is wrong with it."""
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield first, reader.line_num, f"{error}; is a quote open, or not doubled?"
+            continue
+        if row and len(row) != width:
+            yield first, reader.line_num, f"{len(row)} fields where the header has {width}"
+        elif row:
+            yield first, reader.line_num, row
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if last <= first else f"lines {first} to {last}"
+
+
+def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
+    """How many lines inside a field are rows of the table: of its width, with a label that it has elsewhere."""
+    count = 0
+    for line in field.splitlines()[1:]:
+        row = next(csv.reader([line], delimiter=delimiter), [])
+        count += len(row) == width and bool(row[columns[0]].strip()) and row[columns[1]] in labels
+    return count
 
 
 def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:

@@ -6,6 +6,7 @@ towards the max-margin direction of the tokens it selects. Here are the numbers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -24,7 +25,7 @@ from tokenmargin.training.parameters import State
 from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 if TYPE_CHECKING:
-    from tokenmargin.margin import CorpusMargin
+    from tokenmargin.margin import MarginSolution
 
 __all__ = [
     "Alignment",
@@ -153,19 +154,24 @@ class LearnedDirection:
     - `distinct`: how many different tokens are selected.
     """
 
-    margin: CorpusMargin
+    margin: MarginSolution
     cosine: float
     distinct: int
 
 
-def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -> LearnedDirection:
-    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus."""
+def learned_direction(
+    state: State, corpus: TokenCorpus, *, gap: float = 1e-6, progress: Callable[[float], None] | None = None
+) -> LearnedDirection:
+    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus.
+
+    `progress` is called with the gap reached, in every round of the solver.
+    """
     from tokenmargin.margin import argmax_pairs, corpus_margin
 
     E = state.embeddings.detach().cpu().double().numpy()
     p = state.prompt.detach().cpu().double().numpy()
     pairs = argmax_pairs(corpus, E @ p)
-    found = corpus_margin(E, pairs, start=p, gap=gap)
+    found = corpus_margin(E, pairs, start=p, gap=gap, progress=progress)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
     return LearnedDirection(found, cosine, len(pairs.heads))
