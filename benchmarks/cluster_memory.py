@@ -67,8 +67,17 @@ def under_a_limit() -> None:
         prepare = ["prepare", str(place / "texts.jsonl"), "--out", str(place / "shards"), "--slice-megabytes", "8"]
         _run("prepare", prepare)
         shards = sum(path.stat().st_size for path in (place / "shards").glob("shard-*"))
+        for path in (place / "shards").glob("shard-*"):
+            _forget(path)
         train = ["train", str(place / "shards"), "--out", str(place / "run"), "--dimension", "32", "--epochs", "1"]
         _run(f"train on {megabytes(shards)} MB of shards", [*train, "--batch", "512", "--device", "cpu"])
+
+
+def _forget(path: Path) -> None:
+    """Put a file onto the disk and out of the page cache, where it would not count against the limit."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _run(name: str, command: list[str]) -> None:

@@ -41,7 +41,8 @@ class MappedSequences:
         if not sum(shard.n for shard in shards):
             raise ValueError("there is no text in the shards; prepare some with a token in them")
         for shard in shards:
-            _expect_jumps(shard.ids)
+            for array in (shard.ids, shard.offsets, shard.labels):
+                _expect_jumps(array)
         # Plain arrays over the mapping: slicing a memmap costs three times as much.
         return cls(
             tuple(np.asarray(shard.ids).view(np.ndarray) for shard in shards),
