@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 __all__ = ["TOLERANCE", "Residuals", "Systems", "farkas_residual", "judge", "normalised"]
@@ -37,8 +37,12 @@ class Systems(NamedTuple):
 
     def one(self, b: int) -> Systems:
         """The stack that holds system `b` alone."""
-        s = slice(b, b + 1)
-        return Systems(self.rows[s], self.bound[s], self.equality, self.size[s], self.lengths[s], self.scale[s])
+        return self.some(slice(b, b + 1))
+
+    def some(self, which: slice | Int[Array, " c"]) -> Systems:
+        """The stack of the given systems."""
+        rows, bound, equality, size, lengths, scale = self
+        return Systems(rows[which], bound[which], equality, size[which], lengths[which], scale[which])
 
 
 class Residuals(NamedTuple):

@@ -71,13 +71,18 @@ def attention_constraints(problem: TokenProblem, selected: Selection) -> Constra
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
     keys = problem.keys
-    first = np.arange(len(alpha))
-    others = keys.mask.copy()
-    others[first, alpha] = False
-    inputs, positions = others.nonzero()
-    plus = keys.index[first, alpha][inputs]
-    token = np.array((inputs, positions)).T
-    return Constraints(keys, plus, keys.index[others], np.ones(len(inputs)), token)
+    chosen = keys.starts + alpha
+    others = keys.mask.flatten()
+    others[chosen] = False
+    inputs, positions = others.reshape(keys.mask.shape).nonzero()
+    index = keys.index.ravel()
+    return Constraints(
+        geometry=keys,
+        plus=index.take(chosen).take(inputs),
+        minus=index.take(others.nonzero()[0]),
+        bound=np.ones(len(inputs)),
+        token=np.array((inputs, positions)).T,
+    )
 
 
 def relaxed_constraints(problem: TokenProblem, selected: Selection, support: Bool[Array, " n"]) -> Constraints:

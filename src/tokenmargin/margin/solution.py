@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,8 +14,7 @@ __all__ = ["Certificate", "MarginSolution", "Status"]
 Status = Literal["optimal", "infeasible", "inaccurate"]
 
 
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(NamedTuple):
     """Residuals of the optimality conditions, each relative to the problem's own scale.
 
     - `primal`: largest violation of a constraint, in units of the margin.

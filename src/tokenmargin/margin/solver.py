@@ -47,7 +47,7 @@ def solve(constraints: Constraints) -> MarginSolution:
         return _unmoved(constraints, "inaccurate", Certificate())
     verdict = solve_systems(systems, by_multipliers=not isinstance(constraints.geometry, Coordinates))
     lengths, scale = systems.lengths[0], systems.scale[0]
-    if verdict.farkas is not None and verdict.farkas.residual[0] < np.inf:
+    if verdict.farkas.residual[0] < np.inf:
         farkas = verdict.farkas.weights[0] / lengths
         certificate = Certificate(farkas=float(verdict.farkas.residual[0]))
         return _infeasible(constraints, farkas / (farkas @ constraints.bound), certificate, began)
