@@ -10,7 +10,7 @@ from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.choices import ChoiceSolution, choice_margin
+from tokenmargin.margin.choices import choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
@@ -20,6 +20,7 @@ from tokenmargin.margin.constraints import (
 )
 from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
 from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.many import solve_many
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
@@ -31,7 +32,6 @@ __all__ = [
     "Arc",
     "Atlas",
     "Certificate",
-    "ChoiceSolution",
     "Constraints",
     "CorpusMargin",
     "LimitDirection",
@@ -53,6 +53,7 @@ __all__ = [
     "selected_pairs",
     "selection_arcs",
     "solve",
+    "solve_many",
     "support_inputs",
 ]
 

@@ -52,6 +52,13 @@ class MarginSolution:
     - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`, proving infeasibility; None otherwise.
     - `certificate`: the residuals.
     - `seconds`: time taken.
+    - `solves`: convex problems solved on the way.
+
+    ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
+
+    - `choice`: the chosen token of every input.
+    - `parts`: all global minima, or for an infeasible problem the refuted branches of the search, each with the Farkas
+      vector of its choice. The solution's own residuals are then the largest among them.
     """
 
     status: Status
@@ -62,6 +69,16 @@ class MarginSolution:
     certificate: Certificate
     farkas: Float[Array, " k"] | None = None
     seconds: float = 0.0
+    solves: int = 1
+    choice: tuple[int, ...] | None = None
+    parts: tuple[MarginSolution, ...] = ()
+
+    @property
+    def minima(self) -> tuple[MarginSolution, ...]:
+        """All global minima: the solution itself where the problem is convex, none where it is infeasible."""
+        if self.status == "infeasible":
+            return ()
+        return self.parts if self.choice is not None else (self,)
 
     @property
     def active(self) -> Int[Array, " a"]:

@@ -42,14 +42,16 @@ class Verdicts(NamedTuple):
     farkas: Farkas
 
 
-def solve_systems(systems: Systems, *, by_multipliers: bool = False) -> Verdicts:
+def solve_systems(systems: Systems, *, by_multipliers: bool = False, few: int = FEW) -> Verdicts:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
 
-    `by_multipliers` says that the vectors will be stored as their multipliers, so they must be `rows' multipliers` to
-    the last digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
+    **Arguments**
+    - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the last
+      digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
+    - `few`: fewer systems than this go without compiled code.
     """
     B, k, _ = systems.rows.shape
-    if B < FEW or k > MANY or systems.equality is not None:
+    if few > B or k > MANY or systems.equality is not None:
         return _one_by_one(systems, by_multipliers=by_multipliers)
     # Compiled code costs a second to load: only where there is work for it.
     from tokenmargin.margin.stack import solve_stack
