@@ -20,6 +20,7 @@ __all__ = ["solve_ordinary"]
 
 _INFINITE = 1e30  # what daqp takes for no bound
 _LARGEST = 10_000  # numbers in the rows: beyond, the general path's ways with large systems win
+_SHORTEST = 1e-140  # lengths and bounds that are zero, or so small that squares underflow
 _WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
 
 
@@ -37,11 +38,11 @@ def solve_ordinary(
         return None
     # Extremes by their place: a reduction of a small array takes four times as long.
     lengths = np.sqrt(np.einsum("kr,kr->k", rows, rows))
-    if not lengths[lengths.argmin()] > 0:
+    if not lengths[lengths.argmin()] > _SHORTEST:
         return None
     unit = rows / lengths[:, None]
     relative = bound / lengths
-    if not relative[relative.argmin()] > 0:
+    if not relative[relative.argmin()] > _SHORTEST:
         return None
     scale = relative[relative.argmax()]
     relative /= scale
