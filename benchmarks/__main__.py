@@ -6,8 +6,8 @@ import importlib.util
 import runpy
 import sys
 
-# Those that read a dataset (text, classifier) or results of a GPU (embedding_figures), and those that take an hour
-# (margin_oracle, margin_growth), are run by name.
+# Those that read a dataset (text, classifier) or results of a GPU (embedding_figures, vision_figures), and those
+# that take an hour (margin_oracle, margin_growth), are run by name.
 ROUTINE = ("margin_speed", "margin_atlas", "flow", "figure9", "training", "sweep_overhead", "playground_latency")
 
 

@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tokenmargin.estimator import TokenSelectionClassifier
-from tokenmargin.estimator.trust import deletion_test
+from tokenmargin.estimator.trust import agreement, deletion_test
 
 TRAIN = 25_000
+Halves = tuple[list[str], np.ndarray, list[str], np.ndarray]
 
 
-def read(path: Path) -> tuple[list[str], np.ndarray, list[str], np.ndarray]:
+def read(path: Path) -> Halves:
     """Training and test halves, without test texts that are in the training half."""
     table = pq.read_table(path)
     texts, labels = table["text"].to_pylist(), np.array(table["label"].to_pylist())
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--ngrams", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--model", choices=("one-layer", "two-layer"), default="one-layer")
     parser.add_argument("--only", choices=("all", "ours", "references"), default="all")
     options = parser.parse_args()
     texts, labels, test, truth = read(options.table)
@@ -129,7 +131,7 @@ def main() -> None:
     print(f"IMDB: {len(texts)} training texts, {len(test)} test texts, n-grams up to {n}")
     print(f"{'method':34} {'accuracy':>18} {'fit s':>9} {'fit CPU s':>9} {'texts/s':>12}")
     if options.only != "references":
-        ours(texts, labels, test, truth, n, options.seeds)
+        ours((texts, labels, test, truth), n, seeds=options.seeds, model=options.model)
     if options.only != "ours":
         judge("TF-IDF + logistic regression", lambda: tfidf(n).fit(texts, labels), test, truth)  # type: ignore[attr-defined]
         judge("NB-SVM (logistic loss)", lambda: NaiveBayesRegression(n).fit(texts, labels), test, truth)
@@ -139,23 +141,29 @@ def main() -> None:
             print("fastText: not installed, skipped")
 
 
-def ours(texts: list[str], labels: np.ndarray, test: list[str], truth: np.ndarray, n: int, seeds: int) -> None:
-    """The classifier over seeds; its explanations; the deletion test."""
-    accuracy, walls, cpus, rates = [], [], [], []
+def ours(data: Halves, n: int, *, seeds: int, model: str) -> None:
+    """The classifier over seeds; how far the seeds agree; uniform attention; its explanations; the deletion test."""
+    texts, labels, test, truth = data
+    rows, tables = [], []
     for seed in range(seeds):
-        model = TokenSelectionClassifier(ngrams=n, random_state=seed)
-        _, wall, cpu = timed(lambda model=model: model.fit(texts, labels))
-        decided, seconds, _ = timed(lambda model=model: model.predict(test))
-        accuracy.append((decided == truth).mean())
-        walls.append(wall)
-        cpus.append(cpu)
-        rates.append(len(test) / seconds)
-    spread = f"{np.mean(accuracy):.2%} +- {np.std(accuracy):.2%}"
-    line(f"tokenmargin, {seeds} seeds", spread, float(np.mean(walls)), float(np.mean(cpus)), float(np.mean(rates)))
-    found, wall, cpu = timed(lambda: model.explain(test))
-    gap = np.abs(found.sums - model.decision_function(test)).max()  # type: ignore[attr-defined]
+        fitted = TokenSelectionClassifier(ngrams=n, model=model, random_state=seed)
+        _, wall, cpu = timed(lambda fitted=fitted: fitted.fit(texts, labels))
+        decided, seconds, _ = timed(lambda fitted=fitted: fitted.predict(test))
+        rows.append(((decided == truth).mean(), wall, cpu, len(test) / seconds, fitted.validation_.accuracy))
+        tables.append(fitted.token_importance_.head(10_000))
+    accuracy, wall, cpu, rate, expected = np.mean(rows, axis=0)
+    line(f"tokenmargin {model}, {seeds} seeds", f"{accuracy:.2%} +- {np.std(rows, axis=0)[0]:.2%}", wall, cpu, rate)
+    print(f"held out while training: {expected:.2%}; importance of leading tokens over seeds: {agreement(tables):.4f}")
+    judge(
+        "  the same, uniform attention",
+        lambda: TokenSelectionClassifier(ngrams=n, model=model, attention="uniform", random_state=0).fit(texts, labels),
+        test,
+        truth,
+    )
+    found, wall, cpu = timed(lambda: fitted.explain(test))
+    gap = np.abs(found.sums - fitted.decision_function(test)).max()  # type: ignore[attr-defined]
     print(f"explanations: {len(test) / wall:.0f} texts/s ({cpu:.1f} CPU s), largest gap of the sums {gap:.1e}")
-    curve = deletion_test(model, test[:1000], rng=np.random.default_rng(0))
+    curve = deletion_test(fitted, test[:1000], rng=np.random.default_rng(0))
     for k, top, chance in zip(curve.k, curve.top, curve.random, strict=True):
         print(f"{k:3} words deleted: {top:.1%} of decisions stay (the strongest), {chance:.1%} (any)")
 

@@ -3,7 +3,7 @@
 The usual way takes one trial at a time: 1000 normalised steps with automatic differentiation in float32, then cvxopt
 for the max-margin direction. Here all trials of a dimension are trained at once, and every direction has a certificate.
 The second table asks what the arithmetic does to the correlation: the textbook gradient in float32 and float64 against
-the pivoted one, on the same problems.
+the pivoted one, on the same problems; and what a guard does in the normalisation, `gradient / (|gradient| + guard)`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def usual_way(problem: TokenProblem, steps: int) -> float:
     return float(direction @ final / np.linalg.norm(direction) / np.linalg.norm(final))
 
 
-def textbook(problems: list[TokenProblem], steps: int, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+GUARDS = (0.0, 1e-12, 1e-9)
+
+
+def textbook(problems: list[TokenProblem], steps: int, dtype: type, guard: float) -> tuple[np.ndarray, np.ndarray]:
     """Normalised descent with the gradient coded as `s (gamma - f)`: final points and saturation."""
     keys = np.stack([pose.keys.tokens for pose in problems]).astype(dtype)
     scores = np.stack([pose.scores for pose in problems]).astype(dtype)
@@ -62,7 +65,7 @@ def textbook(problems: list[TokenProblem], steps: int, dtype: type) -> tuple[np.
         f = (weights * scores).sum(-1, keepdims=True)
         slope = 1 / (1 + np.exp(f))
         gradient = np.einsum("bnt,bntd->bd", slope * weights * (scores - f), keys)
-        length = np.linalg.norm(gradient, axis=1, keepdims=True)
+        length = np.linalg.norm(gradient, axis=1, keepdims=True) + dtype(guard)
         p += np.where(length > 0, gradient / np.where(length > 0, length, 1), 0).astype(dtype)
     return p.astype(float), weights.max(-1).mean(-1)
 
@@ -117,15 +120,25 @@ def main() -> None:
         print(f"{d:5d}  {len(cosines) / here.sum():9.3f}  {share[0]:6.3f}  {share[1]:6.3f}  {share[2]:7.3f}"
               f"  {cosines.mean():11.6f}  {cosines.min():12.6f}")  # fmt: skip
     if options.arithmetic:
-        print("\nmean cosine of saturated runs (share saturated), by arithmetic")
+        compare_arithmetic(experiment, options.arithmetic)
+
+
+def compare_arithmetic(experiment: Figure9a, trials: int) -> None:
+    """The mean correlation of saturated runs by arithmetic and guard, per dimension and over all."""
+    print("\nmean cosine of saturated runs\n" + f"{'':30}" + "".join(f"{f'd={d}':>9}" for d in experiment.dimensions)
+          + "      all")  # fmt: skip
+    for guard in GUARDS:
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("float32", "float64", "pivoted")}
         for d in experiment.dimensions:
-            problems = experiment.problems(d)[: options.arithmetic]
-            path = evolve_many(problems, NormalizedGradientDescent(1.0), steps=experiment.steps)
-            pivoted = correlations(problems, np.stack([final[0] for final in path.finals]), path.saturation[:, 0])
-            cells = {"textbook float32": textbook(problems, experiment.steps, np.float32)}
-            cells["textbook float64"] = textbook(problems, experiment.steps, np.float64)
-            found = {name: correlations(problems, *cell) for name, cell in cells.items()} | {"pivoted float64": pivoted}
-            print(f"{d:5d}  " + "  ".join(f"{name}: {cos:.4f} ({share:.2f})" for name, (share, cos) in found.items()))
+            problems = experiment.problems(d)[:trials]
+            path = evolve_many(problems, NormalizedGradientDescent(1.0, guard=guard), steps=experiment.steps)
+            ends = np.stack([final[0] for final in path.finals])
+            found["pivoted"].append(correlations(problems, ends, path.saturation[:, 0]))
+            for name, dtype in (("float32", np.float32), ("float64", np.float64)):
+                found[name].append(correlations(problems, *textbook(problems, experiment.steps, dtype, guard)))
+        for name, cells in found.items():
+            mean = sum(share * cosine for share, cosine in cells) / sum(share for share, _ in cells)
+            print(f"guard {guard:<7g} {name:16}" + "".join(f"{cosine:9.4f}" for _, cosine in cells) + f"{mean:9.4f}")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,16 @@ def test_basins_of_figure_8() -> None:
         assert limit_of(problem, nearest, until_norm=1e7).selected.tolist() == list(found.basins[label].selected)
 
 
+def test_resumed_basins_are_the_uninterrupted_ones() -> None:
+    starts = random_starts(figure8(), 40, radius=3.0, rng=np.random.default_rng(0))
+    whole = basins(figure8(), starts, steps=2000)
+    begun = basins(figure8(), starts, steps=100)
+    assert begun.unsettled > 0
+    resumed = begun.resume(steps=2000)
+    np.testing.assert_array_equal(resumed.labels, whole.labels)
+    np.testing.assert_allclose(resumed.finals, whole.finals, rtol=1e-9)
+
+
 def test_random_starts_lie_in_the_span() -> None:
     problem = random_problem(2, 3, 30, rng=np.random.default_rng(0))
     tokens = problem.keys.vectors

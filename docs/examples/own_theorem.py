@@ -30,6 +30,7 @@ claim = Claim(
     name="mine.global",
     check=check,
     evidence="sampled",
+    about="descent finds the tokens of highest score",
     example=lambda: ProblemInstance(tm.figure1a(), "equal scores among the others"),
     refutation=lambda: ProblemInstance(tm.figure1b(), "unequal scores", p=np.array([0.0, -1.0, 0.0])),
 )

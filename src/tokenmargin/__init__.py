@@ -68,6 +68,8 @@ _EXPORTS = {
     "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
     "tokenmargin.text.pipeline": ("Pipeline", "prepare"),
     "tokenmargin.text.prepared": ("PreparedText", "load_prepared"),
+    "tokenmargin.sparsity": ("attention_entropy", "key_query_norms", "soft_sparsity", "top_mass"),
+    "tokenmargin.training.attention_probe": ("measure_attention", "recorded_attention"),
     "tokenmargin.training.trainer": ("TrainingConfig", "TrainingRun", "train"),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
 }

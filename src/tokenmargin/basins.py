@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import AbstractMethod, NormalizedGradientDescent, evolve_many
+from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.geometry import Coordinates
 from tokenmargin.limits import SATURATED, Kind, kind_of
@@ -42,21 +42,35 @@ class Basin:
 class Basins:
     """The limits reached from many starts, largest basin first.
 
-    - `starts`, `finals`: where the runs began and ended, shape (starts, D).
+    - `starts`: where the runs began, shape (starts, D).
+    - `runs`: where they ended, after how many steps.
     - `labels`: for each start the number of its basin, or -1 when softmax had not saturated.
     - `basins`: one per selection reached.
-    - `unsettled`: share of starts without a saturated softmax at the end.
     """
 
     starts: Float[Array, "starts D"]
-    finals: Float[Array, "starts D"]
+    runs: BatchResult
     labels: Int[Array, " starts"]
     basins: tuple[Basin, ...]
-    interrupted: bool = False
+
+    @property
+    def finals(self) -> Float[Array, "starts D"]:
+        """Where the runs ended."""
+        return self.runs.finals[0]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C stopped the runs."""
+        return self.runs.interrupted
 
     @property
     def unsettled(self) -> float:
+        """Share of starts without a saturated softmax at the end."""
         return float((self.labels < 0).mean())
+
+    def resume(self, *, steps: int, progress: Callable[[float], None] | None = None) -> Basins:
+        """Go on until every run has saturated or taken `steps` steps in all."""
+        return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
 
 
 def share_interval(count: int, total: int) -> tuple[float, float]:
@@ -100,6 +114,8 @@ def basins(
     - `loss`: logistic by default.
     - `progress`: called with the share of the work done.
 
+    Ctrl-C ends early and returns what was reached; `Basins.resume` goes on from there.
+
     >>> from tokenmargin.instances import figure1b
     >>> plane = np.array([[0.0, 1.0, 0.0], [0.0, -1.5, 0.0], [0.0, 0.5, 0.0]])
     >>> [(basin.selected, basin.kind, basin.count) for basin in basins(figure1b(), plane).basins]
@@ -109,7 +125,12 @@ def basins(
     runs = evolve_many(
         [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=progress
     )
-    settled = runs.saturation[0] >= SATURATED
+    return _sorted(starts, runs)
+
+
+def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
+    """The runs of one problem by the selection they reached, each with its certified direction."""
+    problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
     reached, counts = np.unique(runs.selected[0][settled], axis=0, return_counts=True)
     found = []
     for selected, count in zip(reached, counts.tolist(), strict=True):
@@ -120,7 +141,7 @@ def basins(
     found.sort(key=lambda basin: -basin.count)
     number = {basin.selected: j for j, basin in enumerate(found)}
     labels = [number[tuple(s)] if here else -1 for s, here in zip(runs.selected[0].tolist(), settled, strict=True)]
-    return Basins(starts, runs.finals[0], np.array(labels), tuple(found), runs.interrupted)
+    return Basins(starts, runs, np.array(labels), tuple(found))
 
 
 def basin_map(

@@ -144,7 +144,7 @@ def test_evolve_saves_its_trajectory(capsys, tmp_path) -> None:
     assert "wrote" in err
     with np.load(tmp_path / "path.npz") as kept:
         assert kept["point"].shape == (51, 3)
-        assert set(kept) == {"at", "point", "norm", "loss", "saturation"}
+        assert set(kept) == {"at", "point", "norm", "loss", "saturation", "settings"}
 
 
 def test_evolve_without_a_direction_to_compare_with(capsys) -> None:

@@ -48,3 +48,61 @@ def test_basins_as_json_and_picture(capsys, tmp_path) -> None:
 @pytest.mark.parametrize("extra", [["--picture", "map.txt"], ["--starts", "0"]])
 def test_bad_usage_of_basins(extra) -> None:
     assert main(["basins", "fig8", *extra]) == 2
+
+
+def _run(*arguments: str) -> int:
+    return main(["evolve", "fig1b", *arguments])
+
+
+def test_a_resumed_descent_is_the_uninterrupted_one(capsys, tmp_path) -> None:
+    whole, halves = str(tmp_path / "whole.npz"), str(tmp_path / "halves.npz")
+    assert _run("--start", "0,-1,0", "--steps", "600", "--save", whole) == 0
+    assert _run("--start", "0,-1,0", "--steps", "200", "--save", halves) == 0
+    assert _run("--steps", "600", "--resume", halves) == 0
+    with np.load(whole) as one, np.load(halves) as two:
+        assert set(one) == set(two)
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_a_resumed_flow_goes_on_in_arc_and_time(capsys, tmp_path) -> None:
+    kept = str(tmp_path / "flow.npz")
+    flow = ["--method", "flow", "--json"]
+    assert _run(*flow, "--until-norm", "1e8", "--save", str(tmp_path / "whole.npz")) == 0
+    assert _run(*flow, "--until-norm", "30", "--save", kept) == 0
+    assert _run(*flow, "--until-norm", "1e8", "--resume", kept) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["angle"] <= 1e-6
+    with np.load(tmp_path / "whole.npz") as one, np.load(kept) as two:
+        assert (np.diff(two["arc"]) > 0).all()
+        assert (np.diff(two["log_time"]) >= 0).all()
+        for name in ("arc", "log_time", "norm"):
+            assert two[name][-1] == pytest.approx(one[name][-1], rel=1e-6)
+
+
+def test_a_run_of_something_else_is_not_resumed(capsys, tmp_path) -> None:
+    kept, broken = tmp_path / "run.npz", tmp_path / "broken.npz"
+    assert _run("--steps", "10", "--save", str(kept)) == 0
+    broken.write_bytes(kept.read_bytes()[:200])
+    for arguments, complaint in (
+        (["evolve", "fig1a", "--resume", str(kept)], "problem"),
+        (["evolve", "fig1b", "--method", "gd", "--resume", str(kept)], "method"),
+        (["evolve", "fig1b", "--start", "0,0,0", "--resume", str(kept)], "--start"),
+        (["evolve", "fig1b", "--resume", str(broken)], "damaged"),
+        (["evolve", "fig1b", "--resume", str(tmp_path / "none.npz")], "no such file"),
+    ):
+        assert main(arguments) == 2
+        assert complaint in capsys.readouterr().err
+
+
+def test_resumed_basins_are_the_uninterrupted_ones(capsys, tmp_path) -> None:
+    whole, halves = tmp_path / "whole.npz", tmp_path / "halves.npz"
+    starts = ["basins", "fig8", "--starts", "40"]
+    assert main([*starts, "--steps", "1000", "--save", str(whole)]) == 0
+    assert main([*starts, "--steps", "50", "--save", str(halves)]) == 0
+    assert main([*starts, "--steps", "1000", "--resume", str(halves)]) == 0
+    with np.load(whole) as one, np.load(halves) as two:
+        assert set(one["labels"]) == {0, 1}
+        np.testing.assert_array_equal(one["labels"], two["labels"])
+        np.testing.assert_array_equal(one["steps"], two["steps"])
+    assert main(["basins", "fig8", "--starts", "41", "--resume", str(halves)]) == 2
+    assert "starts = 40" in capsys.readouterr().err

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from tokenmargin.attention import JointObjective, PromptObjective
-from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve
+from tokenmargin.corpora import selective_corpus
+from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, follow
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.flow import FlowSettings, flow
+from tokenmargin.embedding import wishart_embeddings
 from tokenmargin.instances import NAMED_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
 from tokenmargin.losses import CorrelationLoss
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
@@ -247,3 +249,45 @@ def test_points_outside_the_path_are_refused():
         path(1e9)
     with pytest.raises(ValueError, match="does not cross"):
         path.at_norm(1e9)
+
+
+def symmetric():
+    """Four sequences with one irrelevant token between them, after the first step of Theorem 5: a straight path."""
+    corpus = selective_corpus(4, 3, rng=np.random.default_rng(0), irrelevant=1, repeats=True)
+    after = first_step(wishart_embeddings(corpus, 5.4e59, rng=np.random.default_rng([0, 0])), 576.0).after
+    return PromptObjective(after.problem()), after.prompt
+
+
+def test_the_default_solver_gets_through_where_lsoda_makes_no_headway():
+    objective, start = symmetric()
+    options = {"start": start, "until_norm": 1e5}
+    stuck = flow(objective, **options, settings=FlowSettings(tolerance=1e-8, solver="LSODA", max_steps=1500))
+    assert (stuck.stop, stuck.steps) == ("steps", 1500)
+    assert stuck.norm < 2
+    path = flow(objective, **options, settings=FlowSettings(tolerance=1e-8))
+    other = flow(objective, **options, settings=FlowSettings(tolerance=1e-8, solver="Radau"))
+    assert (path.stop, other.stop) == ("norm", "norm")
+    assert 500 <= path.steps <= 700  # the patience, and a handful of long steps
+    keys = objective.problem.keys
+    for norm in (1.2, 10.0, 1e3, 1e5):  # on both sides of the change
+        assert float(angle(keys, path.at_norm(norm), other.at_norm(norm))) < 1e-7
+    assert np.diff(path.arcs).min() > 0
+
+
+def test_a_solver_that_fails_hands_over(monkeypatch):
+    class Failing(follow.LSODA):
+        def _step_impl(self):
+            return (False, "broken") if self.t > 1 else super()._step_impl()
+
+    monkeypatch.setitem(follow._SOLVERS, "LSODA", Failing)
+    whole = flow(PromptObjective(figure1b()), until_norm=1e4)
+    alone = flow(PromptObjective(figure1b()), until_norm=1e4, settings=FlowSettings(solver="LSODA"))
+    assert (whole.stop, alone.stop) == ("norm", "stalled")
+    assert alone.norm < 3
+    expected = flow(PromptObjective(figure1b()), until_norm=1e4, settings=FlowSettings(solver="Radau"))
+    np.testing.assert_allclose(whole.final, expected.final, atol=1e-4)
+
+
+def test_solvers_are_named():
+    with pytest.raises(ValueError, match="solver must be one of auto, LSODA, Radau, got 'euler'"):
+        FlowSettings(solver="euler")

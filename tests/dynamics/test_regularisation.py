@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 from tokenmargin.attention import JointObjective, PromptObjective
-from tokenmargin.dynamics import cone_path, regularisation_path
+from tokenmargin.dynamics import cone_path, flow, regularisation_path
 from tokenmargin.dynamics.regularisation import prompt_landscape
 from tokenmargin.dynamics.ridge import ridge_path
 from tokenmargin.dynamics.sphere import Sphere, minimise
@@ -153,6 +153,17 @@ def test_theorem_4_only_locally_optimal_directions_hold_their_path(direction, ve
     assert (cosines >= 1 - 1e-3 - 1e-8).all()
     assert (path.norms <= path.radii * (1 + 1e-9)).all()
     assert (path.norms >= 5.0 * (1 - 1e-9)).all()
+
+
+def test_an_inner_minimum_of_a_cone_is_where_flow_comes_to_rest() -> None:
+    objective = PromptObjective(random_problem(4, 6, 2, rng=np.random.default_rng(3)))
+    rest = flow(objective)
+    assert rest.stop == "stationary"
+    path = cone_path(objective, rest.final, [10.0, 60.0, 70.0, 200.0], width=1e-3, rng=np.random.default_rng(0))
+    assert path.verdict == "bounded"
+    np.testing.assert_allclose(path.norms[2:], rest.norm, rtol=1e-6)  # about 64.9: between two radii
+    np.testing.assert_allclose(path.norms[:2], path.radii[:2])
+    np.testing.assert_allclose(path.angles[2:], 0.0, atol=1e-6)
 
 
 def test_bad_cones_are_named() -> None:

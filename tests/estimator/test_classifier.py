@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +12,6 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tokenmargin.estimator import TokenSelectionClassifier
 from tokenmargin.text.sentences import OPINIONS, make_sentences
@@ -79,8 +77,8 @@ def test_gradient_against_differences(k):
 
     rng = np.random.default_rng(1)
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
-    classes, share = rng.integers(0, k, 12), np.full(12, 1 / 12)
-    start = solver.start_weights(presence, classes, share, k)
+    classes, weight = rng.integers(0, k, 12), np.ones(12)
+    start = solver.start_weights(presence, classes, weight, k)
     seen = {}
 
     def catch(objective, first, **_):
@@ -90,7 +88,7 @@ def test_gradient_against_differences(k):
     original, solver.minimize = solver.minimize, catch
     try:
         solver.fit_weights(
-            presence, classes, share, start=start, origin=start, penalty=solver.Penalty(0.1, 0.2), iterations=1
+            presence, classes, weight, start=start, origin=start, penalty=solver.Penalty(0.1, 0.2), iterations=1
         )
     finally:
         solver.minimize = original
@@ -227,14 +225,3 @@ def test_token_importance(fitted, sentences):
     assert table["selected"].sum() == len(signs)
     found = fitted.explain(sentences[0])
     assert table["contribution"].sum() + found.sinks.mean() == pytest.approx(found.decisions.mean(), abs=1e-10)
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # scikit-learn says that it cannot feed numbers to an estimator of texts
-    checks = parametrize_with_checks([TokenSelectionClassifier()])
-
-
-@pytest.mark.filterwarnings("ignore:Can't test estimator")
-@checks
-def test_scikit_learn(estimator, check):
-    check(estimator)

@@ -108,3 +108,32 @@ def test_labels_need_two_values_and_a_positive_one():
         binary_labels(["x", "y"])
     with pytest.raises(SourceError, match="positive must be one of the labels 'x' and 'y', got 'z'"):
         binary_labels(["x", "y"], positive="z")
+
+
+@pytest.mark.parametrize(
+    ("content", "kept", "place", "reason"),
+    [
+        # a quote that opens and closes only three rows later
+        ('good day,1\n"bad,0\nfine,1\ndull,0\nso-so",1\ngrey,0\n', ["good day", "grey"], "lines 3 to 6", "(2 found)"),
+        # the next quoted text ends it in the middle of a line
+        ('good day,1\n"bad,0\n"fine",1\nnice,1\n', ["good day", "nice"], "lines 3 to 4", "is a quote open"),
+        # never closed
+        ('good day,1\n"bad,0\nfine,1\n', ["good day"], "lines 3 to 4", "is a quote open"),
+        # quotes inside quotes, not doubled
+        ('good day,1\n"he said "no" to me",0\n', ["good day"], "line 3", "not doubled"),
+    ],
+)
+def test_quotes_that_swallow_rows(content, kept, place, reason, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("text,label\n" + content)
+    found = read_labelled(path)
+    assert found.texts == kept
+    assert [(row.place, reason in row.reason) for row in found.rejected] == [(place, True)]
+
+
+def test_texts_of_several_lines_are_kept(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text('text,label\n"first, then\nsecond, third\n1,000 people",1\n"a ""quoted"" word",0\n')
+    found = read_labelled(path)
+    assert found.texts == ["first, then\nsecond, third\n1,000 people", 'a "quoted" word']
+    assert found.rejected == ()

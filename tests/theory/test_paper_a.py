@@ -10,12 +10,14 @@ import pytest
 from scipy import sparse
 
 from tokenmargin.attention import PromptObjective
+from tokenmargin.corpora import selective_corpus
+from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import class_margin
 from tokenmargin.theory import EmbeddingInstance, claim
-from tokenmargin.theory.instances import enough_dimensions
+from tokenmargin.theory.instances import enough_dimensions, enough_step
 from tokenmargin.theory.limits import follow, selected_in_the_limit
 from tokenmargin.theory.paper_a.gradients import _Pairs
-from tokenmargin.theory.paper_a.selection import _mu
+from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu, smallest_rival
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -52,7 +54,8 @@ def shortest(problem, chosen):
     solver = clarabel.DefaultSolver(
         sparse.identity(d, format="csc"), np.zeros(d), sparse.csc_matrix(matrix), bounds, cones, settings
     )
-    return float(np.linalg.norm(solver.solve().x))
+    solution = solver.solve()
+    return float(np.linalg.norm(solution.x)) if str(solution.status) == "Solved" else np.inf
 
 
 def test_conditions_of_theorem_5_are_exact_integers():
@@ -174,8 +177,8 @@ def test_mu_by_trying_every_set_of_ties():
     sets = [ties for ties in itertools.product((False, True), repeat=4) if any(ties) and not all(ties)]
     lengths = [shortest(problem, important | (np.array(ties)[:, None] & ~important)) for ties in sets]
     # each sequence has one irrelevant token, so these are all the selections that contain the important tokens
-    assert _mu(problem, important) == pytest.approx(1 - shortest(problem, important) / min(lengths), rel=1e-6)
-    assert _mu(problem, important) < -0.9
+    assert largest_mu(problem, important) == pytest.approx(1 - shortest(problem, important) / min(lengths), rel=1e-6)
+    assert largest_mu(problem, important) < -0.9
 
 
 def test_the_limit_selects_by_its_definition():
@@ -201,3 +204,105 @@ def test_gram_and_coordinates_give_the_same_limit():
     np.testing.assert_allclose(
         after.geometry.logits(one.path.prompt), gram.geometry.logits(other.path.prompt), atol=1e-3
     )
+
+
+def test_the_example_of_lemma_19_by_hand():
+    """Every start of it satisfies (14); its mu is found again over all sets of ties, by clarabel."""
+    x = aligned_start()
+    start, problem, important = x.steps[0].before, x.posed[0][0], x.corpus.important
+    a, b = start.overlaps
+    allowed = math.sqrt(2 * math.log(x.corpus.size**2 / x.delta) / float(x.dimension))
+    assert max(np.abs(a).max(), np.abs(b).max(), abs(start.prompt @ start.head)) <= allowed
+    assert start.norms.max() <= 2
+    # good a, fine a, fine the, bad a, dull a, dull the: each sequence is one pair, and one set of ties a subset
+    sets = [np.array(ties) for ties in itertools.product((False, True), repeat=6) if any(ties) and not all(ties)]
+    lengths = [shortest(problem, important | (ties[:, None] & ~important)) for ties in sets]
+    own = shortest(problem, important)
+    assert largest_mu(problem, important) == pytest.approx(1 - own / min(lengths), rel=1e-6)
+    assert 0.46 < 1 - own / min(lengths) < 0.48
+    assert own == pytest.approx(0.5, abs=0.01)  # h/2
+
+
+def corpora_under_assumption_4():
+    """Random corpora of a few shapes, and every pair of partitions of 3 sequences into important tokens."""
+    for seed, (n, T, irrelevant, equal) in enumerate(
+        [(2, 2, 1, True), (4, 2, 1, True), (4, 2, 2, False), (4, 3, 2, True), (6, 2, 1, False), (6, 2, 2, True)]
+    ):
+        rng = np.random.default_rng(seed)
+        yield selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=irrelevant < T - 1)
+    for up, down in itertools.product(("xyz", "xxy", "xxx"), repeat=2):
+        words = [[f"+{s}", t] for s, t in zip(up, "aab", strict=True)]
+        words += [[f"-{s}", t] for s, t in zip(down, "aab", strict=True)]
+        yield TokenCorpus.of(words, [1, 1, 1, -1, -1, -1])
+
+
+def instance(corpus):
+    eta = float(enough_step(corpus))
+    return EmbeddingInstance(corpus, enough_dimensions(corpus.size, eta, 0.05), eta)
+
+
+def test_mu_is_negative_on_every_corpus_as_proven():
+    largest = []
+    for corpus in corpora_under_assumption_4():
+        x = instance(corpus)
+        assert corpus.assumption4().holds
+        assert claim("A.lemma19-no-mu").on(x).verdict == "holds"
+        M = int((corpus.completely != 0).sum())
+        mu = largest_mu(x.posed[0][0], corpus.important)
+        assert mu <= 1 - math.sqrt((1 - 1 / (M + 1)) / smallest_rival(x)) + 1e-9
+        largest.append(mu)
+    assert max(largest) < -0.2
+
+
+def test_no_corpus_found_by_search_has_a_larger_mu_than_proven():
+    """Climb: exchange irrelevant tokens, or merge and split important ones, and keep what raises mu."""
+    rng = np.random.default_rng(3)
+
+    def posed(up, down, filling, order):
+        words = [[f"+{s}", f"t{t}"] for s, t in zip(up, filling, strict=True)]
+        words += [[f"-{s}", f"t{t}"] for s, t in zip(down, filling[order], strict=True)]
+        corpus = TokenCorpus.of(words, np.repeat([1, -1], len(up)))
+        x = instance(corpus)
+        return largest_mu(x.posed[0][0], corpus.important), x
+
+    state = [np.zeros(4, dtype=int), np.arange(4), rng.integers(2, size=4), np.arange(4)]
+    best, x = posed(*state)
+    for _ in range(25):
+        tried = [part.copy() for part in state]
+        which = int(rng.integers(4))
+        tried[which] = (
+            rng.permutation(4) if which == 3 else np.where(rng.random(4) < 0.4, rng.integers(4, size=4), tried[which])
+        )
+        mu, y = posed(*tried)
+        if mu >= best:
+            state, best, x = tried, mu, y
+    M = int((x.corpus.completely != 0).sum())
+    assert best <= 1 - math.sqrt((1 - 1 / (M + 1)) / smallest_rival(x)) + 1e-9
+    assert best < 0
+
+
+def test_rare_errors_of_the_first_step_by_quadrature():
+    """One sequence of two tokens in one dimension: the probability of an error beyond (6), by summing over a grid."""
+    x = claim("A.lemma2").outside()
+    found = measured("A.lemma2", x)["probability of a larger error"].measured
+    grid = np.arange(-9, 9.01, 0.1)
+    one, two, p = np.meshgrid(grid, grid, grid, indexing="ij")
+    q = 1 / (1 + np.exp(p * (two - one)))
+    f = q * one + (1 - q) * two
+    g = 1 / (1 + np.exp(f))
+    moved = g * q * (1 - q) * (one - two)  # coefficient on p of -dL/dE_1, minus that of -dL/dE_2
+    on_prompt = np.abs(moved * (one - two))
+    on_first, on_second = np.abs(moved * p + g * q - 0.25), np.abs(-moved * p + g * (1 - q) - 0.25)
+    beyond = np.maximum(on_prompt, np.maximum(on_first, on_second)) > 11
+    exact = float(np.exp(-(one**2 + two**2 + p**2) / 2)[beyond].sum()) * (0.1 / math.sqrt(2 * math.pi)) ** 3
+    assert exact == pytest.approx(2.4e-9, rel=0.02)
+    assert exact / 5 < found < exact * 5  # nine of the 4000 draws see it
+
+
+def test_widened_draws_are_weighed_right():
+    corpus = TokenCorpus.of([["good", "film"]], [1])
+    x = EmbeddingInstance(corpus, 1, 1.0, draws=4000, widened=1.5)
+    norms = np.array([step.before.norms[:-1] for step in x.steps])
+    assert x.weights.mean() == pytest.approx(1, abs=0.1)
+    assert (x.weights[:, None] * norms**2).mean(axis=0) == pytest.approx(1, abs=0.15)  # the variance of a normal
+    assert (norms**2).mean() == pytest.approx(2.25, abs=0.1)

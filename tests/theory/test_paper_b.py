@@ -9,10 +9,20 @@ import torch
 from scipy.optimize import minimize
 
 from tokenmargin.attention import ExponentialLoss, LogisticLoss
-from tokenmargin.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
-from tokenmargin.margin import max_margin
+from tokenmargin.heads import optimal_sets
+from tokenmargin.instances import (
+    figure1a,
+    figure1b,
+    figure1c,
+    figure3a,
+    figure3b,
+    random_problem,
+    shared_vocabulary_problem,
+    three_limits,
+)
+from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle, attention_weights
+from tokenmargin.selection import angle, attention_weights, is_locally_optimal
 from tokenmargin.theory import ProblemInstance, claim
 from tokenmargin.theory.paper_b.confined_paths import _general_position
 from tokenmargin.theory.paper_b.excess import signed_excess
@@ -220,6 +230,68 @@ def test_ridge_solution_by_a_grid(problem):
     v, p = ridge_solution(ProblemInstance(problem, selected=(1, 1, 1)), (norm, norm))
     assert float(angle(problem.keys, p, circle[at_p])) < 0.01
     assert float(angle(problem.values, v, circle[at_v])) < 0.01
+
+
+def test_theorem_6_in_proportion_by_the_exact_trade_off():
+    """|v| = |p|: the third input asks for its margin less 0.1, since its label margin is 1.1 times that of the others.
+
+    The direction maximises min(a + b, a - b, 0.5 a + 1.1 b + 0.1) over the unit circle, which is not (1, 0), that of
+    the relaxed problem, although the third input is no support vector.
+    """
+    x = claim("B.theorem6").refutation()
+    turns = np.linspace(0, 1, 100001)
+    a, b = np.cos(turns), np.sin(turns)
+    limit = turns[np.argmax(np.minimum(np.minimum(a + b, a - b), 0.5 * a + 1.1 * b + 0.1))]
+    reached = [math.atan2(p[1], p[0]) for p in (ridge_solution(x, (r, r))[1] for r in (11.0, 22.0))]
+    assert abs(limit - reached[1]) < 0.6 * abs(limit - reached[0]) < 0.01
+    assert relaxed_max_margin(x.problem, x.alpha).vector == pytest.approx([1, 0])
+    assert reached[1] > 0.18
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("B.theorem6", "fails"), ("B.theorem6-repaired", "holds")])
+def test_theorem_6_where_an_input_is_nearly_a_support_vector(name, verdict):
+    """three_limits: the first token's label margin exceeds that of the second by one percent."""
+    report = claim(name).on(ProblemInstance(three_limits()))
+    assert report.verdict == verdict, report.as_dict()
+
+
+@pytest.mark.parametrize("alpha", [(1, 2, 0, 0), (2, 0, 2, 2)])
+def test_theorem_3_on_shared_tokens(alpha):
+    """Inputs that share tokens: one vector is neighbour in one input and selected in another."""
+    problem = shared_vocabulary_problem(4, 3, 5, vocabulary=6, rng=np.random.default_rng(2))
+    assert is_locally_optimal(problem, max_margin(problem, alpha).vector, np.array(alpha))
+    assert claim("B.theorem3").on(ProblemInstance(problem, selected=alpha)).verdict == "holds"
+
+
+@pytest.mark.parametrize("kind", ["example", "outside"])
+def test_nonlinear_heads_by_autograd_and_a_scan_of_the_circle(kind):
+    """The heads' gradients by torch; then the risk over the circle, and over short p, by plain softmax."""
+    x = getattr(claim("B.theorem8-nonlinear"), kind)()
+    values = torch.tensor(x.problem.values.tokens, requires_grad=True)
+    third, fourth = values[..., 2], values[..., 3]
+    network = torch.tanh(third - fourth) + torch.tanh(third + 2 * fourth) / 2
+    psi = network if kind == "example" else 1 - (third - 0.5) ** 2
+    psi.sum().backward()
+    np.testing.assert_allclose(x.head.function(x.problem.values.tokens), psi.detach().numpy(), atol=1e-14)
+    np.testing.assert_allclose(x.head.gradient(x.problem.values.tokens), values.grad.numpy(), atol=1e-14)
+
+    def risk(points):
+        s = np.exp(logits := np.einsum("ntd,kd->knt", x.problem.keys.tokens, points))
+        mixed = np.einsum("knt,ntd->knd", s / s.sum(axis=2, keepdims=True), x.problem.values.tokens)
+        assert np.abs(logits).max() < 700
+        return np.logaddexp(0, -x.head.function(mixed)).mean(axis=1)
+
+    turns = np.linspace(0, 2 * np.pi, 20001)
+    circle = np.stack([np.cos(turns), np.sin(turns), 0 * turns, 0 * turns], axis=1)
+    least = {r: float(risk(r * circle).min()) for r in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}
+    ordered = sorted(least, key=lambda r: least[r])
+    if kind == "outside":  # the best p is short: it mixes
+        assert ordered[0] <= 8
+        return
+    assert ordered == [16.0, 8.0, 4.0, 2.0, 1.0, 0.5]
+    (minimum,) = choice_margin(x.problem, optimal_sets(x.problem, x.head)).minima
+    apart = [float(angle(x.problem.keys, circle[risk(r * circle).argmin()], minimum.vector)) for r in (8.0, 16.0)]
+    assert apart[1] < 0.6 * apart[0] < 0.06
 
 
 def test_assumption_c_on_the_papers_example():

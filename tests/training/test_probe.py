@@ -127,6 +127,12 @@ def test_study_reads_carried_ids_and_writes_two_files(tmp_path):
     job = Job("x", "yelp", TrainingConfig(dimension=8, epochs=3, rate=1e-3))
     _, record, _ = run_job(job, corpus, device="cpu", budget=np.inf)
     assert record["final rho_v"] == record["metrics"][-1]["rho_v"]
+    cut, earlier, _ = run_job(job, corpus, device="cpu", budget=0.0, folder=tmp_path / "keep")
+    assert cut.status == "out of time"
+    whole, resumed, _ = run_job(job, corpus, device="cpu", budget=np.inf, folder=tmp_path / "keep")
+    assert whole.status == "finished"
+    assert resumed["seconds"] > earlier["seconds"] > 0
+    assert resumed["metrics"] == record["metrics"]
 
 
 def test_every_plan_has_distinct_names():

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli.kept_runs import Settings, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
     from tokenmargin.basins import Basins
+    from tokenmargin.problem import TokenProblem
 
 __all__ = ["basins"]
 
@@ -24,6 +28,8 @@ def basins(
     picture: Path | None = None,
     extent: float = 4.0,
     resolution: int = 101,
+    save: Path | None = None,
+    resume: Path | None = None,
     json: bool = False,
 ) -> int:
     """Run many starts and count how many reach each certified direction.
@@ -32,6 +38,8 @@ def basins(
 
         tokenmargin basins fig8
         tokenmargin basins fig8 --picture basins.png --json
+        tokenmargin basins problem.npz --starts 100000 --save starts.npz    (Ctrl-C keeps what was reached)
+        tokenmargin basins problem.npz --starts 100000 --resume starts.npz
 
     Parameters
     ----------
@@ -51,22 +59,27 @@ def basins(
         The map covers -extent to extent on both axes.
     resolution:
         Points of the map along each axis.
+    save:
+        Write starts, ends, steps taken and basin of every run to this .npz file.
+    resume:
+        Go on with the runs in this .npz file, and write them there.
     json:
         Write one JSON object to standard output.
     """
-    import numpy as np
-
-    from tokenmargin.basins import basins as run
-    from tokenmargin.basins import random_starts
-
     data = read_problem(problem)
+    file = resume if save is None else save
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--picture writes a .png, .svg or .pdf file, got {picture.name!r}")
+    if file is not None and file.suffix != ".npz":
+        raise UsageError(f"runs are kept in a .npz file, got {file.name!r}")
     if starts < 1 or resolution < 2:
         raise UsageError(f"--starts must be at least 1 and --resolution at least 2, got {starts} and {resolution}")
-    with usage_errors(), progress_bar(f"{starts} starts", 100) as progress:
-        points = random_starts(data, starts, radius=radius, rng=np.random.default_rng(seed))
-        found = run(data, points, steps=steps, progress=lambda share: progress(round(100 * share)))
+    settings: Settings = {"problem": problem_digest(data), "starts": starts, "radius": radius, "seed": seed}
+    before = None if resume is None else load_run(resume, settings)
+    found = _run(data, starts, radius=radius, seed=seed, steps=steps, before=before)
+    if file is not None:
+        ends = {"starts": found.starts, "finals": found.finals, "steps": found.runs.steps[0], "labels": found.labels}
+        save_run(file, ends, settings)
     if picture is not None:
         _draw(data, picture, extent, resolution)
     if json:
@@ -74,6 +87,30 @@ def basins(
     else:
         _print(found)
     return 1 if found.interrupted else 0
+
+
+def _run(
+    problem: TokenProblem, starts: int, *, radius: float, seed: int, steps: int, before: dict[str, Array] | None
+) -> Basins:
+    """Run the starts, or go on with those of before."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from tokenmargin.basins import basins as run
+    from tokenmargin.basins import random_starts
+
+    with usage_errors(), progress_bar(f"{starts} starts", 100) as bar:
+
+        def progress(share: float) -> None:
+            bar(round(100 * share))
+
+        if before is None:
+            points = random_starts(problem, starts, radius=radius, rng=np.random.default_rng(seed))
+            return run(problem, points, steps=steps, progress=progress)
+        begun = run(problem, before["starts"], steps=0)
+        ended = replace(begun.runs, finals=[before["finals"]], steps=before["steps"][None])
+        return replace(begun, runs=ended).resume(steps=steps, progress=progress)
 
 
 def _draw(problem: Any, picture: Path, extent: float, resolution: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli.kept_runs import load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -30,6 +31,7 @@ def evolve(
     train: Literal["prompt", "joint"] = "prompt",
     loss: Literal["logistic", "exponential", "correlation"] = "logistic",
     save: Path | None = None,
+    resume: Path | None = None,
     json: bool = False,
 ) -> int:
     """Train attention and name the direction it reached.
@@ -42,6 +44,8 @@ def evolve(
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
+        tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
+        tokenmargin evolve fig1b --steps 100000 --resume run.npz
 
     Parameters
     ----------
@@ -52,7 +56,7 @@ def evolve(
     step:
         Step size; by default 0.1 for ngd and 1/L_p for gd.
     steps:
-        Number of steps of descent.
+        Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
         Length of the parameter at which the flow stops.
     start:
@@ -62,26 +66,34 @@ def evolve(
     loss:
         The loss of the margin.
     save:
-        Write the trajectory (up to 1000 points of it) to this .npz file.
+        Write the trajectory (about 1000 points of it) to this .npz file.
+    resume:
+        Go on from the end of the trajectory in this .npz file, and write the whole of it there.
     json:
         Write one JSON object to standard output.
     """
     import numpy as np
 
     data = read_problem(problem)
-    if save is not None and save.suffix != ".npz":
-        raise UsageError(f"--save writes a .npz file, got {save.name!r}")
+    file = resume if save is None else save
+    if file is not None and file.suffix != ".npz":
+        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
+    if resume is not None and start is not None:
+        raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
+    settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train, "loss": loss}
+    before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss)
         first = None if start is None else np.array(numbers(start, float, "--start"))
+        first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
-            path, kept = _flow(objective, first, until_norm, keep=save is not None)
+            path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
-            path, kept = _descend(objective, _method(method, step), steps, first, keep=save is not None)
-    if save is not None:
-        np.savez_compressed(save, **kept)  # type: ignore[arg-type]
-        say(f"wrote {save}")
+            left = max(steps - int(before["at"][-1]), 0) if before else steps
+            path, kept = _descend(objective, _method(method, step), left, first, keep=file is not None)
+    if file is not None:
+        save_run(file, _joined(before, kept), settings)
     report = _report(path)
     if json:
         emit_json(report)
@@ -134,6 +146,21 @@ def _flow(
         "point": points,
         "norm": objective.norms(points),
     }
+
+
+def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
+    """A trajectory and its continuation, whose first point is the last of the other."""
+    import numpy as np
+
+    if not before:
+        return after
+    shifted = dict(after)
+    for name in ("at", "arc"):
+        if name in after:
+            shifted[name] = after[name] + before[name][-1]
+    if "log_time" in after:
+        shifted["log_time"] = np.logaddexp(after["log_time"], before["log_time"][-1])
+    return {name: np.concatenate([before[name], array[1:]]) for name, array in shifted.items()}
 
 
 def _objective(problem: Any, train: str, loss: str) -> AbstractObjective:

@@ -22,6 +22,8 @@ def fit(
     ngrams: int = 1,
     tokenizer: Literal["words", "paper"] = "words",
     min_count: int = 2,
+    model: Literal["one-layer", "two-layer"] = "one-layer",
+    dimension: int | None = None,
     balanced: bool = False,
     seed: int = 0,
     json: bool = False,
@@ -50,6 +52,10 @@ def fit(
         Lower-case words, or the paper's pipeline (stop words dropped, stems).
     min_count:
         How often a word must occur to be known.
+    model:
+        One attention layer, or two (which needs the extra train).
+    dimension:
+        Of the embeddings; with one layer only less than the number of classes makes a difference.
     balanced:
         Give rare classes the weight of frequent ones.
     seed:
@@ -67,11 +73,13 @@ def fit(
         )
     if len(classes) > max(100, len(rows.texts) // 5):
         raise UsageError(f"{source}: column {label!r} has {len(classes)} distinct labels; is it the label column?")
-    with progress_bar("training", 50) as advance, usage_errors():
-        model = TokenSelectionClassifier(
+    with progress_bar("training", 50) as advance, usage_errors(), needs_extra("train"):
+        classifier = TokenSelectionClassifier(
             tokenizer,
             ngrams=ngrams,
             min_count=min_count,
+            model=model,
+            dimension=dimension,
             class_weight="balanced" if balanced else None,
             random_state=seed,
             progress=lambda step, loss: advance(step),
@@ -81,15 +89,16 @@ def fit(
         "data sha256": data_hash(rows.texts, rows.labels),
         "seed": seed,
         "command": command_line(),
-        **versions(),
+        "versions": versions(),
     }
     try:
-        save_model(model, out, notes=notes)
+        save_model(classifier, out, notes=notes)
     except (ModelFileError, OSError) as error:
         complain(str(error))
         return 1
-    check = model.validation_
-    say(f"{len(rows.texts)} texts, {len(classes)} classes, {len(model.vocabulary_)} tokens, {model.n_iter_} iterations")
+    check = classifier.validation_
+    tokens, steps = len(classifier.vocabulary_), classifier.n_iter_
+    say(f"{len(rows.texts)} texts, {len(classes)} classes, {tokens} tokens, {steps} iterations")
     say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
     if json:
         emit_json(
@@ -97,7 +106,7 @@ def fit(
                 "model": str(out),
                 "texts": len(rows.texts),
                 "classes": dict(classes),
-                "tokens": len(model.vocabulary_),
+                "tokens": tokens,
                 "accuracy": check.accuracy if check else None,
                 "signal": check.signal if check else None,
             }

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmargin.cli.common import UsageError, needs_extra, say
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenmargin.estimator import TokenSelectionClassifier
     from tokenmargin.text.sources import LabelledText
 
-__all__ = ["command_line", "data_hash", "open_model", "read_rows"]
+__all__ = ["command_line", "data_hash", "open_model", "read_rows", "versions"]
 
 SHOWN = 3
 
@@ -67,7 +67,7 @@ def command_line() -> str:
     return shlex.join(["tokenmargin", *sys.argv[1:]])
 
 
-def versions() -> dict[str, Any]:
+def versions() -> str:
     """Versions of what the numbers depend on."""
     import platform
 
@@ -77,10 +77,7 @@ def versions() -> dict[str, Any]:
 
     from tokenmargin._version import __version__
 
-    return {
-        "tokenmargin": __version__,
-        "Python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "scikit-learn": sklearn.__version__,
-    }
+    return (
+        f"tokenmargin {__version__}, Python {platform.python_version()}, numpy {numpy.__version__}, "
+        f"scipy {scipy.__version__}, scikit-learn {sklearn.__version__}"
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmargin.cli.common import UsageError, needs_extra, say
-from tokenmargin.cli.model import command_line, data_hash, open_model, read_rows
+from tokenmargin.cli.model import command_line, data_hash, open_model, read_rows, versions
 
 __all__ = ["report"]
 
@@ -61,7 +61,7 @@ def report(
         from tokenmargin.estimator.trust import assess
         from tokenmargin.report.figures import save_figure
         from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
-    notes: dict[str, Any] = {f"model: {key}": value for key, value in model_notes(model).items()}
+    notes: dict[str, Any] = {f"model, {key}": value for key, value in model_notes(model).items()}
     content: dict[str, Any] = {}
     if source is not None:
         rows = read_rows(source, text=text, label=label)
@@ -72,11 +72,12 @@ def report(
             raise UsageError(f"{source}: all rows have one label; tests of trust need two classes")
         rng = np.random.default_rng(seed)
         content["trust"] = assess(classifier, rows.texts, rows.labels, rng=rng, progress=say)
-        notes |= {"tested on": source, "sha256": data_hash(rows.texts, rows.labels), "seed": seed}
+        notes |= {"tests, data": source, "tests, data sha256": data_hash(rows.texts, rows.labels), "tests, seed": seed}
         if not no_texts:
             chosen = rng.permutation(len(rows.texts))[:EXAMPLES]
             content["examples"] = list(classifier.explain([rows.texts[i] for i in chosen]))
             content["truths"] = [rows.labels[i] for i in chosen]
+    notes["report, versions"] = versions()
     page = ModelReport(classifier, provenance=notes, command=command_line(), **content)
     write_model_report(page, out)
     if figures is not None:

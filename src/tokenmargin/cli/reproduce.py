@@ -19,7 +19,7 @@ def reproduce(
     figures: list[str] | None = None,
     /,
     *,
-    scale: Literal["quick", "paper", "tuned"] = "quick",
+    scale: Literal["quick", "paper", "tuned", "short"] = "quick",
     out: Path = Path("runs"),
     list_: bool = False,
     again: bool = False,
@@ -46,7 +46,8 @@ def reproduce(
     figures:
         Which figures; all of them by default.
     scale:
-        Settings for a laptop (quick), the paper's own, or ours at full size (tuned).
+        Settings for a laptop (quick), the paper's own, ours at full size (tuned), or what half an hour of one
+        GPU allows (short).
     out:
         Folder of all runs.
     list_:

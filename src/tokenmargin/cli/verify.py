@@ -15,11 +15,26 @@ if TYPE_CHECKING:
 __all__ = ["verify"]
 
 _KINDS = {
-    "example": "within the hypotheses",
-    "outside": "outside a hypothesis: the conclusion fails",
-    "refutation": "as printed: the conclusion fails",
-    "given": "the given instance",
+    "example": "inside the hypotheses",
+    "outside": "outside a hypothesis, and the conclusion fails",
+    "refutation": "the hypotheses as printed are met, and the conclusion fails",
+    "given": "on what was given",
 }
+_LEGEND = """\
+A claim is a lemma or theorem of paper A (Attention with Trained Embeddings Provably Selects Important Tokens) or B
+(Max-Margin Token Selection in Attention Mechanism): if its hypotheses are true, so is its conclusion.
+  holds     hypotheses and conclusion are true here
+  vacuous   a hypothesis is not, so the claim says nothing; where the conclusion fails too, the hypothesis is needed
+  fails     the hypotheses are true and the conclusion is not: the claim is wrong as printed
+Each line is one inequality: what was measured, the bound it is held against, and the slack, negative where broken.
+"if" lines are hypotheses (here only those not met), "then" lines the conclusion. tokenmargin verify CLAIM says more.
+"""
+_EVIDENCE = {
+    "exact": "exact. The quantities are computed to rounding.",
+    "bounded": "bounded. The quantities rest on a certificate, such as the residuals of a max-margin solution.",
+    "sampled": "sampled. A limit is followed to a finite norm, or a statement about all points is tried on some.",
+}
+_NAME = 76
 _COLOURS = {"holds": "green", "fails": "red", "vacuous": "yellow"}
 
 
@@ -139,38 +154,45 @@ def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: s
 
 
 def _print(reports: tuple[Report, ...], *, full: bool) -> None:
-    """A table for people, one row per inequality. In the short form, hypotheses appear only where they are not met."""
+    """For people: one line per inequality. In the short form, hypotheses appear only where they are not met."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=150)  # a file has no edge
-    table = Table("claim", "verdict", "", "", "measured", "", "bound", "slack", box=None, pad_edge=False)
-    for report in reports:
+    console = Console(highlight=False, soft_wrap=True)
+    if not full:
+        console.print(_LEGEND)
+    console.print(f"{'':{_NAME}}  {'measured':>12}    {'bound':<12} {'slack':>10}")
+    for number, report in enumerate(reports):
+        claim = report.claim
+        if number == 0 or claim is not reports[number - 1].claim:
+            console.print(f"\n[bold]{claim.name}[/]  {escape(claim.about)}")
         verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
-        table.add_row(report.claim.name, verdict, "on", f"[dim]{report.instance}[/] ({_KINDS[report.kind]})")
+        console.print(f"  {verdict}: {_KINDS[report.kind]}  [dim]{escape(str(report.instance))}[/]")
         unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
         for role, slack in (*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)):
-            table.add_row("", "", role, *_cells(slack))
-    console.print(table)
+            console.print(_line(role, slack))
     if full:
-        console.print(f"\n{reports[0].claim.statement}\n\nEvidence: {reports[0].claim.evidence}.", soft_wrap=True)
-        if reports[0].claim.note:
-            console.print(f"\n{reports[0].claim.note}", soft_wrap=True)
+        claim = reports[0].claim
+        for words in (claim.statement, f"Evidence: {_EVIDENCE[claim.evidence]}", claim.unconditional, claim.note):
+            console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
     say(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
 
 
-def _cells(slack: Slack) -> tuple[str, ...]:
-    colour = "" if slack.holds else "[red]"
-    return slack.name, f"{colour}{slack.measured:.6g}", slack.relation, f"{slack.bound:.6g}", f"{slack.slack:.3g}"
+def _line(role: str, slack: Slack) -> str:
+    """`then |p| reached   1e5 >= 1e5   0`, in columns; red where it is broken."""
+    from rich.markup import escape
+
+    name = escape(f"      {role:4} {slack.name}".ljust(_NAME))
+    numbers_ = f"{slack.measured:>12.6g} {slack.relation:>2} {slack.bound:<12.6g} {slack.slack:>10.3g}"
+    return f"{name}  {numbers_}" if slack.holds else f"{name}  [red]{numbers_}[/]"
 
 
 def _print_list(claims: tuple[Claim, ...], *, json: bool) -> None:
     if json:
-        emit_json([{"claim": c.name, "evidence": c.evidence, "statement": c.statement, "note": c.note} for c in claims])
+        names = ("about", "evidence", "statement", "unconditional", "note")
+        emit_json([{"claim": c.name, **{name: getattr(c, name) for name in names}} for c in claims])
         return
     for known in claims:
         print(f"{known.name} ({known.evidence})\n    {known.statement.replace(chr(10), chr(10) + '    ')}")

@@ -24,6 +24,8 @@ from tokenmargin.selection import select
 __all__ = ["ConePath", "cone_path"]
 
 _INSIDE = 1e-9  # of the cosine
+_NARROW = 1e-6  # of the norm, where the minimiser lies inside
+_GOLDEN = (np.sqrt(5) - 1) / 2
 _ITERATIONS = 40  # a minimum that takes longer is found again, better, from the next radius
 
 
@@ -76,7 +78,8 @@ def cone_path(
     - `width`: the cone's epsilon, between 0 and 1.
     - `rng`, `starts`: random starts in the cone at every radius, besides q and the last minimiser.
 
-    The norm is searched on the radii (and others between them, at most a factor of two apart), not between.
+    The norm is searched on the radii and on others between them, at most a factor of two apart; where the lowest of
+    these lies inside, its neighbourhood is narrowed down by golden sections.
     """
     if not 0 < width < 1:
         raise ValueError(f"width must lie between 0 and 1, got {width}")
@@ -87,12 +90,11 @@ def cone_path(
         raise ValueError("direction must be a non-zero vector in the span of the tokens")
     cap = _Cap(reduced.objective, q / length, width)
     grid = checked_radii(radii, first=float(np.asarray(radii, dtype=float)[0]))
-    best: list[tuple[tuple[float, float], Array]] = []
+    found: list[Ranked] = []
     for radius in grid.tolist():
-        near = [cap.q, *(best[-1][1] / np.linalg.norm(best[-1][1]) for _ in best[-1:])]
-        found = cap.minimum(radius, [*near, *cap.random(starts, rng)])
-        best.append(min([*best[-1:], found], key=lambda candidate: candidate[0]))
-    wanted = [best[k] for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
+        near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]
+        found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
+    wanted = [_lowest(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
     points = np.stack([point for _, point in wanted])
     norms = np.linalg.norm(points, axis=1)
     units = points / norms[:, None]
@@ -101,6 +103,30 @@ def cone_path(
         objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), reduced.lift(points), norms,
         angles, units @ cap.q <= 1 - width + _INSIDE,
     )  # fmt: skip
+
+
+Ranked = tuple[tuple[float, float], Array]
+"""A point after its rank."""
+
+
+def _lowest(cap: _Cap, grid: Float[Array, " radii"], found: Sequence[Ranked]) -> Ranked:
+    """The lowest of the minimisers on the first radii, and between the radii next to it where it is an inner one."""
+    last = len(found) - 1
+    j = min(range(len(found)), key=lambda k: found[k][0])
+    towards = found[j][1] / np.linalg.norm(found[j][1])
+    outermost = j == last and found[j][0] <= cap.minimum((1 - _NARROW) * float(grid[j]), [towards])[0]
+    if j == 0 or outermost:
+        return found[j]
+    low, high = float(grid[j - 1]), float(grid[min(j + 1, last)])
+    inner, outer = (cap.minimum(low + part * (high - low), [towards]) for part in (1 - _GOLDEN, _GOLDEN))
+    while high - low > _NARROW * high:
+        if inner[0] < outer[0]:
+            high = low + _GOLDEN * (high - low)
+            inner, outer = cap.minimum(low + (1 - _GOLDEN) * (high - low), [towards]), inner
+        else:
+            low = high - _GOLDEN * (high - low)
+            inner, outer = outer, cap.minimum(low + _GOLDEN * (high - low), [towards])
+    return min(found[j], inner, outer, key=lambda candidate: candidate[0])
 
 
 class _Cap:
@@ -118,7 +144,7 @@ class _Cap:
         sides /= np.linalg.norm(sides, axis=1, keepdims=True)
         return list(np.cos(tilt)[:, None] * self.q + np.sin(tilt)[:, None] * sides)
 
-    def minimum(self, radius: float, starts: Sequence[Float[Array, " r"]]) -> tuple[tuple[float, float], Array]:
+    def minimum(self, radius: float, starts: Sequence[Float[Array, " r"]]) -> Ranked:
         """The lowest point found on the sphere within the cone, after its rank."""
         cosine = 1 - self.width
         border = Sphere(radius * float(np.sqrt(1 - cosine**2)), radius * cosine * self.q, self.across)

@@ -2,7 +2,8 @@
 
 The path is that of `d theta / dt = -gradient`. Its direction is known in the log domain at every norm, while the
 speed falls below the smallest double near |p| = 1000. The path is stiff: competing tokens equalise over a length O(1)
-while the norm grows without bound, so the solver is LSODA with the analytic Jacobian, whose steps grow with the norm.
+while the norm grows without bound, so the solver is LSODA with the analytic Jacobian, whose steps grow with the norm;
+where they do not, Radau takes over.
 Physical time is recovered afterwards, as a logarithm.
 """
 

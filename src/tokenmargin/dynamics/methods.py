@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
+from scipy.special import expit
 
 from tokenmargin.attention import AbstractObjective, Descent, PromptObjective
 
@@ -63,15 +64,25 @@ class NormalizedGradientDescent(AbstractMethod):
     """`p(t+1) = p(t) - step * gradient / |gradient|`, each block by its own norm.
 
     A block whose gradient is exactly zero stays where it is.
+
+    **Attributes**
+    - `step`: length of a step.
+    - `guard`: added to the norm, as codes do that fear a division by zero: `gradient / (|gradient| + guard)`. A run
+        with a guard slows down once the gradient is smaller than it and in effect stops at a finite norm.
     """
 
     step: float = 0.1
+    guard: float = 0.0
 
     def __post_init__(self) -> None:
         _checked_step(self.step)
+        if not (np.isfinite(self.guard) and self.guard >= 0):
+            raise ValueError(f"guard must be zero or a positive number, got {self.guard}")
 
     def prepared(self, objective: AbstractObjective) -> NormalizedGradientDescent:
         return self
 
     def lengths(self, descent: Descent) -> Float[Array, "... blocks"]:
-        return np.full(descent.log_norm.shape, self.step)
+        if self.guard == 0:
+            return np.full(descent.log_norm.shape, self.step)
+        return np.asarray(self.step * expit(descent.log_norm - np.log(self.guard)))

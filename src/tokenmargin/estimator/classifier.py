@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -14,26 +15,28 @@ from sklearn.utils import check_random_state, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from tokenmargin.estimator.attribution import attribute, in_chunks, join_attributions
 from tokenmargin.estimator.documents import check_documents, check_labels
 from tokenmargin.estimator.encoder import Encoded, Vocabulary
-from tokenmargin.estimator.explanation import Explanations, explain_all
+from tokenmargin.estimator.explanation import Explanations
+from tokenmargin.estimator.fitting import Fitted, Labelled, Settings, fit_one_layer
 from tokenmargin.estimator.importance import TokenTable, token_statistics
-from tokenmargin.estimator.solver import Penalty, Weights, decide, fit_weights, start_weights
+from tokenmargin.estimator.low_rank import factor
 from tokenmargin.estimator.tokenizers import Tokenizer, join_tokens, read_tokens
-from tokenmargin.estimator.validation import Validation, split_held_out, validate
+from tokenmargin.estimator.two_layer import TwoLayerWeights
+from tokenmargin.estimator.validation import Validation, split_held_out
+from tokenmargin.estimator.weights import Weights
 
 __all__ = ["TokenSelectionClassifier"]
-
-ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
 
 class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Classify texts by softmax attention over their tokens, and say which tokens decided.
 
-    The decision on a text is `f = sum_s softmax(a)_s b_s` over its distinct tokens and a sink, with `a = <E, p>` and
-    `b = <E, v>`: one attention layer. Trained are a and b themselves (an embedding of dimension two or more can hold
-    any a and b, so the dimension is no setting). Two classes share one column of values; more share the attention and
-    have a column each, with a multinomial loss.
+    The decision on a text is `f = sum_s softmax(a)_s b_s` over its distinct tokens and a sink. With one layer
+    `a = <E, p>` and `b = <E, v>`, and a and b themselves are trained. With two, a and b are the products of p and v
+    with what the embeddings become after attending to each other, and E, p and v are trained. Two classes share one
+    column of values; more share the attention and have a column each, with a multinomial loss.
 
     **Arguments**
     - `tokenizer`: `words` (lower case; single characters of scripts without blanks), `paper` (stop words dropped,
@@ -41,18 +44,23 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
+    - `model`: `one-layer`, or `two-layer`, which needs torch for training (`pip install 'tokenmargin[train]'`).
+    - `dimension`: of the embeddings. One layer: None for no restriction; embeddings of as many dimensions as there are
+        classes attain every a and b, so only a smaller dimension changes the model. Two layers: None for 64.
     - `attention`: `learned`, or `uniform` (equal for all tokens: the baseline to compare with).
     - `logit_penalty`, `value_penalty`: ridges that hold the attention to its naive Bayes start and the values to zero,
-        beside the sum of the losses of all texts.
-    - `max_iter`, `tol`: of L-BFGS.
+        beside the sum of the losses of all texts (one layer).
+    - `max_iter`, `tol`: iterations of L-BFGS, and the change of the loss at which it stops; with two layers the number
+        of passes over the texts, which held-out texts stop earlier.
     - `class_weight`: None, `balanced`, or a dictionary from class to weight.
     - `validation_fraction`: the part held out to measure accuracy (`validation_`) before all texts are
-        used; 0 for none.
+        used; 0 for none. Two layers: half of it stops the training, the other half measures.
     - `warm_start`: keep the vocabulary of the last fit and go on from its answer.
-    - `random_state`: chooses the texts held out.
+    - `random_state`: chooses the texts held out, and with two layers the start and the order of the texts.
     - `progress`: called with the iteration and the loss.
 
-    **Attributes**: `classes_`, `vocabulary_`, `weights_`, `n_iter_`, `loss_curve_`, `validation_`, `token_importance_`.
+    **Attributes**: `classes_`, `vocabulary_`, `weights_`, `n_iter_`, `loss_curve_`, `validation_`, `token_importance_`,
+    `embeddings_`.
 
     >>> texts = ["a fine film", "fine acting", "a dull film", "dull acting"] * 5
     >>> model = TokenSelectionClassifier().fit(texts, ["good", "good", "bad", "bad"] * 5)
@@ -62,7 +70,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     classes_: Array
     vocabulary_: Vocabulary
-    weights_: Weights
+    weights_: Weights | TwoLayerWeights
 
     def __init__(
         self,
@@ -70,6 +78,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
+        model: str = "one-layer",
+        dimension: int | None = None,
         attention: str = "learned",
         logit_penalty: float = 4.0,
         value_penalty: float = 4.0,
@@ -84,6 +94,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
+        self.model = model
+        self.dimension = dimension
         self.attention = attention
         self.logit_penalty = logit_penalty
         self.value_penalty = value_penalty
@@ -102,63 +114,61 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from texts (or lists of tokens) and their labels."""
+        """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
         self._check_settings()
         documents = check_documents(X)
         labels, weight = check_labels(y, sample_weight, len(documents))
+        if not weight.all():
+            documents = [document for document, kept in zip(documents, weight > 0, strict=True) if kept]
+            labels, weight = labels[weight > 0], weight[weight > 0]
         classes, codes = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
                 f"the labels hold one class only ({classes[0]!r}): a classifier needs texts of at least two classes"
             )
-        if self.class_weight is not None:
-            weight = weight * compute_sample_weight(self.class_weight, labels)
-        if not weight.sum() > 0:
-            raise ValueError("sample_weight and class_weight leave no text with a positive weight")
         again = self.warm_start and hasattr(self, "weights_") and np.array_equal(self.classes_, classes)
         words = read_tokens(documents, self.tokenizer)
         if again:
             encoded = self.vocabulary_.encode(words)
         else:
             self.vocabulary_, encoded = Vocabulary.learn(
-                words, ngrams=self.ngrams, minimum=self.min_count, minimum_gram=max(2, self.min_count)
+                words,
+                ngrams=self.ngrams,
+                minimum=self.min_count,
+                minimum_gram=max(2, self.min_count),
+                weight=None if sample_weight is None else weight,
             )
         self.classes_ = classes
+        if self.class_weight is not None:
+            weight = weight * compute_sample_weight(self.class_weight, labels)
+            if not weight.sum() > 0:
+                raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
+        presence = encoded.presence(len(self.vocabulary_))
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(
-                encoded, codes, weight / weight.sum(), learned=getattr(self, "_learned", None) if again else None
-            )
+            self._train(Labelled(presence, codes, weight, len(classes)), again)
         return self
 
-    def _train(self, encoded: Encoded, codes: Array, share: Array, *, learned: Weights | None) -> None:
-        k, uniform = len(self.classes_), self.attention == "uniform"
-        presence = encoded.presence(len(self.vocabulary_))
-        penalty = Penalty(np.inf if uniform else self.logit_penalty / len(codes), self.value_penalty / len(codes))
-        settings: dict[str, Any] = {"penalty": penalty, "tolerance": self.tol, "progress": self.progress}
-        self.validation_: Validation | None = None
-        losses: list[float] = []
-        iterations = self.max_iter
-        held = split_held_out(codes, self.validation_fraction, check_random_state(self.random_state))
-        if held is not None:
-            kept = ~held
-            part = share[kept] / share[kept].sum()
-            origin = start_weights(presence[kept], codes[kept], part, k, uniform=uniform)
-            found, losses = fit_weights(
-                presence[kept], codes[kept], part,
-                start=origin.moved(learned), origin=origin, iterations=self.max_iter, **settings,
-            )  # fmt: skip
-            self.validation_ = validate(decide(presence[held], found), codes[held], codes)
-            learned = found.since(origin)
-            iterations = min(ITERATIONS_AFTER_CHECK, self.max_iter)
-        origin = start_weights(presence, codes, share, k, uniform=uniform)
-        self.weights_, more = fit_weights(
-            presence, codes, share, start=origin.moved(learned), origin=origin, iterations=iterations, **settings
-        )
-        self._learned = self.weights_.since(origin)
-        self.loss_curve_ = losses + more
+    def _train(self, data: Labelled, again: bool) -> None:
+        settings = Settings(**{setting.name: getattr(self, setting.name) for setting in fields(Settings)})
+        rng = check_random_state(self.random_state)
+        held = split_held_out(data.codes, self.validation_fraction, rng)
+        fitted: Fitted[Any]
+        if self.model == "two-layer":
+            try:
+                from tokenmargin.estimator.two_layer_training import fit_two_layer
+            except ModuleNotFoundError as error:
+                needed = "model='two-layer' is trained with torch, which is missing: pip install 'tokenmargin[train]'"
+                raise ModuleNotFoundError(needed, name=error.name) from error
+            start = self.weights_ if again and isinstance(self.weights_, TwoLayerWeights) else None
+            fitted = fit_two_layer(data, settings, held, rng=rng, start=start)
+        else:
+            fitted = fit_one_layer(data, settings, held, learned=getattr(self, "_learned", None) if again else None)
+        self.weights_, self._learned = fitted.weights, fitted.learned
+        self.validation_: Validation | None = fitted.validation
+        self.loss_curve_ = fitted.losses
         self.n_iter_ = len(self.loss_curve_)
-        self._texts = len(codes)
-        self._statistics = token_statistics(presence, codes, self.weights_, k)
+        self._texts = len(data.codes)
+        self._statistics = token_statistics(data.presence, data.codes, self.weights_.scores_of(data.presence), k=data.k)
         self.__dict__.pop("token_importance_", None)
 
     def _check_settings(self) -> None:
@@ -166,8 +176,14 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        if self.attention not in ("learned", "uniform"):
-            raise ValueError(f"attention must be 'learned' or 'uniform', got {self.attention!r}")
+        for name, allowed in (("attention", ("learned", "uniform")), ("model", ("one-layer", "two-layer"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
+        if self.dimension is not None and (not isinstance(self.dimension, int | np.integer) or self.dimension < 2):
+            raise ValueError(
+                f"dimension must be None or a whole number of at least 2, got {self.dimension!r}: in one dimension "
+                "attention and value would be the same number"
+            )
         for name in ("logit_penalty", "value_penalty", "tol"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
@@ -179,7 +195,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self, "weights_")
-        return decide(self._encode(check_documents(X)).presence(len(self.vocabulary_)), self.weights_)
+        m = len(self.vocabulary_)
+        parts = in_chunks(check_documents(X), lambda chunk: self.weights_.decide(self._encode(chunk).presence(m)))
+        return np.concatenate(parts)
 
     def decision_function(self, X: Any) -> Array:
         """f for each text: positive for the second of two classes, else one column for each class."""
@@ -192,13 +210,19 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def predict(self, X: Any) -> Array:
         """The class of each text."""
-        return self.classes_[_decided(self._outputs(X))]
+        outputs = self._outputs(X)
+        return self.classes_[_decided(outputs)]
 
     def explain(self, X: Any) -> Explanations:
         """Attention weight and contribution of every word, the selected token and its margin, for each text."""
         check_is_fitted(self, "weights_")
         documents = check_documents(X)
-        outputs, arrays = explain_all(documents, self.tokenizer, self.vocabulary_, self.weights_)
+
+        def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Array]]:
+            encoded = self._encode(chunk)
+            return attribute(encoded, self.weights_.scores(encoded))
+
+        outputs, arrays = join_attributions(in_chunks(documents, work))
         decided = _decided(outputs)
         return Explanations(
             texts=[join_tokens(document) for document in documents],
@@ -208,6 +232,18 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             **arrays,
         )
 
+    @property
+    def embeddings_(self) -> tuple[Array, Array, Array]:
+        """Embeddings E of all tokens, p and v, with `E p` and `E v` the logits and values of the tokens by themselves.
+
+        With two layers they are what was trained. With one layer they are a choice: any rotation serves as well.
+        """
+        check_is_fitted(self, "weights_")
+        weights = self.weights_
+        if isinstance(weights, TwoLayerWeights):
+            return weights.embeddings[:-1], weights.prompt, weights.heads
+        return factor(weights.logits, weights.values, self.dimension or len(self.classes_))
+
     @cached_property
     def token_importance_(self) -> TokenTable:
         """All tokens, those with the largest part in the decisions first.
@@ -216,28 +252,28 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         texts) and `posterior_difference` (the same over `count`); `attention_logit` <E, p>; `value` <E, v>; `selected`
         (texts in which it has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over
         all texts). With more than two classes, `class` names the one it speaks for most and the numbers are for that.
+        With two layers <E, p> and <E, v> are those of the token by itself, the last three those within its texts.
         """
         check_is_fitted(self, "weights_")
-        counts, selected, attention = self._statistics
-        total, n = counts.sum(1), max(self._texts, 1)
+        found = self._statistics
+        total, n = found.counts.sum(1), max(self._texts, 1)
         values = self.weights_.values
         if values.shape[1] == 1:
             best = np.ones(len(total), int)
-            value = values[:, 0]
+            column = np.zeros(len(total), int)
         else:
-            best = values.argmax(1)
-            value = values[np.arange(len(total)), best]
-        inside = counts[np.arange(len(total)), best] if len(total) else total
+            best = column = values.argmax(1)
+        inside = found.counts[np.arange(len(total)), best] if len(total) else total
         columns = {
             "token": np.array(self.vocabulary_.names, object),
             "count": total.astype(np.int64),
             "signed_frequency": (2 * inside - total) / n,
             "posterior_difference": (2 * inside - total) / np.maximum(total, 1),
             "attention_logit": self.weights_.logits,
-            "value": value,
-            "selected": selected,
-            "attention": attention,
-            "contribution": attention * value,
+            "value": values[np.arange(len(total)), column],
+            "selected": found.selected,
+            "attention": found.attention,
+            "contribution": found.contributions[np.arange(len(total)), column],
         }
         if values.shape[1] > 1:
             columns["class"] = self.classes_[best]

@@ -58,4 +58,6 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     weight = np.ones(n) if sample_weight is None else np.asarray(sample_weight, float)
     if weight.shape != (n,) or not np.isfinite(weight).all() or (weight < 0).any():
         raise ValueError(f"sample_weight must be {n} finite numbers, none negative, got shape {weight.shape}")
+    if not weight.any():
+        raise ValueError("sample_weight is zero for every text; at least one text needs a positive weight")
     return labels, weight

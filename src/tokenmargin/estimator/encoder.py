@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.text.words import Words
@@ -84,14 +84,18 @@ class Vocabulary:
     keys: tuple[Int[Array, " grams"], ...] = ()
 
     @staticmethod
-    def learn(words: Words, *, ngrams: int, minimum: int, minimum_gram: int) -> tuple[Vocabulary, Encoded]:
+    def learn(
+        words: Words, *, ngrams: int, minimum: int, minimum_gram: int, weight: Float[Array, " n"] | None = None
+    ) -> tuple[Vocabulary, Encoded]:
         """The vocabulary of documents, and the documents in it.
 
         **Arguments**
         - `ngrams`: the longest n-gram.
         - `minimum`, `minimum_gram`: how often a word, and a longer n-gram, must occur.
+        - `weight`: as how many documents each counts; None for one each.
         """
-        counts = np.bincount(words.codes, minlength=len(words.distinct))
+        times = None if weight is None else np.repeat(weight, np.diff(words.offsets))
+        counts = np.bincount(words.codes, times, minlength=len(words.distinct))
         kept = sorted((word, code) for code, word in enumerate(words.distinct) if counts[code] >= minimum)
         rank = np.full(len(words.distinct) + 1, -1, np.int32)
         rank[[code for _, code in kept]] = np.arange(len(kept))
@@ -99,7 +103,7 @@ class Vocabulary:
         encoded = Encoded([rank[words.codes]], words)
         for n in range(2, ngrams + 1):
             numbers, places = _numbers(encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0))
-            found, level = _count(numbers, minimum_gram)
+            found, level = _count(numbers, minimum_gram, None if times is None else times[places])
             ids = np.full(len(words.codes), -1, np.int32)
             ids[places] = np.where(level >= 0, level + len(kept) + sum(map(len, keys)), -1)
             keys.append(found)
@@ -112,6 +116,10 @@ class Vocabulary:
     @cached_property
     def _rows(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
+
+    @cached_property
+    def _tables(self) -> tuple[_HashTable, ...]:
+        return tuple(_HashTable.of(keys) for keys in self.keys)
 
     @cached_property
     def names(self) -> list[str]:
@@ -132,12 +140,56 @@ class Vocabulary:
         for n, keys in enumerate(self.keys, start=2):
             numbers, places = _numbers(encoded, n, len(self.words), below)
             ids = np.full(len(words.codes), -1, np.int32)
-            if len(keys):
-                at = np.minimum(np.searchsorted(keys, numbers), len(keys) - 1)
-                ids[places] = np.where(keys[at] == numbers, at + base, -1)
+            row = self._tables[n - 2].find(numbers)
+            ids[places] = np.where(row >= 0, row + base, -1)
             encoded.levels.append(ids)
             below, base = base, base + len(keys)
         return encoded
+
+
+@dataclass(frozen=True, eq=False)
+class _HashTable:
+    """Distinct numbers, none negative, and the row of each: open addressing with three empty slots for each number.
+
+    Some five times faster than a binary search, which misses the cache at every step.
+    """
+
+    keys: Int[Array, " slots"]
+    rows: Int[Array, " slots"]
+
+    @staticmethod
+    def of(numbers: Int[Array, " k"]) -> _HashTable:
+        """A table of `numbers`; the row of a number is its place among them."""
+        size = 1 << max(4, (3 * len(numbers)).bit_length())
+        table = _HashTable(np.full(size, -1, np.int64), np.full(size, -1, np.int32))
+        rows, slots = np.arange(len(numbers)), table._slots(numbers)
+        while len(rows):
+            free = table.keys[slots] < 0
+            table.keys[slots[free]] = numbers[rows[free]]  # of several that want a slot, the last one gets it
+            table.rows[slots[free]] = rows[free]
+            left = table.keys[slots] != numbers[rows]
+            rows, slots = rows[left], (slots[left] + 1) & (size - 1)
+        return table
+
+    def _slots(self, numbers: Int[Array, " k"]) -> Int[Array, " k"]:
+        shift = np.uint64(64 - (len(self.keys).bit_length() - 1))
+        return ((numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> shift).astype(np.int64)
+
+    def find(self, numbers: Int[Array, " k"]) -> Int[Array, " k"]:
+        """The row of each number, -1 where it is not in the table."""
+        slots = self._slots(numbers)
+        stored = self.keys[slots]
+        rows = np.where(stored == numbers, self.rows[slots], np.int32(-1))
+        asked = np.flatnonzero((stored != numbers) & (stored >= 0))
+        slots = slots[asked]
+        while len(asked):
+            slots = (slots + 1) & (len(self.keys) - 1)
+            stored = self.keys[slots]
+            hit = stored == numbers[asked]
+            rows[asked[hit]] = self.rows[slots[hit]]
+            more = ~hit & (stored >= 0)
+            asked, slots = asked[more], slots[more]
+        return rows
 
 
 def _numbers(encoded: Encoded, n: int, size: int, below: int) -> tuple[Array, Array]:
@@ -149,13 +201,13 @@ def _numbers(encoded: Encoded, n: int, size: int, below: int) -> tuple[Array, Ar
     return (first[places].astype(np.int64) - below) * size + last[places], places
 
 
-def _count(numbers: Int[Array, " k"], minimum: int) -> tuple[Array, Array]:
+def _count(numbers: Int[Array, " k"], minimum: int, times: Float[Array, " k"] | None) -> tuple[Array, Array]:
     """The sorted numbers seen at least `minimum` times, and for each number its row among them or -1."""
     import pyarrow as pa
 
     coded = pa.array(numbers).dictionary_encode()
     codes, distinct = np.asarray(coded.indices), np.asarray(coded.dictionary)
-    often = np.flatnonzero(np.bincount(codes, minlength=len(distinct)) >= minimum)
+    often = np.flatnonzero(np.bincount(codes, times, minlength=len(distinct)) >= minimum)
     often = often[np.argsort(distinct[often])]
     rank = np.full(len(distinct) + 1, -1, np.int64)
     rank[often] = np.arange(len(often))

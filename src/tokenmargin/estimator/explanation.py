@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +16,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.estimator.encoder import Encoded, Vocabulary
-from tokenmargin.estimator.solver import Weights
-from tokenmargin.estimator.tokenizers import Tokenizer, read_tokens
+from tokenmargin.estimator.attribution import segment_sum
 
-__all__ = ["Explanation", "Explanations", "WordPart", "explain_all", "explain_encoded"]
-
-
-CHUNK = 2000  # texts explained at a time
+__all__ = ["Explanation", "Explanations", "WordPart"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class Explanations(Sequence[Explanation]):
     @property
     def sums(self) -> Float[Array, " n"]:
         """The contributions of each text, added up."""
-        return self.sinks + _segment_sum(self.contributions, self.offsets)
+        return self.sinks + segment_sum(self.contributions, self.offsets)
 
     def __len__(self) -> int:
         return len(self.decisions)
@@ -142,133 +136,3 @@ class Explanations(Sequence[Explanation]):
             competitor=self.names[rival] if rival >= 0 else None,
             margin=float(self.margins[i]),
         )
-
-
-def _segment_sum(values: Array, offsets: Array) -> Array:
-    """Sums over consecutive segments, some of them empty."""
-    segment = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    return np.bincount(segment, values, minlength=len(offsets) - 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Occurrences:
-    """Known tokens one by one: id, text, first word, number of words, and how often the text has it."""
-
-    ids: Array
-    text: Array
-    first: Array
-    length: Array
-    times: Array
-
-
-def _occurrences(encoded: Encoded, m: int) -> _Occurrences:
-    import pyarrow as pa
-
-    first = [np.flatnonzero(ids >= 0) for ids in encoded.levels]
-    ids = np.concatenate([level[at] for level, at in zip(encoded.levels, first, strict=True)])
-    length = np.repeat(np.arange(1, len(first) + 1), [len(at) for at in first])
-    at = np.concatenate(first)
-    text = encoded.segment[at]
-    coded = np.asarray(pa.array(text.astype(np.int64) * m + ids).dictionary_encode().indices)
-    times = np.bincount(coded)[coded] if len(coded) else np.zeros(0, int)
-    return _Occurrences(ids, text, at, length, times)
-
-
-def explain_encoded(encoded: Encoded, weights: Weights) -> tuple[Float[Array, "n k"], dict[str, Any]]:
-    """f of every column, and the arrays of `Explanations` that follow from the tokens, for the column decided on."""
-    found, n = _occurrences(encoded, len(weights.logits)), encoded.n
-    top = np.full(n, weights.sink_logit)
-    logits = weights.logits[found.ids]
-    np.maximum.at(top, found.text, logits)
-    e = np.exp(logits - top[found.text]) / found.times
-    sink = np.exp(weights.sink_logit - top)
-    Z = sink + np.bincount(found.text, e, minlength=n)
-    share = e / Z[found.text]
-    outputs = (sink / Z)[:, None] * weights.sink_values
-    for k in range(outputs.shape[1]):
-        outputs[:, k] += np.bincount(found.text, share * weights.values[found.ids, k], minlength=n)
-    column = outputs.argmax(axis=1)  # with one column: that one
-    parts = share * weights.values[found.ids, column[found.text]]
-    words = len(encoded.words.codes)
-    by_word = [
-        np.bincount(found.first, share / found.length, words),
-        np.bincount(found.first, parts / found.length, words),
-    ]
-    for n_words in range(2, int(found.length.max(initial=1)) + 1):
-        long = found.length >= n_words
-        for total, amount in zip(by_word, (share, parts), strict=True):
-            total += np.bincount(found.first[long] + n_words - 1, amount[long] / found.length[long], words)
-    sinks = sink / Z * weights.sink_values[column]
-    chosen = _select(found, logits, n)
-    return outputs, _per_original_word(encoded, by_word, chosen) | {
-        "sinks": sinks,
-        "decisions": outputs[np.arange(n), column],
-        "margins": chosen["margins"],
-        "selected": chosen["selected"],
-        "competitors": chosen["competitors"],
-    }
-
-
-def explain_all(
-    documents: Sequence[Any], tokenizer: Tokenizer, vocabulary: Vocabulary, weights: Weights
-) -> tuple[Float[Array, "n k"], dict[str, Any]]:
-    """`explain_encoded` for documents, in chunks on two threads; the chunks change no digit."""
-    chunks = [documents[at : at + CHUNK] for at in range(0, len(documents), CHUNK)] or [documents]
-
-    def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Any]]:
-        return explain_encoded(vocabulary.encode(read_tokens(chunk, tokenizer)), weights)
-
-    if len(chunks) == 1:
-        return work(chunks[0])
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(work, chunks))
-    before = np.concatenate([[0], np.cumsum([arrays["offsets"][-1] for _, arrays in found])])
-    for (_, arrays), shift in zip(found, before[:-1], strict=True):
-        arrays["places"] = arrays["places"] + shift
-    joined = {name: np.concatenate([arrays[name] for _, arrays in found]) for name in found[0][1] if name != "offsets"}
-    lengths = np.concatenate([np.diff(arrays["offsets"]) for _, arrays in found])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return np.concatenate([outputs for outputs, _ in found]), joined | {"offsets": offsets}
-
-
-def _select(found: _Occurrences, logits: Array, n: int) -> dict[str, Array]:
-    """The token with the largest logit in each text, and the best among the others; ties go to the smaller id."""
-    selected, competitors = np.full(n, -1), np.full(n, -1)
-    first, second = np.full(n, -np.inf), np.full(n, -np.inf)
-    np.maximum.at(first, found.text, logits)
-    best = logits == first[found.text]
-    high = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(high, found.text[best], found.ids[best])
-    known = np.isfinite(first)
-    selected[known] = high[known]
-    rest = found.ids != selected[found.text]
-    np.maximum.at(second, found.text[rest], logits[rest])
-    rival = rest & (logits == second[found.text])
-    next_best = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(next_best, found.text[rival], found.ids[rival])
-    more = np.isfinite(second)
-    competitors[more] = next_best[more]
-    place = np.full(n, np.iinfo(np.int64).max)
-    own = found.ids == selected[found.text]
-    np.minimum.at(place, found.text[own], found.first[own])
-    margins = np.full(n, np.inf)
-    margins[more] = first[more] - second[more]
-    return {"selected": selected, "competitors": competitors, "margins": margins, "places": np.where(known, place, 0)}
-
-
-def _per_original_word(encoded: Encoded, by_word: list[Array], chosen: dict[str, Array]) -> dict[str, Array]:
-    """Merge the pieces of one word: neighbours in a text with the same characters."""
-    words, segment = encoded.words, encoded.segment
-    new = np.ones(len(words.starts), bool)
-    new[1:] = (
-        (words.starts[1:] != words.starts[:-1]) | (words.ends[1:] != words.ends[:-1]) | (segment[1:] != segment[:-1])
-    )
-    row = np.cumsum(new) - 1
-    heads = np.flatnonzero(new)
-    weight, contribution = (np.bincount(row, amount, len(heads)) for amount in by_word)
-    offsets = np.concatenate([[0], np.cumsum(new)])[words.offsets]
-    places = row[chosen["places"]] if len(row) else chosen["places"]
-    return {
-        "offsets": offsets, "starts": words.starts[heads], "ends": words.ends[heads],
-        "weights": weight, "contributions": contribution, "places": places,
-    }  # fmt: skip

@@ -1,7 +1,7 @@
 """Model folders: arrays, settings, vocabulary and a card for people; read without executing anything.
 
     model/  config.json         format, settings, classes, checksums of the other files
-            model.safetensors   logits, values, sink, n-grams, statistics of the tokens
+            model.safetensors   logits, values and sink, or embeddings; n-grams, statistics of the tokens
             tokenizer.json      the words, and the tokenizer: its name, or a Hugging Face tokenizer's own description
             README.md           the model card
 
@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ import numpy as np
 from tokenmargin._version import __version__
 from tokenmargin.estimator.classifier import TokenSelectionClassifier
 from tokenmargin.estimator.encoder import Vocabulary
-from tokenmargin.estimator.solver import Weights
+from tokenmargin.estimator.importance import TokenStatistics
 from tokenmargin.estimator.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
+from tokenmargin.estimator.two_layer import TwoLayerWeights
 from tokenmargin.estimator.validation import Validation
+from tokenmargin.estimator.weights import Weights
 
 __all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
 
@@ -38,6 +40,8 @@ FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
     "min_count",
+    "model",
+    "dimension",
     "attention",
     "logit_penalty",
     "value_penalty",
@@ -45,6 +49,12 @@ SETTINGS = (
     "tol",
     "validation_fraction",
 )
+
+LAYERS = {
+    "one-layer": "One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`",
+    "two-layer": "Two softmax attention layers over the tokens of a text: `f = softmax(H p)' H v`,\n"
+    "`H = LayerNorm(softmax(X X') X + X)`",
+}
 
 
 class ModelFileError(ValueError):
@@ -79,14 +89,9 @@ def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Ma
 def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any]) -> None:
     from safetensors.numpy import save_file
 
-    weights, (counts, selected, attention) = model.weights_, model._statistics
     arrays = {
-        "logits": weights.logits,
-        "values": weights.values,
-        "sink": np.concatenate([[weights.sink_logit], weights.sink_values]),
-        "counts": counts,
-        "selected": selected.astype(np.int64),
-        "attention": attention,
+        **model.weights_.tensors(),
+        **vars(model._statistics),
         "loss_curve": np.array(model.loss_curve_, float),
         **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
     }
@@ -128,7 +133,7 @@ tags: [text-classification, attention, interpretable]
 ---
 # A tokenmargin classifier
 
-One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`. Read it with
+{LAYERS[model.model]}. Read it with
 `tokenmargin.estimator.load_model(folder)`; nothing in this folder is executed.
 
 - classes: {classes}
@@ -166,8 +171,7 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
 
 def model_notes(folder: str | Path) -> dict[str, Any]:
     """What was noted with a model: data, command, versions."""
-    config = _config(Path(folder))
-    return {**config.get("notes", {}), "written by": f"tokenmargin {config.get('version')}"}
+    return {**_config(Path(folder)).get("notes", {})}
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -196,7 +200,8 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
     keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
-    model.weights_ = Weights(arrays["logits"], arrays["values"], float(arrays["sink"][0]), arrays["sink"][1:])
+    kinds: dict[str, type[Weights] | type[TwoLayerWeights]] = {"one-layer": Weights, "two-layer": TwoLayerWeights}
+    model.weights_ = kinds[model.model].of_tensors(arrays)
     kind = config["class_type"]
     model.classes_ = np.array(config["classes"], dtype=object if kind == "object" else np.dtype(kind))
     m, k = model.weights_.values.shape
@@ -206,7 +211,7 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
         or k != max(len(model.classes_), 2) - (len(model.classes_) == 2)
     ):
         raise ValueError(f"{m} rows of values for {len(model.vocabulary_)} tokens")
-    model._statistics = (arrays["counts"], arrays["selected"], arrays["attention"])
+    model._statistics = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
     model._texts = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)

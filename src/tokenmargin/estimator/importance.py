@@ -10,11 +10,12 @@ from typing import TextIO
 
 import numpy as np
 import scipy.sparse as sp
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.estimator.solver import Weights
+from tokenmargin.estimator.weights import Scores
 
-__all__ = ["TokenTable", "token_statistics"]
+__all__ = ["TokenStatistics", "TokenTable", "token_statistics"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,23 +56,39 @@ class TokenTable:
         return pd.DataFrame(dict(self.columns))
 
 
-def token_statistics(presence: sp.csr_matrix, classes: Array, weights: Weights, k: int) -> tuple[Array, Array, Array]:
-    """Texts of each class that hold each token; how often each was selected; its mean absolute contribution."""
+@dataclass(frozen=True, eq=False)
+class TokenStatistics:
+    """What the training texts say of every token.
+
+    **Attributes**
+    - `counts`: texts of each class that hold it. `selected`: texts in which its logit is the largest.
+    - `attention`: its mean weight over all texts. `contributions`: its mean contribution to each column.
+    """
+
+    counts: Float[Array, "m classes"]
+    selected: Int[Array, " m"]
+    attention: Float[Array, " m"]
+    contributions: Float[Array, "m k"]
+
+
+def token_statistics(presence: sp.csr_matrix, classes: Array, scores: Scores, *, k: int) -> TokenStatistics:
+    """Statistics over texts of `k` classes, given the scores of the entries of `presence`."""
+    (n, m), tokens, (rows,) = presence.shape, presence.indices, scores.rows
     counts = np.stack([np.asarray(presence[classes == c].sum(axis=0)).ravel() for c in range(k)], axis=1)
-    logits = weights.logits[presence.indices]
-    lengths = np.diff(presence.indptr)
+    logits, lengths = scores.logits[rows], np.diff(presence.indptr)
+    text = np.repeat(np.arange(n), lengths)
+    largest = np.full(n, -np.inf)
     filled = np.flatnonzero(lengths)
-    top = np.full(len(lengths), weights.sink_logit)
-    selected = np.zeros(presence.shape[1], np.int64)
     if len(filled):
-        largest = np.maximum.reduceat(logits, presence.indptr[filled])
-        best = np.flatnonzero(logits == np.repeat(largest, lengths[filled]))
-        rows = np.repeat(filled, lengths[filled])[best]
-        winners = presence.indices[best[np.unique(rows, return_index=True)[1]]]
-        selected = np.bincount(winners, minlength=presence.shape[1])
-        top[filled] = np.maximum(top[filled], largest)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    share = np.exp(logits - top[rows])
-    Z = np.bincount(rows, share, len(lengths)) + np.exp(weights.sink_logit - top)
-    attention = np.bincount(presence.indices, share / Z[rows], presence.shape[1])
-    return counts, selected, attention / max(len(lengths), 1)
+        largest[filled] = np.maximum.reduceat(logits, presence.indptr[filled])
+    best = np.flatnonzero(logits == largest[text])
+    winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
+    top = np.maximum(largest, scores.sink_logits)
+    share = np.exp(logits - top[text])
+    share /= (np.bincount(text, share, n) + np.exp(scores.sink_logits - top))[text]
+    columns = scores.values.shape[1]
+    parts = [np.bincount(tokens, share * scores.values[rows, column], m) for column in range(columns)]
+    return TokenStatistics(
+        counts, np.bincount(winners, minlength=m), np.bincount(tokens, share, m) / max(n, 1),
+        np.stack(parts, axis=1) / max(n, 1),
+    )  # fmt: skip

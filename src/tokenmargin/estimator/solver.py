@@ -30,36 +30,14 @@ from numpy import ndarray as Array
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-__all__ = ["Penalty", "Weights", "decide", "fit_weights", "start_weights"]
+from tokenmargin.estimator.low_rank import LowRank
+from tokenmargin.estimator.weights import Weights
+
+__all__ = ["SOFT", "Penalty", "fit_weights", "naive_bayes", "start_weights"]
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
 SINK_RIDGE = 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """What the decision depends on: logits a and values b of the tokens, and those of the sink.
-
-    There is one column of values for two classes (positive speaks for the second), else one for each class.
-    """
-
-    logits: Float[Array, " m"]
-    values: Float[Array, "m k"]
-    sink_logit: float
-    sink_values: Float[Array, " k"]
-
-    def since(self, origin: Weights) -> Weights:
-        """The same with logits counted from those of `origin`: what training changed."""
-        return Weights(self.logits - origin.logits, self.values, self.sink_logit - origin.sink_logit, self.sink_values)
-
-    def moved(self, learned: Weights | None) -> Weights:
-        """These weights with what training changed elsewhere, as `since` gives it."""
-        if learned is None:
-            return self
-        return Weights(
-            self.logits + learned.logits, learned.values, self.sink_logit + learned.sink_logit, learned.sink_values
-        )
 
 
 @dataclass(frozen=True)
@@ -70,25 +48,36 @@ class Penalty:
     values: float
 
 
-def decide(presence: sp.csr_matrix, weights: Weights) -> Float[Array, "n k"]:
-    """f for each text and column of values."""
-    return _Halves(presence).decide(weights)[0]
+def naive_bayes(
+    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int
+) -> Float[Array, "m columns"]:
+    """Log of the ratio of the smoothed shares of each token inside and outside a class: one column for two classes."""
+    inside = np.stack([presence.T @ (weight * (classes == c)) for c in range(k)], axis=1) + SMOOTHING
+    outside = inside.sum(1, keepdims=True) - inside
+    ratio = np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
+    return np.asarray(ratio[:, 1:] if k == 2 else ratio)
 
 
 def start_weights(
-    presence: sp.csr_matrix, classes: Int[Array, " n"], share: Float[Array, " n"], k: int, *, uniform: bool = False
+    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int, *, uniform: bool = False
 ) -> Weights:
-    """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `share` weighs the texts."""
+    """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `weight` says as how many texts each counts."""
     m = presence.shape[1]
-    mass = share * len(share)
-    inside = np.stack([presence.T @ (mass * (classes == c)) for c in range(k)], axis=1) + SMOOTHING
-    outside = inside.sum(1, keepdims=True) - inside
-    ratio = np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
-    if k == 2:
-        ratio = ratio[:, 1:]
+    ratio = naive_bayes(presence, classes, weight, k)
     logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT) if not uniform else np.zeros(m)
-    typical = float(np.median(presence @ np.exp(logits))) if m else 1.0
+    typical = _median(presence @ np.exp(logits), weight) if m else 1.0
     return Weights(logits, np.zeros(ratio.shape), float(np.log(max(typical, SOFT))), np.zeros(ratio.shape[1]))
+
+
+def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
+    """The median of values of which each counts `weight` times."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    middle = (
+        np.searchsorted(reached, 0.5 * reached[-1], side="left"),
+        np.searchsorted(reached, 0.5 * reached[-1], "right"),
+    )
+    return float(np.mean([values[order[min(at, len(order) - 1)]] for at in middle]))
 
 
 @dataclass(eq=False)
@@ -122,11 +111,10 @@ class _Halves:
 
     def decide(self, weights: Weights) -> tuple[Array, Array, Array, float]:
         """f, Z, e^a and e^{a_0}, the exponentials scaled alike."""
-        top = max(float(weights.logits.max(initial=-np.inf)), weights.sink_logit)
-        e, sink = np.exp(weights.logits - top), float(np.exp(weights.sink_logit - top))
-        sums = self._times(self._rows, np.concatenate([e[:, None] * weights.values, e[:, None]], axis=1))
+        columns, sink = weights.exponentials()
+        sums = self._times(self._rows, columns)
         Z = sums[:, -1:] + sink
-        return (sums[:, :-1] + sink * weights.sink_values) / Z, Z, e, sink
+        return (sums[:, :-1] + sink * weights.sink_values) / Z, Z, columns[:, -1], sink
 
     def back(self, dense: Array) -> Array:
         """Product with the transpose."""
@@ -150,7 +138,7 @@ def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
 def fit_weights(
     presence: sp.csr_matrix,
     classes: Int[Array, " n"],
-    share: Float[Array, " n"],
+    weight: Float[Array, " n"],
     *,
     start: Weights,
     origin: Weights,
@@ -158,17 +146,19 @@ def fit_weights(
     iterations: int,
     tolerance: float = 1e-4,
     progress: Callable[[int, float], None] | None = None,
+    dimension: int | None = None,
 ) -> tuple[Weights, list[float]]:
     """Lower the loss from `start` by L-BFGS; returns the weights and the loss at every iteration.
 
     **Arguments**
-    - `classes`, `share`: the class of each text, and its weight; the weights add up to one.
+    - `classes`, `weight`: the class of each text, and as how many texts it counts.
     - `origin`: what the ridge pulls the logits to.
     - `tolerance`: stop once an iteration lowers the loss by less than this.
+    - `dimension`: of the embeddings behind logits and values; from the number of classes on it restricts nothing.
     """
     data, (m, k) = _Halves(presence), start.values.shape
     data.transpose()
-    unit = float(np.exp(origin.sink_logit))
+    unit, share = float(np.exp(origin.sink_logit)), weight / weight.sum()
     split = np.cumsum([m, m * k, 1])
     fixed = np.isinf(penalty.logits)
     ridge = 0.0 if fixed else penalty.logits
@@ -203,5 +193,12 @@ def fit_weights(
          start.sink_values]
     )  # fmt: skip
     options = {"maxiter": iterations, "maxcor": 6, "ftol": tolerance, "gtol": 1e-9}
-    answer = minimize(objective, first, jac=True, method="L-BFGS-B", callback=note, options=options)  # type: ignore[call-overload]
-    return unpack(answer.x), losses
+
+    def lower(f: Callable[[Array], tuple[float, Array]], first: Array) -> Array:
+        return minimize(f, first, jac=True, method="L-BFGS-B", callback=note, options=options).x  # type: ignore[call-overload]
+
+    flat = lower(objective, first)
+    if dimension is not None and dimension < max(k, 2):
+        rank = LowRank(origin.logits, k, dimension)
+        flat = rank.lift(lower(lambda factors: rank.through(objective, factors), rank.start(flat)))
+    return unpack(flat), losses

@@ -13,9 +13,10 @@ from scipy.stats import rankdata
 from sklearn.base import clone
 
 from tokenmargin.estimator.classifier import TokenSelectionClassifier
+from tokenmargin.estimator.importance import TokenTable
 from tokenmargin.estimator.validation import wilson
 
-__all__ = ["Deletion", "Trust", "assess", "deletion_test"]
+__all__ = ["Deletion", "Trust", "agreement", "assess", "deletion_test"]
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 SEEDS = 3
@@ -39,6 +40,7 @@ class Trust:
     **Attributes**
     - `accuracy`, `low`, `high`: mean over the seeds, and the 95% interval of the first.
     - `spread`: standard deviation of the accuracy over the seeds, which hold out different texts.
+    - `balanced`: the mean over classes, then over the seeds: what to look at when classes are uneven.
     - `uniform`: the same model with equal attention for all tokens. `logistic`: TF-IDF and logistic regression.
     - `agreement`: rank correlation of the importance of the leading tokens between models of different seeds.
     """
@@ -49,6 +51,7 @@ class Trust:
     low: float
     high: float
     spread: float
+    balanced: float
     majority: float
     uniform: float
     logistic: float
@@ -99,13 +102,15 @@ def assess(
     if len(y) > MOST_TEXTS:
         chosen = np.sort(rng.choice(len(y), MOST_TEXTS, replace=False))
         y, documents = y[chosen], documents[chosen]
-    right, tables, splits, models = [], [], [], []
+    right, even, tables, splits, models = [], [], [], [], []
     for seed in range(SEEDS):
         tell(f"training again, seed {seed}")
         train, test = _split(y, rng)
         copy = clone(model).set_params(validation_fraction=0.0, random_state=seed, progress=None)
         copy.fit(documents[train], y[train])
-        right.append(float((copy.predict(documents[test]) == y[test]).mean()))
+        hits = copy.predict(documents[test]) == y[test]
+        right.append(float(hits.mean()))
+        even.append(float(np.mean([hits[y[test] == value].mean() for value in np.unique(y[test])])))
         tables.append(copy.token_importance_)
         splits.append((train, test))
         models.append(copy)
@@ -121,10 +126,11 @@ def assess(
         accuracy=float(np.mean(right)),
         **dict(zip(("low", "high"), wilson(right[0] * len(test), len(test)), strict=True)),
         spread=float(np.std(right)),
+        balanced=float(np.mean(even)),
         majority=float((y[test] == values[counts.argmax()]).mean()),
         uniform=float((plain.predict(documents[test]) == y[test]).mean()),
         logistic=_logistic(documents, y, train, test, model.ngrams),
-        agreement=_agreement(tables),
+        agreement=agreement(tables),
         deletion=deletion_test(models[0], shown, rng=rng),
     )
 
@@ -157,7 +163,7 @@ def _logistic(texts: Array, y: Array, train: Array, test: Array, ngrams: int) ->
     return float((reference.predict(vectorizer.transform(texts[test])) == y[test]).mean())
 
 
-def _agreement(tables: list[Any]) -> float:
+def agreement(tables: Sequence[TokenTable]) -> float:
     """Mean rank correlation of |contribution| over the tokens that lead in any of two tables."""
     found = []
     for i, first in enumerate(tables):

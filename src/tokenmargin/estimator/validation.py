@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 __all__ = ["Validation", "split_held_out", "validate", "wilson"]
 
 LEAST = 20  # texts that must be left on the smaller side of a split
+UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Validation:
     **Attributes**
     - `accuracy`, `low`, `high`: with a 95% Wilson interval. `majority`: always the most frequent class.
     - `balanced_accuracy`: the mean over classes.
+    - `rarest`, `rarest_found`: held-out texts of the rarest class, and the part of them decided rightly.
     - `p_value`: of doing at least as well by always guessing the majority, or of a balanced accuracy of chance when the
         classes are uneven: whichever is smaller, doubled.
     """
@@ -31,6 +33,8 @@ class Validation:
     high: float
     majority: float
     balanced_accuracy: float
+    rarest: int
+    rarest_found: float
     p_value: float
 
     @property
@@ -40,9 +44,18 @@ class Validation:
 
     def __str__(self) -> str:
         text = f"{self.accuracy:.1%} of {self.texts} held-out texts (95%: {self.low:.1%} to {self.high:.1%})"
-        if not self.signal:
-            return f"{text}; NO SIGNAL: not distinguishable from guessing ({self.majority:.1%}, p = {self.p_value:.2f})"
-        return f"{text}, against {self.majority:.1%} for the most frequent class"
+        if self.signal:
+            text += f", against {self.majority:.1%} for the most frequent class"
+        else:
+            guessing = f"{self.majority:.1%}, p = {self.p_value:.2f}"
+            text += f"; NO SIGNAL: not distinguishable from guessing ({guessing})"
+        if self.majority >= UNBALANCED:
+            low, high = wilson(self.rarest_found * self.rarest, self.rarest)
+            found = f"{self.rarest_found:.0%} of its {self.rarest} held-out texts (95%: {low:.0%} to {high:.0%})"
+            text += (
+                f"; what counts is the rarest class: {found}" if self.rarest else "; none of the rarest class held out"
+            )
+        return text
 
 
 def wilson(right: float, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -79,7 +92,9 @@ def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
     guess = binomtest(hits, n, min(max(majority, 1e-9), 1 - 1e-9), alternative="greater").pvalue
     recall = [right[codes == code].mean() for code in np.unique(codes)]
     p = min(1.0, 2 * min(float(guess), _rank_p(outputs, codes)))
-    return Validation(n, hits / n, *wilson(hits, n), majority, float(np.mean(recall)), p)
+    rare = codes == int(np.bincount(all_codes).argmin())
+    found = float(right[rare].mean()) if rare.any() else 0.0
+    return Validation(n, hits / n, *wilson(hits, n), majority, float(np.mean(recall)), int(rare.sum()), found, p)
 
 
 def _rank_p(outputs: Array, codes: Array) -> float:

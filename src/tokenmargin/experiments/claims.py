@@ -33,7 +33,7 @@ class _Claims(AbstractExperiment):
         }
         examples = [report for report in reports if report.kind == "example"]
         outside = [report for report in reports if report.kind == "outside"]
-        documented = [report for report in examples if report.verdict == report.claim.expected]
+        documented = [report for report in examples if report.as_expected]
         needed = [report for report in outside if report.as_expected]
         count = len(examples), len(outside)
         findings = (

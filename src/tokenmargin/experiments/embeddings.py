@@ -225,7 +225,7 @@ class FigureA1(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1)
 
     @classmethod
     def tuned(cls) -> Self:
@@ -302,7 +302,7 @@ class FigureA4(TrainedEmbeddings):
 
     @classmethod
     def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1, seeds=(0,))
+        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1)
 
     @classmethod
     def tuned(cls) -> Self:

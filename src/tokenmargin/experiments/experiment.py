@@ -177,6 +177,11 @@ class AbstractExperiment(abc.ABC):
         """Settings that show what the figure claims, where the paper's own do not; else the paper's."""
         return cls.paper()
 
+    @classmethod
+    def short(cls) -> Self:
+        """Settings for half an hour of one GPU, where the paper's own take days; else the paper's."""
+        return cls.paper()
+
     def inputs(self) -> Mapping[str, str]:
         """What the result depends on beside settings and code, such as data files: a digest of each, or "absent"."""
         return {}

@@ -52,7 +52,7 @@ def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
     'tokenmargin reproduce fig1a --steps 50'
     """
     kind = type(experiment)
-    scales = {"quick": kind.quick(), "paper": kind.paper(), "tuned": kind.tuned()}
+    scales = {"quick": kind.quick(), "paper": kind.paper(), "tuned": kind.tuned(), "short": kind.short()}
     changed = {scale: _changes(experiment, base) for scale, base in scales.items()}
     scale = min(scales, key=lambda name: len(changed[name]))  # the first of the nearest
     words = [f"tokenmargin {verb}", kind.figure] + ([f"--scale {scale}"] if scale != "quick" else [])

@@ -35,7 +35,7 @@ class Theorem5Sharpness(AbstractExperiment):
     source: ClassVar[str] = PAPER_A
     title: ClassVar[str] = "The dimension Theorem 5 needs, against the one it asks for"
     shows: ClassVar[str] = "a sufficient dimension, 10^44 and more for the smallest corpora; this study is our own."
-    seconds: ClassVar[tuple[float | None, float | None]] = (70, 900)
+    seconds: ClassVar[tuple[float | None, float | None]] = (70, 360)
     shown_tables: ClassVar[tuple[str, ...]] = ("sharpness",)
 
     sizes: tuple[tuple[int, int], ...] = ((2, 2), (4, 3), (8, 4))

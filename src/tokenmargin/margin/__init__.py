@@ -18,9 +18,10 @@ from tokenmargin.margin.constraints import (
     label_constraints,
     relaxed_constraints,
 )
-from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
+from tokenmargin.margin.corpus import corpus_margin
 from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.many import solve_many
+from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
@@ -33,7 +34,6 @@ __all__ = [
     "Atlas",
     "Certificate",
     "Constraints",
-    "CorpusMargin",
     "LimitDirection",
     "MarginBatch",
     "MarginSolution",

@@ -48,7 +48,7 @@ class MarginSolution:
     - `margin`: `1 / |p|`; zero when infeasible, infinity when there is nothing to separate.
     - `multipliers`: one per constraint.
     - `active`: constraints with a positive multiplier.
-    - `tokens`: (input, position) of each constraint.
+    - `tokens`: (input, position) of each constraint; of a corpus, (selected row, other row) of those that hold p.
     - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`, proving infeasibility; None otherwise.
     - `certificate`: the residuals.
     - `seconds`: time taken.

@@ -16,6 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
+from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 __all__ = [
     "DRAWINGS",
@@ -310,6 +311,8 @@ DRAWINGS: Mapping[str, Callable[[Result, Axes], None]] = MappingProxyType(
         "fig4a": draw_growth("saturation", "mean largest softmax weight"),
         "fig4b": draw_growth("norm", "norm of p"),
         "fig5": draw_loss_bias,
+        "fig6": draw_maps,
+        "fig7": draw_sparsity,
         "fig8": draw_prompt_paths,
         "fig9": draw_shares,
         "fig9b": draw_gaps,

@@ -22,6 +22,7 @@ from tokenmargin.estimator.trust import Trust
 __all__ = ["ModelReport", "model_figures", "write_model_report"]
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
+NAMED, CONSIDERED, LONGEST_NAME = 16, 200, 16  # tokens written into a plot
 COLUMNS = {
     "token": "token",
     "count": "texts",
@@ -72,7 +73,8 @@ def _context(report: ModelReport) -> dict[str, Any]:
     return {
         "title": "Which tokens decide",
         "lead": f"A classifier of {len(model.classes_)} classes ({', '.join(map(str, model.classes_[:6]))}"
-        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens.",
+        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens"
+        f"{' in two layers' if model.model == 'two-layer' else ''}.",
         "verdict": f"Held out while training: {check}." if check else "No texts were held out while training.",
         "trusted": check is None or check.signal,
         "tokens": f"{len(model.vocabulary_):,}",
@@ -106,7 +108,8 @@ def _plain(column: Array) -> list[Any]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """A cell for people: three digits and a true minus."""
+    return f"{value:.3g}".replace("-", "−") if isinstance(value, float) else str(value)
 
 
 def _scatter(columns: Mapping[str, Array], name: str) -> dict[str, Any]:
@@ -115,15 +118,36 @@ def _scatter(columns: Mapping[str, Array], name: str) -> dict[str, Any]:
     if name == "value":
         low, high = min(low, 0.0), max(high, 0.0)
     span = high - low or 1.0
-    up = 275 - 255 * (y - low) / span
+    right, up = 230 + 176 * x, 275 - 255 * (y - low) / span
     size = 1.5 + 4.5 * np.sqrt(columns["count"] / max(columns["count"].max(initial=1), 1))
+    zero = 275 - 255 * (0 - low) / span
     return {
         "label": COLUMNS[name] + (": attention" if name == "attention_logit" else ": value"),
         "low": _short(low),
         "high": _short(high),
-        "zero": f"{275 - 255 * (0 - low) / span:.1f}" if low <= 0 <= high else "280",
-        "points": [(f"{230 + 176 * a:.1f}", f"{b:.1f}", f"{c:.1f}") for a, b, c in zip(x, up, size, strict=True)],
+        "zero": f"{zero:.1f}" if low <= 0 <= high else "280",
+        "zero_label": f"{zero + 4:.1f}" if 40 < zero < 262 else "",
+        "points": [(f"{a:.1f}", f"{b:.1f}", f"{c:.1f}") for a, b, c in zip(right, up, size, strict=True)],
+        "names": _names(columns["token"], right, up),
     }
+
+
+def _names(tokens: Array, right: Array, up: Array) -> list[tuple[str, str, str, str]]:
+    """Where the leading tokens are written beside their dots: as many as find a place of their own."""
+    taken: list[tuple[float, float, float]] = []
+    names = []
+    for token, x, y in zip(tokens[:CONSIDERED].tolist(), right, up, strict=False):
+        width = 5.4 * len(token) + 6
+        left = x + 5 if x < 230 else x - 5 - width
+        if left < 52 or left + width > 418 or y < 18 or len(token) > LONGEST_NAME:
+            continue
+        if any(abs(y - b) < 11 and left < a + w and a < left + width for a, b, w in taken):
+            continue
+        taken.append((left, float(y), width))
+        names.append((f"{x + 5 if x < 230 else x - 5:.1f}", f"{y + 3:.1f}", "start" if x < 230 else "end", token))
+        if len(names) == NAMED:
+            break
+    return names
 
 
 def _example(one: Explanation, truth: Any) -> dict[str, Any]:
@@ -163,6 +187,7 @@ def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
             f"{trust.accuracy:.1%}, 95% interval {trust.low:.1%} to {trust.high:.1%}; "
             f"standard deviation over seeds {trust.spread:.2%}",
         ),
+        ("the same as a mean over classes", f"{trust.balanced:.1%}"),
         ("always the most frequent class", f"{trust.majority:.1%}"),
         ("the same with uniform attention", f"{trust.uniform:.1%}"),
         ("TF-IDF and logistic regression", f"{trust.logistic:.1%}"),
@@ -185,7 +210,8 @@ def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]
                 [deletion.top, deletion.random],
                 label="Decisions that stay when words are deleted: the strongest (solid), any (dashed)",
                 across="words deleted",
-                bounds=(min(float(deletion.top.min()), float(deletion.random.min())), 1.0),
+                bounds=(0.0, 1.0),
+                ends=("0%", "100%"),
             )
         )
     if len(losses) > 1:
@@ -197,15 +223,24 @@ def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]
     return curves
 
 
-def _curve(x: Array, lines: list[Array], *, label: str, across: str, bounds: tuple[float, float]) -> dict[str, Any]:
+def _curve(
+    x: Array,
+    lines: list[Array],
+    *,
+    label: str,
+    across: str,
+    bounds: tuple[float, float],
+    ends: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     low, high = bounds
+    shown = ends or (_short(low), _short(high))
     left = 50 + 360 * (x - x[0]) / ((x[-1] - x[0]) or 1.0)
     paths = []
     for y in lines:
         up = 215 - 195 * (y - low) / ((high - low) or 1.0)
         paths.append("M" + " L".join(f"{a:.1f},{b:.1f}" for a, b in zip(left, up, strict=True)))
     return {
-        "label": label, "across": across, "paths": paths, "low": _short(low), "high": _short(high),
+        "label": label, "across": across, "paths": paths, "low": shown[0], "high": shown[1],
         "first": f"{x[0]:g}", "last": f"{x[-1]:g}",
     }  # fmt: skip
 

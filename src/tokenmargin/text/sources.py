@@ -1,23 +1,27 @@
 """Read labelled text: CSV, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
 
-A row that cannot be used is set aside with its line number and the reason; it does not stop the reading.
+A row that cannot be used is set aside with its line number and the reason; it does not stop the reading. So is a row
+of a CSV file in which an open quote has swallowed the rows after it.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "read_labelled"]
+__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "read_labelled", "usable"]
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
+UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
 csv.field_size_limit(1 << 27)
 
 Row = tuple[int, object, object]
@@ -102,19 +106,31 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
         if isinstance(row, Rejected):
             rejected.append(row)
             continue
-        line, text, label = row
-        if not isinstance(text, str) or not text.strip():
-            rejected.append(Rejected(f"line {line}", "no text"))
-        elif label is None or not str(label).strip():
-            rejected.append(Rejected(f"line {line}", "no label"))
-        elif any("\udc80" <= character <= "\udcff" for character in text):
-            rejected.append(Rejected(f"line {line}", "text is not UTF-8"))
+        found = usable(row)
+        if isinstance(found, Rejected):
+            rejected.append(found)
         else:
-            texts.append(text)
-            labels.append(str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label))
+            texts.append(found[0])
+            labels.append(found[1])
     if not texts:
         raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)})")
     return LabelledText(texts, labels, tuple(rejected))
+
+
+def usable(row: Row) -> tuple[str, str] | Rejected:
+    """Text and label of a row, or why it has none.
+
+    >>> usable((3, "Good.", 1.0)), usable((4, " ", 1)).reason
+    (('Good.', '1'), 'no text')
+    """
+    line, text, label = row
+    if not isinstance(text, str) or not text.strip():
+        return Rejected(f"line {line}", "no text")
+    if label is None or label != label or not str(label).strip():  # a float that is not a number is no label either
+        return Rejected(f"line {line}", "no label")
+    if not text.isascii() and UNDECODED.search(text):
+        return Rejected(f"line {line}", "text is not UTF-8")
+    return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
 
 
 def _first(rejected: list[Rejected]) -> str:
@@ -123,40 +139,74 @@ def _first(rejected: list[Rejected]) -> str:
 
 def _csv(path: Path, delimiter: str, text: str, label: str) -> Iterator[Row | Rejected]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        header = next(reader, [])
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes") from error
         columns = [_column(header, name, path) for name in (text, label)]
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield Rejected(f"line {line}", str(error))
-                continue
-            if not row:
-                continue
-            if len(row) != len(header):
-                yield Rejected(f"line {line}", f"{len(row)} fields where the header has {len(header)}")
-                continue
-            yield line, row[columns[0]], row[columns[1]]
+        rows = list(_csv_rows(reader, len(header)))
+    labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
+    for first, last, row in rows:
+        if isinstance(row, str):
+            yield Rejected(_lines(first, last), row)
+            continue
+        swallowed = sum(_swallowed(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
+        if swallowed:
+            yield Rejected(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
+        else:
+            yield first, row[columns[0]], row[columns[1]]
+
+
+def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, int, list[str] | str]]:
+    """First line, last line, and the fields of each row or what is wrong with it."""
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield first, reader.line_num, f"{error}; is a quote open, or not doubled?"
+            continue
+        if row and len(row) != width:
+            yield first, reader.line_num, f"{len(row)} fields where the header has {width}"
+        elif row:
+            yield first, reader.line_num, row
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if last <= first else f"lines {first} to {last}"
+
+
+def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
+    """How many lines inside a field are rows of the table: of its width, with a label that it has elsewhere."""
+    count = 0
+    for line in field.splitlines()[1:]:
+        row = next(csv.reader([line], delimiter=delimiter), [])
+        count += len(row) == width and bool(row[columns[0]].strip()) and row[columns[1]] in labels
+    return count
 
 
 def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:
     with path.open("rb") as file:
-        for line, content in enumerate(file, start=1):
-            if not content.strip():
-                continue
-            try:
-                row = json.loads(content)
-            except (ValueError, RecursionError) as error:
-                yield Rejected(f"line {line}", f"not JSON ({error})")
-                continue
-            if not isinstance(row, dict):
-                yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
-                continue
-            yield line, row.get(text), row.get(label)
+        yield from json_rows(file, text, label)
+
+
+def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | Rejected]:
+    """The rows of JSON lines, numbered from 1."""
+    for line, content in enumerate(lines, start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            yield Rejected(f"line {line}", f"not JSON ({error})")
+            continue
+        if not isinstance(row, dict):
+            yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
+            continue
+        yield line, row.get(text), row.get(label)
 
 
 def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:

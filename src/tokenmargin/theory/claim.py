@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 __all__ = ["Claim", "Evidence", "Findings", "Kind", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
@@ -128,7 +128,7 @@ class Report:
         """Whether a claim's own instance shows what it ships for; any verdict is fine on a given one."""
         match self.kind:
             case "example":
-                return self.verdict == self.claim.expected
+                return self.verdict == "holds"
             case "outside":
                 return self.verdict == "vacuous" and not self.findings.concludes
             case "refutation":
@@ -145,6 +145,7 @@ class Report:
 
         return {
             "claim": self.claim.name,
+            "about": self.claim.about,
             "verdict": self.verdict,
             "kind": self.kind,
             "as_expected": self.as_expected,
@@ -168,21 +169,24 @@ class Claim:
     - `name`: such as "B.theorem3".
     - `check`: measures hypotheses and conclusion on an instance; its docstring is the statement.
     - `evidence`: what kind of verdict it can give.
+    - `about`: what it says, in a line.
     - `example`: an instance on which the claim is not vacuous.
     - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
+    - `unconditional`: why there is no instance outside: the statement has no hypothesis, or needs none.
     - `note`: where the printed statement or its proof needs a word.
-    - `expected`: the verdict on the example; "vacuous" where no instance is known to meet the hypotheses.
     """
 
     name: str
     check: Callable[[Any], Findings]
     evidence: Evidence
+    _: KW_ONLY
+    about: str
     example: Callable[[], Any]
     outside: Callable[[], Any] | None = None
     refutation: Callable[[], Any] | None = None
+    unconditional: str = ""
     note: str = ""
-    expected: Verdict = "holds"
 
     @property
     def statement(self) -> str:

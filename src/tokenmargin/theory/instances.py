@@ -13,15 +13,21 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
+from tokenmargin.attention import AbstractLoss, AbstractObjective, LogisticLoss, PromptObjective
 from tokenmargin.corpora import selective_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.dynamics import FirstStep, first_step
 from tokenmargin.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.geometry import Coordinates
+from tokenmargin.heads import HeadObjective, NonlinearHead
 from tokenmargin.problem import TokenProblem
 from tokenmargin.theory.limits import Limit, follow, selects
 
 __all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
+
+Selection = Literal["random", "important", "everything"]
+DRAWN_SHARE = 0.3
+"""What is left of the drawn part of a token in an aligned start, beside a common part of length 1."""
 
 
 def enough_step(corpus: TokenCorpus) -> int:
@@ -54,6 +60,10 @@ class EmbeddingInstance:
     - `norm`: how far gradient flow is followed.
     - `selection`: which selection a statement about any `p_o` is checked on: that of a "random" vector, the "important"
       tokens, or "everything".
+    - `aligned`: give the important tokens a common part at the start, and the irrelevant ones its opposite. Such starts
+      satisfy (14), which says nothing of inner products between tokens, and are all but never drawn.
+    - `widened`: draw starts this many times too wide and weigh them by their likelihood: rare events, seen. In
+      dimensions below |S| + 2 only.
     """
 
     corpus: TokenCorpus
@@ -63,7 +73,9 @@ class EmbeddingInstance:
     draws: int = 1
     seed: int = 0
     norm: float = 1e5
-    selection: Literal["random", "important", "everything"] = "random"
+    selection: Selection = "random"
+    aligned: bool = False
+    widened: float = 1.0
 
     @classmethod
     def of(
@@ -78,7 +90,7 @@ class EmbeddingInstance:
         seed: int = 0,
         irrelevant: int | None = None,
         equal: bool = True,
-        selection: Literal["random", "important", "everything"] = "random",
+        selection: Selection = "random",
     ) -> EmbeddingInstance:
         """A random corpus under Assumption 4, with the smallest step and dimension that (10) allows unless told."""
         repeats = irrelevant is not None and irrelevant < T - 1
@@ -93,9 +105,20 @@ class EmbeddingInstance:
         for k in range(self.draws):
             rng = np.random.default_rng([self.seed, k])
             if self.dimension >= self.corpus.size + 2:
-                yield wishart_embeddings(self.corpus, self.dimension, rng=rng)
+                drawn = wishart_embeddings(self.corpus, self.dimension, rng=rng)
+                yield _aligned(drawn) if self.aligned else drawn
             else:
-                yield gaussian_embeddings(self.corpus, int(self.dimension), rng=rng)
+                yield _widened(gaussian_embeddings(self.corpus, int(self.dimension), rng=rng), self.widened)
+
+    @cached_property
+    def weights(self) -> Float[Array, " draws"]:
+        """How much each draw counts: its density over the one it was drawn with; 1 unless starts are widened."""
+        if self.widened == 1:
+            return np.ones(self.draws)
+        squared = np.array([(step.before.norms[:-1] ** 2).sum() for step in self.steps])
+        normals = (self.corpus.size + 1) * int(self.dimension)
+        exponent = float(self.dimension) * squared / 2 * (1 - self.widened**-2)
+        return np.asarray(self.widened**normals * np.exp(-exponent))
 
     @cached_property
     def steps(self) -> tuple[FirstStep, ...]:
@@ -127,7 +150,27 @@ class EmbeddingInstance:
             f"n={c.n} T={c.T} |S|={c.size} d={float(self.dimension):.3g} eta0={self.step:g} "
             f"delta={self.delta:g} draws={self.draws} seed={self.seed}"
             + ("" if self.selection == "random" else f" selection={self.selection}")
+            + (" aligned" if self.aligned else "")
+            + ("" if self.widened == 1 else f" widened={self.widened:g}")
         )
+
+
+def _aligned(start: Embeddings) -> Embeddings:
+    """`E_s = +-h + 0.3 E_s^drawn` with h a unit vector orthogonal to all: + for important tokens, - for the others."""
+    assert isinstance(start.geometry, Coordinates)
+    *tokens, prompt, head = start.geometry.vectors
+    h = np.where(start.corpus.completely != 0, 1.0, -1.0)
+    moved = np.column_stack([DRAWN_SHARE * np.array(tokens), h])
+    return Embeddings.of(start.corpus, moved, np.append(prompt, 0.0), np.append(head, 0.0))
+
+
+def _widened(start: Embeddings, factor: float) -> Embeddings:
+    """The same start with tokens and prompt `factor` times as long."""
+    if factor == 1:
+        return start
+    assert isinstance(start.geometry, Coordinates)
+    vectors = start.geometry.vectors
+    return Embeddings.of(start.corpus, factor * vectors[:-2], factor * vectors[-2], vectors[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +185,7 @@ class ProblemInstance:
     - `p`, `q`: points or directions the statement speaks of; drawn from `seed` by default.
     - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say).
     - `optimal`: the sets `O_i` of Assumption D; the tokens of highest score by default.
+    - `head`: a nonlinear head, for the statements about any; the problem's linear one by default.
     - `norm`: how far limits are followed.
     """
 
@@ -153,6 +197,7 @@ class ProblemInstance:
     q: Float[Array, " D"] | None = None
     factor: float = 1.0
     optimal: Bool[Array, "n T"] | None = None
+    head: NonlinearHead | None = None
     norm: float = 1e5
     seed: int = 0
 
@@ -171,6 +216,13 @@ class ProblemInstance:
     def objective(self) -> PromptObjective:
         """The risk as a function of p."""
         return PromptObjective(self.problem, self.loss)
+
+    @property
+    def risk(self) -> AbstractObjective:
+        """The risk as a function of p, with the nonlinear head where there is one."""
+        if self.head is None:
+            return self.objective
+        return HeadObjective(self.problem, self.loss, head=self.head)
 
     @property
     def rng(self) -> np.random.Generator:

@@ -20,7 +20,8 @@ __all__ = ["Limit", "follow", "selected_in_the_limit", "selects"]
 # followed here (1e4 and more) the two differ by orders of magnitude.
 TIE = 1e-2
 
-# Directions are compared to 1e-6 at best. Corpora under Assumption 4 are symmetric enough to stall LSODA.
+# Directions are compared to 1e-6 at best. Corpora under Assumption 4 are symmetric enough to stall LSODA often, so
+# Radau is not kept waiting.
 SETTINGS = FlowSettings(tolerance=1e-8, solver="Radau")
 
 
@@ -56,7 +57,7 @@ class Limit:
     @property
     def slope(self) -> float:
         """Exponent of the angle's fall with the norm over the last decade: -1 when it falls like 1/|p|."""
-        return float(np.log10(self.angle / self.earlier)) if self.earlier > 0 else 0.0
+        return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
 def follow(

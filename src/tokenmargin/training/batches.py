@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
-__all__ = ["Ragged", "TokenData", "epoch_order"]
+__all__ = ["Ragged", "Sequences", "TokenData", "epoch_order"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +20,29 @@ class Ragged:
     ids: Tensor
     segment: Tensor
     labels: Tensor
+
+
+@runtime_checkable
+class Sequences(Protocol):
+    """Labelled sequences, wherever they are kept: what training asks of its data."""
+
+    @property
+    def n(self) -> int:
+        """Number of sequences."""
+
+    @property
+    def m(self) -> int:
+        """Size of the vocabulary."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+
+    def batch(self, rows: Tensor) -> Ragged:
+        """The tokens of some rows, in the given order."""
+
+    def cast(self, dtype: torch.dtype) -> Sequences:
+        """The same with labels of another type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +85,15 @@ class TokenData:
     def n(self) -> int:
         """Number of sequences."""
         return len(self.labels)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.ids.device
+
+    def cast(self, dtype: torch.dtype) -> TokenData:
+        """The same with labels of another type."""
+        return self if self.labels.dtype == dtype else replace(self, labels=self.labels.to(dtype))
 
     def batch(self, rows: Tensor) -> Ragged:
         """The tokens of some rows, in the given order."""

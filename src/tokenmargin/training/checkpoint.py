@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "whole_steps"]
 
 KEPT = 2
 
@@ -35,7 +35,7 @@ class Checkpoint:
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Write a checkpoint and drop all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"step-{step:09d}"
+    name = _name(step)
     data, note = folder / f"{name}.safetensors", folder / f"{name}.json"
     partial = folder / f".{name}.partial"
     save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial)
@@ -53,17 +53,42 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], reco
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None."""
+def whole_steps(folder: Path) -> list[int]:
+    """The steps whose checkpoints are whole, the newest first."""
+    return [int(note.stem.removeprefix("step-")) for note in _notes(folder) if not _damage(note)]
+
+
+def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None; with `step`, the newest of those up to it."""
     skipped: list[str] = []
-    for note in sorted(folder.glob("step-*.json"), reverse=True):
-        data = note.with_suffix(".safetensors")
-        try:
-            record = json.loads(note.read_text())
-            with data.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                    raise ValueError("checksum differs")
-            return Checkpoint(load_file(data), record, tuple(skipped))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            skipped.append(f"{data.name}: {error}")
+    for note in _notes(folder):
+        if step is not None and note.stem > _name(step):
+            continue
+        damage = _damage(note)
+        if not damage:
+            data = load_file(note.with_suffix(".safetensors"))
+            return Checkpoint(data, json.loads(note.read_text()), tuple(skipped))
+        skipped.append(f"{note.stem}.safetensors: {damage}")
     return None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def _notes(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.json"), reverse=True)
+
+
+def _damage(note: Path) -> str:
+    """What is wrong with a checkpoint; nothing when it is whole."""
+    data = note.with_suffix(".safetensors")
+    try:
+        record = json.loads(note.read_text())
+        with data.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
+                raise ValueError("checksum differs")
+        with safe_open(data, framework="pt"):
+            return ""
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return str(error)

@@ -14,9 +14,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from tokenmargin.training.batches import Ragged, TokenData
+from tokenmargin.training.batches import Ragged, Sequences
 from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.rows import RowBlocks, one_thread_each
+from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 __all__ = ["Model", "OneLayer", "attend"]
 
@@ -64,10 +65,14 @@ def attend(scores: Tensor, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class OneLayer:
-    """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels."""
+    """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels.
 
-    def __init__(self, data: TokenData, state: State, optimizer: AdamW) -> None:
+    `split` says what this process does of each step when it is one of several ranks.
+    """
+
+    def __init__(self, data: Sequences, state: State, optimizer: AdamW, *, split: AbstractSplit | None = None) -> None:
         self.data, self.state, self.optimizer = data, state, optimizer
+        self.split = split or ByTexts()
         m, d = state.embeddings.shape
         if m != data.m:
             raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
@@ -80,7 +85,7 @@ class OneLayer:
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
-        return self._scores
+        return self.split.all_scores(self._scores)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state, and the scores as the last step left them."""
@@ -93,13 +98,14 @@ class OneLayer:
 
     def outputs(self, rows: Tensor) -> Tensor:
         """f for some rows."""
-        return attend(self._scores, self.data.batch(rows))[1]
+        batch = self.data.batch(rows)
+        return attend(self.split.complete(self._scores, batch), batch)[1]
 
-    def gradient(self, batch: Ragged) -> tuple[Tensor, Tensor]:
-        """Losses of the rows, and the vectors c and e of the mean loss, of shape (2, m)."""
-        weights, f, gap = attend(self._scores, batch)
+    def gradient(self, batch: Ragged, *, among: int | None = None) -> tuple[Tensor, Tensor]:
+        """Losses of the rows, and their part of the vectors c and e of the mean loss over `among` rows."""
+        weights, f, gap = attend(self.split.complete(self._scores, batch), batch)
         margin = batch.labels * f
-        slope = -batch.labels * torch.sigmoid(-margin) / len(margin)
+        slope = -batch.labels * torch.sigmoid(-margin) / (among or len(margin))
         e = slope[batch.segment] * weights
         out = torch.zeros_like(self._scores)
         out[0].index_add_(0, batch.ids, e * gap)
@@ -112,10 +118,12 @@ class OneLayer:
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         with one_thread_each():
             for k in range(first, last):
-                losses, weights = self.gradient(self.data.batch(order[k * batch : (k + 1) * batch]))
+                rows = order[k * batch : (k + 1) * batch]
+                ours = self.data.batch(rows[self.split.rows(len(rows))])
+                losses, weights = self.gradient(ours, among=len(rows))
                 total += losses.sum(dtype=torch.float64)
-                self._update(weights, rate)
-        return total
+                self._update(self.split.gather(weights), rate)
+        return self.split.total(total)
 
     def _update(self, weights: Tensor, rate: float) -> None:
         """One step of AdamW on everything, given c and e."""

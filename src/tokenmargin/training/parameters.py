@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 __all__ = ["AdamW", "State", "initial_state"]
+
+DRAWN = 1 << 20  # normal numbers drawn at a time
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,23 @@ def initial_state(
     scale: float = 1.0,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    columns: slice | None = None,
 ) -> State:
     """`E_s` and p from `N(0, scale^2 I/d)`, v uniform on the unit sphere, zero moments.
 
-    Drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point.
+    Drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point; with `columns`
+    only those are kept, of the same draw.
     """
     rng = torch.Generator().manual_seed(seed)
     spread = scale / math.sqrt(d)
-    embeddings = torch.randn(m, d, generator=rng, dtype=torch.float64).mul_(spread).to(device, dtype)
+    kept = columns or slice(0, d)
+    embeddings = torch.empty(m, kept.stop - kept.start, dtype=dtype, device=device)
+    for rows in _draws(m, d):
+        drawn = torch.randn(rows.stop - rows.start, d, generator=rng, dtype=torch.float64)
+        embeddings[rows] = drawn[:, kept].mul_(spread).to(device, dtype)
     prompt = torch.randn(d, generator=rng, dtype=torch.float64) * spread
     head = torch.randn(d, generator=rng, dtype=torch.float64)
-    heads = torch.stack([prompt, head / head.norm()]).to(device, dtype)
+    heads = torch.stack([prompt, head / head.norm()])[:, kept].to(device, dtype).contiguous()
     return State(
         embeddings,
         heads,
@@ -105,3 +113,17 @@ def initial_state(
         heads_m=torch.zeros_like(heads),
         heads_w=torch.zeros_like(heads),
     )
+
+
+def _draws(m: int, d: int) -> Iterator[slice]:
+    """Blocks of rows, drawn one after the other: the numbers of one large draw, without its memory.
+
+    torch draws normal numbers sixteen at a time, so blocks of sixteen rows continue its stream; a short rest is drawn
+    together with the block before it.
+    """
+    size = 16 * max(DRAWN // (16 * d), 1)
+    first = 0
+    while first < m:
+        last = first + size if m - first >= 2 * size else m
+        yield slice(first, last)
+        first = last

@@ -5,7 +5,7 @@
 reads `imdb.npz` and `yelp.npz` (written by `PreparedText.save_ids`) from `--data`, makes the synthetic corpus itself,
 and writes `results-PLAN.json` (settings, loss and alignment along training) and `scores-PLAN.npz` (`<E_s, p>`,
 `<E_s, v>` and the posterior difference of every token). Both are written anew after each run, so a run that is cut off
-loses only itself.
+loses only itself; with `--keep FOLDER` not even that: its checkpoints are there, and the same command goes on with it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,13 @@ def observed_epochs(epoch: int) -> bool:
 
 
 def run_job(
-    job: Job, corpus: TokenCorpus, *, device: str, budget: float, progress: Callable[[Any], None] | None = None
+    job: Job,
+    corpus: TokenCorpus,
+    *,
+    device: str,
+    budget: float,
+    folder: Path | None = None,
+    progress: Callable[[Any], None] | None = None,
 ) -> tuple[TrainingRun, dict[str, Any], dict[str, Array]]:
     """Train, and gather what the figures need: the record and the arrays."""
     offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
@@ -149,6 +155,8 @@ def run_job(
     run = train(
         data,
         job.config,
+        folder=folder,
+        checkpoint_every=300.0,
         budget=min(budget, job.budget),
         observe=lambda model: asdict(alignment(token_scores(model), corpus)),
         observe_at=observed_epochs,
@@ -175,7 +183,14 @@ def run_job(
 
 
 def run_plan(
-    jobs: Sequence[Job], *, data: Path, out: Path, name: str, device: str, budget: float
+    jobs: Sequence[Job],
+    *,
+    data: Path,
+    out: Path,
+    name: str,
+    device: str,
+    budget: float,
+    keep: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Run jobs until they are done or the time is up; results are on disk after each."""
     out.mkdir(parents=True, exist_ok=True)
@@ -190,7 +205,8 @@ def run_plan(
             continue
         if job.dataset not in corpora:
             corpora[job.dataset] = load_corpus(job.dataset, data)
-        run, record, found = run_job(job, corpora[job.dataset], device=device, budget=left - 2.0)
+        folder = None if keep is None else keep / job.name.replace(" ", "-")
+        run, record, found = run_job(job, corpora[job.dataset], device=device, budget=left - 2.0, folder=folder)
         records.append(record)
         arrays[f"{job.dataset}/posterior"] = found["posterior"]
         arrays[f"{job.name}/scores"] = found["scores"]
@@ -225,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("plan", choices=PLANS)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with imdb.npz and yelp.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--keep", type=Path, help="folder for checkpoints, to go on with runs that were cut off")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--budget", type=float, default=480.0, help="seconds in all")
     parser.add_argument("--only", default="", help="run only jobs whose name contains this")
@@ -235,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = [
         replace(job, config=replace(job.config, **changes)) for job in PLANS[chosen.plan] if chosen.only in job.name
     ]
-    run_plan(jobs, data=chosen.data, out=chosen.out, name=chosen.plan, device=chosen.device, budget=chosen.budget)
+    places = {"data": chosen.data, "out": chosen.out, "keep": chosen.keep}
+    run_plan(jobs, name=chosen.plan, device=chosen.device, budget=chosen.budget, **places)
 
 
 if __name__ == "__main__":

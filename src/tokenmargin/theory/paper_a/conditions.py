@@ -47,8 +47,14 @@ def lacking(angle: float) -> float:
 
 
 def quantile(values: list[float], x: EmbeddingInstance) -> float:
-    """The value that all but a share delta of the draws stay below."""
-    return float(np.quantile(values, 1 - x.delta, method="inverted_cdf"))
+    """The least value that draws exceed with a probability of at most delta."""
+    order = np.argsort(values)[::-1]
+    beyond = np.cumsum(x.weights[order]) / x.draws  # how probable it is to reach each value, largest first
+    return float(
+        np.asarray(values)[
+            order[np.searchsorted(beyond, x.delta * (1 + 1e-12), side="right").clip(max=len(values) - 1)]
+        ]
+    )
 
 
 def share(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
@@ -14,6 +16,7 @@ from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import EmbeddingInstance
+from tokenmargin.theory.limits import selects
 
 __all__ = ["CLAIMS"]
 
@@ -127,23 +130,24 @@ def lemma9(x: EmbeddingInstance) -> Findings:
 
 def lemma10(x: EmbeddingInstance) -> Findings:
     """If the selected token of a sequence of T is ahead of token j by tau, then `q_selected >= 1/T` and
-    `1/(T e^tau) <= q_j <= 1/(1 + e^tau)`."""
-    after = x.steps[0].after
-    problem, keys = after.problem(), after.geometry
+    `1/(T e^tau) <= q_j <= 1/(1 + e^tau)`. (40 random p; the selected tokens are theirs, or those of `selection`.)"""
+    problem, chosen = x.posed[0]
+    keys, T = problem.keys, problem.mask.sum(axis=1, keepdims=True)
     rng = np.random.default_rng(x.seed)
-    least, low, high = np.inf, np.inf, np.inf
+    ahead, least, low, high = np.inf, np.inf, np.inf, np.inf
     for scale in np.geomspace(0.01, 30, 40):
         p = keys.combine(rng.standard_normal(keys.rows))
         p *= scale / keys.norm(p)
         logits, q = keys.logits(p), attention_weights(keys, p)
-        tau = logits.max(axis=1, keepdims=True) - logits
-        T = problem.mask.sum(axis=1, keepdims=True)
-        behind = problem.mask & (tau > 0)
-        least = min(least, float((q.max(axis=1, keepdims=True) * T).min()))
+        first = (selects(problem, p) if x.selection == "random" else chosen).argmax(axis=1)[:, None]
+        tau = np.take_along_axis(logits, first, axis=1) - logits
+        behind = problem.mask & (np.arange(problem.T) != first) & (tau != 0)
+        ahead = min(ahead, float(tau[behind].min()))
+        least = min(least, float((np.take_along_axis(q, first, axis=1) * T).min()))
         high = min(high, float(((1 / (1 + np.exp(tau)) - q) / q)[behind].min()))
         low = min(low, float(((q - 1 / (T * np.exp(tau))) / q)[behind].min()))
     return Findings(
-        hypotheses=(),
+        hypotheses=(above("smallest tau", ahead, 0, strict=True),),
         conclusion=(
             above("smallest T q_selected", least, 1, tolerance=ROUNDING),
             above("relative room below 1/(1 + e^tau)", high, 0, tolerance=ROUNDING),
@@ -155,34 +159,27 @@ def lemma10(x: EmbeddingInstance) -> Findings:
 def lemma17(x: EmbeddingInstance) -> Findings:
     """Let p = R u select with a gap tau_1 to the second choices and from those to the rest, let the selected tokens
     outscore the second choices, and let w select as p does. Then for large R, `-<w, dL/dp>` is the sum over pairs
-    (selected, second choice) alone, up to a factor `1 +- eps`; eps falls like exp(-tau_1 R)."""
+    (selected, second choice) alone, up to a factor `1 +- eps`; eps falls like exp(-tau_1 R). (u is near the max-margin
+    vector of the important tokens. w is that vector; or, where `selection` is "everything", one that ties them with
+    their second choices.)"""
     problem, _ = x.posed[0]
-    keys, important = problem.keys, x.corpus.important
-    w = class_margin(problem, important).vector
-    rng = np.random.default_rng(x.seed)
-    nudge = keys.combine(rng.standard_normal(keys.rows))
-    head = x.steps[0].after.head
-    nudge -= keys.inner(nudge, head) * head  # the tokens differ along v by far more than elsewhere
-    u = w + 0.1 * nudge / keys.norm(nudge)  # tells the second choices apart, keeps the first
-    u = u / keys.norm(u)
-    T, size = problem.T, float(x.steps[0].after.norms[:-2].max())
-    logits = np.where(problem.mask, keys.logits(u), -np.inf)
-    first = logits == logits.max(axis=1, keepdims=True)
-    rest = np.where(first, -np.inf, logits)
-    second = (rest == rest.max(axis=1, keepdims=True)) & np.isfinite(rest)
-    gap_first = float((logits.max(axis=1) - rest.max(axis=1)).min())
-    third = np.where(second, -np.inf, rest).max(axis=1)
-    tau1 = min(gap_first, float((rest.max(axis=1) - third).min()))
-    mu = float((problem.scores[:, :, None] - problem.scores[:, None, :])[first[:, :, None] & second[:, None, :]].min())
-    ahead = keys.logits(w)
-    tau2 = float((ahead[first][:, None] - ahead)[~first & problem.mask].min())
+    keys, T, size = problem.keys, problem.T, float(x.steps[0].after.norms[:-2].max())
+    u = _beside(x, problem)
+    first, second, tau1 = _first_choices(problem, u)
+    kept = first | second if x.selection == "everything" else x.corpus.important
+    w = class_margin(problem, kept).vector
+    gamma, ahead = problem.scores, keys.logits(w)
+    ahead = np.where(kept, ahead.max(axis=1, keepdims=True), ahead)  # ties without rounding
+    leading = first[:, :, None] & second[:, None, :]
+    mu = float((gamma[:, :, None] - gamma[:, None, :])[leading].min())
+    tau2 = float((ahead[first][:, None] - ahead)[~kept & problem.mask].min())
     constant = (T + T**2) * (2 * float(keys.norm(w)) * size / tau2) * (2 * T * size / mu)
     R = np.log(constant / 0.01) / tau1  # where the proof promises one percent
     pairs = _Pairs(problem, R * u)
-    whole, part = pairs.total(ahead), pairs.total(ahead, first[:, :, None] & second[:, None, :])
+    whole, part = pairs.total(ahead), pairs.total(ahead, leading)
     return Findings(
         hypotheses=(
-            true("w selects as u does", bool((first == important).all())),
+            true("w selects as u does", bool((first == kept).all())),
             above("tau_1", tau1, 0, strict=True),
             above("tau_2", tau2, 0, strict=True),
             above("score lead mu over second choices", mu, 0, strict=True),
@@ -191,21 +188,61 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     )
 
 
+def _beside(x: EmbeddingInstance, problem: TokenProblem) -> Float[Array, " D"]:
+    """A unit vector beside the max-margin one of the important tokens: it selects them, and has one second choice."""
+    keys = problem.keys
+    nudge = keys.combine(np.random.default_rng(x.seed).standard_normal(keys.rows))
+    head = x.steps[0].after.head
+    nudge -= keys.inner(nudge, head) * head  # the tokens differ along v by far more than elsewhere
+    u = class_margin(problem, x.corpus.important).vector + 0.1 * nudge / keys.norm(nudge)
+    return np.asarray(u / keys.norm(u))
+
+
+def _first_choices(
+    problem: TokenProblem, u: Float[Array, " D"]
+) -> tuple[Bool[Array, "n T"], Bool[Array, "n T"], float]:
+    """`S_X`, `S_X^2` and the smallest gap from one to the other and from that to the rest (22)."""
+    logits = np.where(problem.mask, problem.keys.logits(u), -np.inf)
+    first = logits == logits.max(axis=1, keepdims=True)
+    rest = np.where(first, -np.inf, logits)
+    second = (rest == rest.max(axis=1, keepdims=True)) & np.isfinite(rest)
+    third = np.where(second, -np.inf, rest).max(axis=1)
+    return first, second, float(np.concatenate([logits.max(axis=1) - rest.max(axis=1), rest.max(axis=1) - third]).min())
+
+
 def _relative(whole: float, part: float, promised: float) -> Slack:
-    return below("|sum / leading pairs - 1|", abs(whole / part - 1), promised, tolerance=ROUNDING)
+    apart = abs(whole / part - 1) if part else np.inf
+    return below("|sum / leading pairs - 1|", apart, promised, tolerance=ROUNDING)
 
 
 def _in_forty_dimensions() -> EmbeddingInstance:
     return EmbeddingInstance.of(6, 4, dimension=40, step=20.0)
 
 
+IDENTITY = "An identity: no hypothesis."
+
 CLAIMS = (
-    Claim("A.lemma7", lemma7, "exact", example=_in_forty_dimensions),
-    Claim("A.lemma8", lemma8, "exact", example=_in_forty_dimensions),
+    Claim(
+        "A.lemma7",
+        lemma7,
+        "exact",
+        about="gradients in E_s and p; rank-two form",
+        example=_in_forty_dimensions,
+        unconditional=IDENTITY,
+    ),
+    Claim(
+        "A.lemma8",
+        lemma8,
+        "exact",
+        about="directional derivative as a sum over pairs",
+        example=_in_forty_dimensions,
+        unconditional=IDENTITY,
+    ),
     Claim(
         "A.lemma9",
         lemma9,
         "sampled",
+        about="(15) forces the limit direction",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
         outside=lambda: EmbeddingInstance.of(4, 3, selection="random"),
     ),
@@ -213,14 +250,18 @@ CLAIMS = (
         "A.lemma10",
         lemma10,
         "exact",
+        about="softmax weights from logit gaps",
         example=_in_forty_dimensions,
+        outside=lambda: replace(_in_forty_dimensions(), selection="important"),
         note="The proof's last display writes q_selected for q_j; the statement is right.",
     ),
     Claim(
         "A.lemma17",
         lemma17,
         "exact",
+        about="leading pairs of the gradient at large norm",
         example=lambda: EmbeddingInstance.of(4, 3),
+        outside=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
         note="Checked with the constants of the proof: |ratio - 1| <= (T + T^2) C_3 C_4 exp(-tau_1 R).",
     ),
 )

@@ -1,26 +1,25 @@
-"""Paper A's max-margin classes and where gradient flow ends: Theorem 5, Lemmas 3, 6, 19, 20 and 21."""
+"""Paper A's max-margin classes and where gradient flow ends: Theorem 5, Lemmas 3, 6 and 20."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.attention import PromptObjective
-from tokenmargin.margin import MarginSolution, class_margin
+from tokenmargin.margin import class_margin
 from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
+from tokenmargin.theory.claim import Claim, Findings, above, below, equal
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, lacking, quantile, regime, share
+from tokenmargin.theory.paper_a.conditions import lacking, quantile, regime, share
 
 __all__ = ["CLAIMS"]
 
 RESIDUAL = 1e-9
 """Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
+SAME_VECTOR = 1e-7
+"""Vectors agree to the square root of what is certified of their lengths, at worst."""
 MISALIGNED = 1e-6
 """The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
 
@@ -54,36 +53,39 @@ def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Ar
 
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
-    unsolved, excess, _ = _pseudo_inverse(x)
+    unsolved, apart, _ = _pseudo_inverse(x)
     return Findings(
         hypotheses=(below("residual of M p = 1", unsolved, RESIDUAL),),
-        conclusion=(below("|M^+ 1| / |p^| - 1", excess, 0, tolerance=RESIDUAL),),
+        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the max-margin vector is
     `M^+ 1`."""
-    unsolved, excess, smallest = _pseudo_inverse(x)
+    unsolved, apart, smallest = _pseudo_inverse(x)
     return Findings(
         hypotheses=(
             below("residual of M p = 1", unsolved, RESIDUAL),
             above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
         ),
-        conclusion=(below("|M^+ 1| / |p^| - 1", excess, 0, tolerance=RESIDUAL),),
+        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 
 
 def _pseudo_inverse(x: EmbeddingInstance) -> tuple[float, float, float]:
-    """Over the draws: residual of `M p = 1`, relative excess of |M^+ 1| over |p^|, smallest multiplier."""
-    unsolved, excess, smallest = 0.0, 0.0, np.inf
+    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^, smallest multiplier."""
+    unsolved, apart, smallest = 0.0, 0.0, np.inf
     for problem, chosen in x.posed:
         M = class_constraints(problem, chosen).rows()
         vector = np.linalg.pinv(M) @ np.ones(len(M))
         unsolved = max(unsolved, float(np.abs(M @ vector - 1).max()))
-        excess = max(excess, float(np.linalg.norm(vector)) * class_margin(problem, chosen).margin - 1)
+        solution = class_margin(problem, chosen)
+        if not solution.is_optimal:
+            return unsolved, np.inf, smallest
+        apart = max(apart, float(problem.keys.norm(vector - solution.vector)) * solution.margin)
         smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
-    return unsolved, excess, smallest
+    return unsolved, apart, smallest
 
 
 def theorem5(x: EmbeddingInstance) -> Findings:
@@ -111,9 +113,9 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     drift, least, irrelevant = 0.0, np.inf, 0
     for (problem, _), limit in zip(x.posed, x.limits, strict=True):
         keys, p = problem.keys, limit.path.prompt
-        flat = _tying(problem, x.steps[0].after.prompt)
         direction = PromptObjective(problem).descent(p).direction
-        drift = max(drift, abs(float(keys.inner(flat, direction))))
+        for flat in _tying(problem, x.steps[0].after.prompt):
+            drift = max(drift, abs(float(keys.inner(flat, direction))))
         logits = np.where(problem.mask, keys.logits(p), np.inf)
         largest = np.where(problem.mask, keys.logits(p), -np.inf).max(axis=1)
         least = min(least, float((largest - logits.min(axis=1)).max() / keys.norm(p)))
@@ -129,12 +131,13 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _tying(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " D"]:
-    """The part of p that gives all tokens of each sequence equal logits, as a unit vector."""
+def _tying(problem: TokenProblem, p: Float[Array, " D"]) -> list[Float[Array, " D"]]:
+    """The part of p that gives all tokens of each sequence equal logits, as a unit vector; none in few dimensions."""
     constraints = class_constraints(problem, problem.mask)
     rows = problem.keys.vectors[constraints.plus] - problem.keys.vectors[constraints.minus]  # type: ignore[attr-defined]
     left = p - np.linalg.pinv(rows) @ (rows @ p)
-    return np.asarray(left / np.linalg.norm(left))
+    length = float(np.linalg.norm(left))
+    return [left / length] if length > RESIDUAL * np.linalg.norm(p) else []
 
 
 def lemma20(x: EmbeddingInstance) -> Findings:
@@ -145,76 +148,10 @@ def lemma20(x: EmbeddingInstance) -> Findings:
     return Findings((), (equal("furthest smallest gap from 1", worst, 0, tolerance=RESIDUAL),))
 
 
-def lemma21(x: EmbeddingInstance) -> Findings:
-    """Where d is as large as Lemma 19 asks, the max-margin vector that selects the important tokens only has
-    |p| <= 4n."""
-    n = x.corpus.n
-    lengths = [_length(class_margin(problem, x.corpus.important)) for problem, _ in x.posed]
-    need = (2 * x.step * (n * deviation(x) + 44 * np.sqrt(2) * n)) ** 4
-    return Findings(
-        hypotheses=(*concentrated(x), above("d, for E_s nearly orthogonal", x.dimension, need)),
-        conclusion=(below("longest |p^|, (1 - delta) quantile", quantile(lengths, x), 4 * n),),
-    )
-
-
-def lemma19(x: EmbeddingInstance) -> Findings:
-    """Under Theorem 5's conditions, if the max-margin vector that selects the important tokens only is shorter than
-    that of every other selection by a factor 1 - mu, and d is large enough in mu, then gradient flow converges to its
-    direction. (Other selections must contain the important tokens and not be everything: Theorem 5 and Lemma 6
-    exclude the rest.)"""
-    mu = min(_mu(problem, x.corpus.important) for problem, _ in x.posed)
-    n, T = x.corpus.n, x.corpus.T
-    need = (2816 * T * n**2 * (1 + 2 * x.step) / mu) ** 4 if mu > 0 else np.inf
-    need = max(need, (2 * x.step * (n * deviation(x) + 44 * n)) ** 4)
-    hypotheses = (*regime(x), above("mu", mu, 0, strict=True), above("d, in mu", x.dimension, need))
-    return Findings(hypotheses, _only_important(x))
-
-
-def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
-    """Under Theorem 5's conditions gradient flow converges to the max-margin direction that selects the important
-    tokens only. (Lemma 19 without its hypothesis on mu.)"""
-    return Findings(regime(x), _only_important(x))
-
-
-def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
-    angles = [
-        float(angle(problem.keys, limit.path.prompt, class_margin(problem, x.corpus.important).vector))
-        for (problem, _), limit in zip(x.posed, x.limits, strict=True)
-    ]
-    misaligned = [lacking(a) for a in angles]
-    exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
-    return (
-        share("only important tokens selected", exactly, x),
-        below("1 - cosine with their direction, (1 - delta) quantile", quantile(misaligned, x), MISALIGNED),
-    )
-
-
-def _length(solution: MarginSolution) -> float:
-    return 1 / solution.margin if solution.is_optimal else np.inf
-
-
-def _mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
-    """`1 - |p^| / min |p^'|` over selections p^' that tie irrelevant tokens with the important ones.
-
-    A tie depends on the two tokens alone, so a selection is a set of tied (important, irrelevant) pairs. All sets are
-    tried up to 12 pairs; beyond, only those that tie one label's sequences completely: an upper bound on mu.
-    """
-    index = problem.keys.index
-    owner = index[important]
-    pairs = sorted({(int(owner[i]), int(t)) for i in range(problem.n) for t in index[i] if t != owner[i]})
-    sides = dict(zip(owner.tolist(), problem.labels.tolist(), strict=True))
-    patterns = (
-        itertools.product((False, True), repeat=len(pairs))
-        if len(pairs) <= 12
-        else ([sides[s] == y for s, _ in pairs] for y in (-1.0, 1.0))
-    )
-    rivals = [np.inf]
-    for pattern in patterns:
-        tied = dict(zip(pairs, pattern, strict=True))
-        if any(pattern) and not all(pattern):
-            chosen = np.array([[tied.get((s, t), True) for t in row] for s, row in zip(owner, index, strict=True)])
-            rivals.append(_length(class_margin(problem, chosen & problem.mask)))
-    return 1 - _length(class_margin(problem, important)) / min(rivals)
+def lemma20_repaired(x: EmbeddingInstance) -> Findings:
+    """If some token is not selected, then at the solution of (9) some constraint is tight."""
+    left = min(int((problem.mask & ~chosen).sum()) for problem, chosen in x.posed)
+    return Findings((above("tokens not selected", left, 1),), lemma20(x).conclusion)
 
 
 CLAIMS = (
@@ -222,14 +159,17 @@ CLAIMS = (
         "A.lemma3",
         lemma3,
         "bounded",
+        about="the max-margin class has one solution",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
-        note="A p_o that ties all tokens has the solution 0, which is unique but has no direction.",
+        unconditional="Any p_o will do. One that ties all tokens has the solution 0: unique, but without a direction.",
     ),
     Claim(
         "A.lemma3-closed-form",
         closed_form,
         "bounded",
+        about="the solution is M^+ 1, where M p = 1 is solvable",
         example=lambda: EmbeddingInstance.of(2, 2, selection="important"),
+        outside=lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),
         refutation=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
         note=(
             "Part of the proof of Lemma 3. A KKT point also needs multipliers (M M')^+ 1 >= 0; where one is negative, "
@@ -240,6 +180,7 @@ CLAIMS = (
         "A.lemma3-closed-form-with-signs",
         closed_form_with_signs,
         "bounded",
+        about="... and the multipliers are not negative",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
         outside=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
         note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary.",
@@ -248,47 +189,34 @@ CLAIMS = (
         "A.lemma6",
         lemma6,
         "sampled",
+        about="the limit never ties everything; one irrelevant token",
         example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, draws=5),
-    ),
-    Claim(
-        "A.lemma19",
-        lemma19,
-        "sampled",
-        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=2, draws=5),
-        expected="vacuous",
-        note=(
-            "The hypothesis is never met: tying all sequences of one label and pushing the other along v halves the "
-            "norm, so mu is near -1, also for equal alpha_s. The conclusion holds without it: see A.lemma19-without-mu."
-        ),
-    ),
-    Claim(
-        "A.lemma19-without-mu",
-        lemma19_without_mu,
-        "sampled",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
-        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=5),
+        outside=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, dimension=20, step=0.1),
     ),
     Claim(
         "A.lemma20",
         lemma20,
         "bounded",
+        about="some constraint of the class is tight",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
         refutation=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
+        unconditional="Printed without a condition; A.lemma20-repaired has the one it needs.",
         note="A selection of everything leaves no constraint to be tight; the statement needs one token not selected.",
     ),
     Claim(
-        "A.lemma21",
-        lemma21,
+        "A.lemma20-repaired",
+        lemma20_repaired,
         "bounded",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=20),
-        outside=lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),
-        note="Lemma 19 prints 44 n where the proof of Lemma 21 uses 44 sqrt(2) n; the larger is required here.",
+        about="... if some token is not selected",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
+        outside=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
     ),
     Claim(
         "A.theorem5",
         theorem5,
         "sampled",
+        about="flow grows, selects the important tokens, maximises their margin",
         example=lambda: EmbeddingInstance.of(4, 3, draws=10),
-        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=5),
+        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=2),
     ),
 )

@@ -39,14 +39,14 @@ def theorem4(x: ProblemInstance) -> Findings:
 
 def theorem7(x: ProblemInstance) -> Findings:
     """With distinct scores and keys in general position, no unit vector but the locally optimal max-margin directions
-    is the limit of its local regularisation path. (Twelve random vectors, and one that ties two tokens.)"""
+    is the limit of its local regularisation path. (Twelve random vectors, one that ties two tokens, and q if given.)"""
     keys = x.problem.keys
     first, second = keys.index[0, :2]
     tied = keys.differences(np.array([first]), np.array([second]))[0]
     across = x.sphere(1, x.rng)[0]
     if len(tied) == keys.dimension:
         across = across - keys.inner(across, tied) / keys.inner(tied, tied) * tied
-    candidates = [*x.sphere(12, x.rng)]
+    candidates = [*x.sphere(12, x.rng), *([] if x.q is None else [x.q / keys.norm(x.q)])]
     if float(keys.norm(across)) > 1e-9:  # on a line nothing is tied
         candidates.append(across / keys.norm(across))
     apart = min(_apart(x, q, 1e3) for q in candidates)
@@ -134,11 +134,19 @@ def _at_lmm() -> ProblemInstance:
     return _apart_tokens(tuple(vector.tolist()), "three tokens, q the LMM direction")
 
 
+def _equal_scores() -> ProblemInstance:
+    """Two tokens share the highest score. The path goes to q = (0, 1), which selects the second against the third; it
+    is no LMM direction, since the first stands at margin 1 and scores no less."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    return ProblemInstance(problem, "two optimal tokens, q=(0, 1)", q=np.array([0.0, 1.0]))
+
+
 CLAIMS = (
     Claim(
         "B.theorem4",
         theorem4,
         "sampled",
+        about="other directions are no local limits",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens, q=(1, 0.5)"),
         outside=_at_lmm,
     ),
@@ -146,7 +154,9 @@ CLAIMS = (
         "B.theorem7",
         theorem7,
         "sampled",
+        about="as Theorem 4, any direction",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens"),
+        outside=_equal_scores,
         note=(
             "Read literally, general position asks for independence of k_t - k_a and k_a - k_t, which never holds; the "
             "proof uses it for one choice of alpha at a time, as here."

@@ -16,7 +16,7 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.excess import signed_excess
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "log_outside"]
 
 
 def lemma2(x: ProblemInstance) -> Findings:
@@ -118,7 +118,7 @@ def lemma14(x: ProblemInstance) -> Findings:
     eps = float(1 - (outside / nu).max()) if nu.min() > 0 else 0.0
     rho = -2 * (1 + 1 / delta) * np.log(_spread_of_risk(x, nu, eps)) if eps > 0 else -1.0
     points = np.concatenate([r * x.sphere(60, x.rng) for r in np.geomspace(3, 300, 6)])
-    log_q = _log_outside(problem, points, optimal)
+    log_q = log_outside(problem, points, optimal)
     excess = np.array([x.objective.log_excess(p) for p in points])
     compared = log_q[:, None] <= np.minimum((1 + delta) * log_q[None, :], rho)
     wrong = compared & (excess[:, None] >= excess[None, :])
@@ -141,7 +141,7 @@ def _spread_of_risk(x: ProblemInstance, nu: Float[Array, " n"], eps: float) -> f
     return float(high * (max(0.0, -scores.min()) + nu.max()) / (low * eps * nu.min() / x.problem.n))
 
 
-def _log_outside(problem: TokenProblem, points: Float[Array, "k D"], optimal: Array) -> Float[Array, " k"]:
+def log_outside(problem: TokenProblem, points: Float[Array, "k D"], optimal: Array) -> Float[Array, " k"]:
     """`log q_max`: the largest attention on tokens outside O_i, over the inputs."""
     logits = problem.keys.logits(points)
     others = logsumexp(np.where(problem.mask & ~optimal, logits, -np.inf), axis=-1)
@@ -159,11 +159,19 @@ def _line(scores: tuple[float, ...]) -> TokenProblem:
     return TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-0.5, 1.0]]], [1], scores=[scores])
 
 
+def _two_neighbours() -> ProblemInstance:
+    """q = (1, 0) has two neighbours, one a little better than the selected token, the other much worse."""
+    keys = [[[0.0, 0.0], [-1.0, 0.5], [-1.0, 0.8]]]
+    problem = TokenProblem.of(keys, [1], scores=[[0.5, 0.6, -1.0]])
+    return ProblemInstance(problem, "q has two neighbours", p=np.array([1.0, -0.3]), q=np.array([1.0, 0.0]))
+
+
 CLAIMS = (
     Claim(
         "B.lemma2",
         lemma2,
         "bounded",
+        about="labels +1: the GMM exists",
         example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
         outside=lambda: ProblemInstance(random_problem(4, 6, 2, rng=np.random.default_rng(0)), "random d=2"),
         note="The weaker condition that v lies in the range of W' is the one of its restatement, Lemma 11.",
@@ -172,6 +180,7 @@ CLAIMS = (
         "B.lemma8",
         lemma8,
         "sampled",
+        about="larger margin, smaller risk at large norm",
         example=lambda: ProblemInstance(
             _line((1.0, 0.5, 0.2)), "three tokens, p=(1,0) q=(1,0.4)", p=np.array([1.0, 0.0]), q=np.array([1.0, 0.4])
         ),
@@ -187,17 +196,20 @@ CLAIMS = (
         "B.lemma8-second-part",
         lemma8,
         "sampled",
+        about="a better neighbour, smaller risk at large norm",
         example=lambda: ProblemInstance(
             _line((0.5, 1.0, 0.2)),
             "three tokens, p=(1,-0.2) q=(1,-1)",
             p=np.array([1.0, -0.2]),
             q=np.array([1.0, -1.0]),
         ),
+        outside=_two_neighbours,
     ),
     Claim(
         "B.lemma14",
         lemma14,
         "sampled",
+        about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(_line((1.0, 0.5, -0.2)), "three tokens"),
         outside=lambda: ProblemInstance(
             _line((1.0, 0.5, -0.2)), "three tokens, O the worse", optimal=np.array([[False, True, False]])

@@ -179,7 +179,9 @@ CLAIMS = (
         "B.lemma7",
         lemma7,
         "sampled",
+        about="local cone: (31a)-(31c), L3",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
+        outside=behind_its_neighbour,
         refutation=without_neighbours,
         note=(
             "As printed, delta ignores inputs whose selected token has no SVM-neighbour. There a better token may "
@@ -190,6 +192,7 @@ CLAIMS = (
         "B.lemma7-repaired",
         lemma7_repaired,
         "sampled",
+        about="the same with the gap over all inputs",
         example=without_neighbours,
         outside=behind_its_neighbour,
     ),
