@@ -79,7 +79,7 @@ def _lengths(raw: Float[Array, "B k r"]) -> Float[Array, "B k"]:
     squared = np.einsum("bkr,bkr->bk", raw, raw)
     if squared.min(initial=1.0) > _SMALLEST and squared.max(initial=1.0) < 1 / _SMALLEST:
         return np.sqrt(squared)
-    largest = np.abs(raw).max(axis=2)
+    largest = np.abs(raw).max(axis=2, initial=0.0)
     largest[largest == 0] = 1.0
     lengths = largest * np.sqrt(((raw / largest[:, :, None]) ** 2).sum(axis=2))
     lengths[lengths == 0] = 1.0

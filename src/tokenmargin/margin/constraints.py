@@ -6,6 +6,7 @@ Each function here poses one of the papers' problems; `solve` in the module besi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -67,6 +68,13 @@ class Constraints:
         return self.geometry.combine(coefficients)
 
 
+@lru_cache(maxsize=64)
+def _ones(k: int) -> Float[Array, " k"]:
+    ones = np.ones(k)
+    ones.setflags(write=False)
+    return ones
+
+
 def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
@@ -80,7 +88,7 @@ def attention_constraints(problem: TokenProblem, selected: Selection) -> Constra
         geometry=keys,
         plus=index.take(chosen).take(inputs),
         minus=index.take(others.nonzero()[0]),
-        bound=np.ones(len(inputs)),
+        bound=_ones(len(inputs)),
         token=np.array((inputs, positions)).T,
     )
 

@@ -74,7 +74,7 @@ def _solved(
     certificate: Certificate,
     seconds: float,
 ) -> MarginSolution:
-    squared = float(y @ y)
+    squared = float(y.dot(y))
     return MarginSolution(
         "optimal" if certificate.residual <= TOLERANCE else "inaccurate",
         constraints.parameter(multipliers, y),
