@@ -1,5 +1,8 @@
 """Compiled stacks: the certificate is that of `judge`, hard cases are handed on, extremes are no surprise."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -124,3 +127,8 @@ def test_many_problems_of_every_kind() -> None:
         np.testing.assert_array_equal(one.tokens, other.tokens)
     assert [s.status for s in solve_many(posed[:2])] == [s.status for s in expected[:2]]
     assert solve_many([]) == []
+
+
+def test_compiled_code_is_loaded_only_where_it_is_used() -> None:
+    check = "import sys, tokenmargin.margin; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)

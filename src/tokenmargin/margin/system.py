@@ -53,7 +53,7 @@ def solve_systems(systems: Systems, *, by_multipliers: bool = False, few: int = 
     B, k, _ = systems.rows.shape
     if few > B or k > MANY or systems.equality is not None:
         return _one_by_one(systems, by_multipliers=by_multipliers)
-    # Compiled code costs a second to load: only where there is work for it.
+    # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.stack import solve_stack
 
     answers = solve_stack(systems.rows, systems.bound, systems.size)
