@@ -160,9 +160,9 @@ def ours(data: Halves, n: int, *, seeds: int, model: str) -> None:
         test,
         truth,
     )
-    found, wall, cpu = timed(lambda: fitted.explain(test))
+    found, wall, cpu = min((timed(lambda: fitted.explain(test)) for _ in range(3)), key=lambda run: run[1])
     gap = np.abs(found.sums - fitted.decision_function(test)).max()  # type: ignore[attr-defined]
-    print(f"explanations: {len(test) / wall:.0f} texts/s ({cpu:.1f} CPU s), largest gap of the sums {gap:.1e}")
+    print(f"explanations, best of 3: {len(test) / wall:.0f} texts/s ({cpu:.1f} CPU s), largest gap of sums {gap:.1e}")
     curve = deletion_test(fitted, test[:1000], rng=np.random.default_rng(0))
     for k, top, chance in zip(curve.k, curve.top, curve.random, strict=True):
         print(f"{k:3} words deleted: {top:.1%} of decisions stay (the strongest), {chance:.1%} (any)")

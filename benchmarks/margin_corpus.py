@@ -1,7 +1,7 @@
 """The max-margin problem of a corpus: millions of constraints, a certified gap.
 
-    python -m benchmarks.margin_corpus                                            # 8k tokens, d=512, 5e6 constraints
-    python -m benchmarks.margin_corpus --dimension 2048 --constraints 10000000    # and larger
+    python -m benchmarks.margin_corpus  # 8k tokens, d=512, 5e6 constraints
+    python -m benchmarks.margin_corpus --vocabulary 10000 --dimension 2048 --constraints 10000000
 
 Sequences of 20 tokens; half of the draws follow Zipf's law and half are uniform, so that rare tokens occur too; the
 selected token of a sequence is the argmax of a planted p. Sequences are added until the *distinct* constraints reach

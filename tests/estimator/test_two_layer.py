@@ -131,6 +131,20 @@ def test_uniform_attention_and_many_classes(three):
     assert {round(word.weight, 12) for word in weights} == {0.25}  # three words and the sink
 
 
+def test_long_texts(sentences, two_layers, monkeypatch):
+    from tokenmargin.estimator import two_layer, two_layer_training
+
+    texts, labels = sentences[0][:60], sentences[1][:60]
+    whole = two_layers.decision_function(texts)
+    monkeypatch.setattr(two_layer, "CELLS", 50)  # two or three rows at a time
+    np.testing.assert_allclose(two_layers.decision_function(texts), whole, atol=1e-12)
+    monkeypatch.setattr(two_layer_training, "MOST_CELLS", 500)  # one text in a batch
+    assert TokenSelectionClassifier(model="two-layer", dimension=4, max_iter=1).fit(texts, labels).n_iter_ == 1
+    monkeypatch.setattr(two_layer_training, "LONGEST", 5)
+    with pytest.raises(ValueError, match="distinct tokens"):
+        TokenSelectionClassifier(model="two-layer").fit(texts, labels)
+
+
 def test_warm_start_goes_on(sentences):
     texts, labels = sentences[0][:200], sentences[1][:200]
     model = TokenSelectionClassifier(model="two-layer", dimension=8, max_iter=1, warm_start=True, random_state=0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 SHOWN = 8
+GAP = 1e-7
 
 
 def train(
@@ -42,6 +43,7 @@ def train(
     checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
+    margin: bool = False,
     json: bool = False,
 ) -> int:
     """Train, and say which tokens the model selects.
@@ -96,6 +98,9 @@ def train(
         End after an epoch below this loss.
     budget:
         Seconds after which to end.
+    margin:
+        Also solve the max-margin problem of the tokens selected in every text, with a certificate, and compare p with
+        it (one-layer model, a prepared file).
     json:
         Write one JSON object to standard output.
     """
@@ -109,6 +114,8 @@ def train(
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no GPU here")
+    if margin and (model != "one-layer" or split != "texts" or prepared.is_dir()):
+        raise UsageError("--margin needs the one-layer model, a prepared file (no folder of shards), and --split texts")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(True)
@@ -147,6 +154,8 @@ def train(
                 progress=show if ranks.first else None,
             )
         report = _report(result, data, words, frequencies, shared)
+        if margin and ranks.first and result.status != "interrupted":
+            report["margin"] = _margin(result, frequencies)
         if ranks.first:
             for note in result.notes:
                 say(note)
@@ -172,6 +181,32 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     text = load_prepared(prepared)
     data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=device)
     return data, text.vocabulary, text.corpus()
+
+
+def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
+    """The certified max-margin direction of what the trained p selects in every text."""
+    import numpy as np
+
+    from tokenmargin.corpus import TokenCorpus
+    from tokenmargin.training.probe import learned_direction
+
+    assert isinstance(corpus, TokenCorpus), "a prepared file has a corpus"
+    with progress_bar("max-margin direction", 100) as advance:
+
+        def show(gap: float) -> None:
+            share = np.log(max(min(gap, 1.0), GAP)) / np.log(GAP)
+            advance(round(100 * share), f"max-margin direction, gap {gap:.1e}")
+
+        found = learned_direction(result.model.state, corpus, gap=GAP, progress=show)
+    return {
+        "status": found.margin.status,
+        "margin": found.margin.margin,
+        "cosine": found.cosine,
+        "distinct tokens selected": found.distinct,
+        "active constraints": len(found.margin.tokens),
+        "residual": found.margin.certificate.residual,
+        "seconds": found.margin.seconds,
+    }
 
 
 def _report(
@@ -226,6 +261,12 @@ def _print(report: dict[str, Any], out: Path) -> None:
             print(
                 f"  {row['token']:22} {row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
             )
+    if "margin" in report:
+        found = report["margin"]
+        print(
+            f"max-margin direction of the selection: {found['status']} (residual {found['residual']:.1e}), "
+            f"{found['distinct tokens selected']} tokens selected; cosine of p with it {found['cosine']:.6f}"
+        )
     if "ranks" in report:
         moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
         print(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")

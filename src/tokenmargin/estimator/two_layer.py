@@ -25,6 +25,7 @@ from tokenmargin.estimator.weights import Scores
 __all__ = ["EPSILON", "TwoLayerWeights"]
 
 EPSILON = 1e-5  # of the layer norm, as in torch
+CELLS = 1 << 22  # products of embeddings kept at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +49,14 @@ class TwoLayerWeights:
     def within(self, tokens: Int[Array, " u"]) -> tuple[Float[Array, " u_plus_1"], Float[Array, "u_plus_1 k"]]:
         """Logits and values of the distinct tokens of one text and, last, of its sink."""
         X = self.embeddings[np.append(tokens, len(self.embeddings) - 1)].astype(float)
-        A = X @ X.T
-        A -= A.max(axis=1, keepdims=True)
-        np.exp(A, out=A)
-        A /= A.sum(axis=1, keepdims=True)
-        H = A @ X + X
+        H = np.empty_like(X)
+        rows = max(1, CELLS // len(X))
+        for at in range(0, len(X), rows):  # a text of many thousand tokens has too large a matrix of products
+            A = X[at : at + rows] @ X.T
+            A -= A.max(axis=1, keepdims=True)
+            np.exp(A, out=A)
+            A /= A.sum(axis=1, keepdims=True)
+            H[at : at + rows] = A @ X + X[at : at + rows]
         H -= H.mean(axis=1, keepdims=True)
         H /= np.sqrt((H * H).mean(axis=1, keepdims=True) + EPSILON)
         return H @ self.prompt, H @ self.heads

@@ -33,14 +33,25 @@ BLIND = 3  # passes when no texts are held out
 LARGEST_BATCH = 64
 SHORT = 50  # tokens
 SORTED = 16  # batches whose texts are sorted by length together
+MOST_CELLS = 1 << 25  # products of embeddings in a batch: smaller batches of long texts
+LONGEST = 10_000  # tokens
 
 
 def fit_two_layer(
     data: Labelled, settings: Settings, held: Array | None, *, rng: RandomState, start: TwoLayerWeights | None = None
 ) -> Fitted[TwoLayerWeights]:
     """Train on texts that are not held out; of those held out one half stops the training, the other judges it."""
+    longest = int(np.diff(data.presence.indptr).argmax())
+    tokens = int(np.diff(data.presence.indptr)[longest])
+    if tokens > LONGEST:
+        raise ValueError(
+            f"text {longest} has {tokens} distinct tokens, and two layers compare all pairs of them; {LONGEST} is the "
+            "most they are trained on: cut the text into parts, raise min_count, or use model='one-layer'"
+        )
     train, stop, judge = _roles(data, held)
-    model = _TwoLayer(data, start or start_two_layer(data.part(train), settings, rng), settings, rng)
+    if start is None or start.embeddings.shape[1] != (settings.dimension or DIMENSION):
+        start = start_two_layer(data.part(train), settings, rng)
+    model = _TwoLayer(data, start, settings, rng)
     losses: list[float] = []
     best, lowest, waited = model.weights(), np.inf, 0
     with _threads(data):
@@ -137,7 +148,11 @@ class _TwoLayer:
         for at in range(0, len(rows), pool):
             part = rows[at : at + pool]
             part = part[np.argsort(lengths[part], kind="stable")]
-            yield from (part[i : i + self.batch] for i in range(0, len(part), self.batch))
+            while len(part):
+                cells = np.arange(1, len(part) + 1) * (lengths[part] + 1) ** 2
+                size = max(1, min(self.batch, int(np.searchsorted(cells, MOST_CELLS))))
+                yield part[:size]
+                part = part[size:]
 
     def _loss(self, rows: Array) -> Tensor:
         """Sum of the losses of some rows, each times its weight."""

@@ -7,6 +7,7 @@ another, as they do wherever two chains of pairs lead from one token to another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -84,24 +85,23 @@ def _by_rows(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]
     root = np.sqrt(weights)
     scaled = rows.dense(slice(None)) * root[:, None]
     gram = scaled @ scaled.T
+
+    def step(solve: _Solve, right: Array) -> Array:
+        return root * solve(root * right)
+
     for ridge in _RIDGES:
-        solve = _factored(gram, ridge)
-        yield lambda right, solve=solve: root * solve(root * right)  # type: ignore[misc]
+        yield partial(step, _factored(gram, ridge))
 
 
 def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]:
     """Steps with `A A' step` given, through `A' W A`: best for rows that span the space and depend on one another."""
     matrix = rows.covariance(weights)
+
+    def step(solve: _Solve, right: Array) -> Array:
+        return weights * rows.times(solve(solve(rows.adjoint(weights * right))))
+
     for ridge in _RIDGES:
-        solve = _factored(matrix, ridge)
-        yield (
-            lambda right, solve=solve: (
-                weights
-                * rows.times(  # type: ignore[misc]
-                    solve(solve(rows.adjoint(weights * right)))
-                )
-            )
-        )
+        yield partial(step, _factored(matrix, ridge))
 
 
 def balanced(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:

@@ -6,6 +6,7 @@ towards the max-margin direction of the tokens it selects. Here are the numbers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -158,14 +159,19 @@ class LearnedDirection:
     distinct: int
 
 
-def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -> LearnedDirection:
-    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus."""
+def learned_direction(
+    state: State, corpus: TokenCorpus, *, gap: float = 1e-6, progress: Callable[[float], None] | None = None
+) -> LearnedDirection:
+    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus.
+
+    `progress` is called with the gap reached, in every round of the solver.
+    """
     from tokenmargin.margin import argmax_pairs, corpus_margin
 
     E = state.embeddings.detach().cpu().double().numpy()
     p = state.prompt.detach().cpu().double().numpy()
     pairs = argmax_pairs(corpus, E @ p)
-    found = corpus_margin(E, pairs, start=p, gap=gap)
+    found = corpus_margin(E, pairs, start=p, gap=gap, progress=progress)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
     return LearnedDirection(found, cosine, len(pairs.heads))
