@@ -34,7 +34,7 @@ demo: $(VENV)/.installed-report,classify
 	@echo "Open out/demo/index.html (attention selecting tokens) and out/demo/report.html (words that decide a label)."
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
 	@$(BIN)/tokenmargin reproduce

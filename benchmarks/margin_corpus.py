@@ -1,7 +1,7 @@
 """The max-margin problem of a corpus: millions of constraints, a certified gap.
 
-    python -m benchmarks.margin_corpus                                            # 8k tokens, d=512, 5e6 constraints
-    python -m benchmarks.margin_corpus --dimension 2048 --constraints 10000000    # and larger
+    python -m benchmarks.margin_corpus  # 8k tokens, d=512, 5e6 constraints
+    python -m benchmarks.margin_corpus --vocabulary 10000 --dimension 2048 --constraints 10000000
 
 Sequences of 20 tokens; half of the draws follow Zipf's law and half are uniform, so that rare tokens occur too; the
 selected token of a sequence is the argmax of a planted p. Sequences are added until the *distinct* constraints reach
@@ -18,6 +18,7 @@ import numpy as np
 
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import argmax_pairs, corpus_margin
+from tokenmargin.margin.covering import covering
 
 LENGTH = 20
 
@@ -55,23 +56,31 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--constraints", type=int, default=5_000_000)
     parser.add_argument("--gap", type=float, default=1e-6)
+    parser.add_argument("--route", choices=("cuts", "interior"), help="by default the faster one for the dimension")
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)
     vectors, planted, corpus = random_corpus(arguments.vocabulary, arguments.dimension, arguments.constraints, rng=rng)
     began = time.perf_counter()
     pairs = argmax_pairs(corpus, vectors @ planted)
     collected = time.perf_counter() - began
+    gaps: list[float] = []
+
+    def progress(gap: float) -> None:
+        gaps.append(gap)
+        print(f"  {time.perf_counter() - began:6.1f} s  gap {gap:.2e}", flush=True)
+
     solution = corpus_margin(
-        vectors, pairs, start=planted, gap=arguments.gap,
-        progress=lambda gap: print(f"  {time.perf_counter() - began:6.1f} s  gap {gap:.2e}", flush=True),
+        vectors, pairs, start=planted, gap=arguments.gap, route=arguments.route, progress=progress
     )  # fmt: skip
     smallest = pairs.margins(vectors @ solution.vector).min()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{arguments.vocabulary} tokens, d={arguments.dimension}: {pairs.occurrences} constraints, "
-        f"{len(pairs)} distinct\n{solution.status} in {solution.rounds} rounds, {collected:.1f} s to collect and "
-        f"{solution.seconds:.1f} s to solve; gap {solution.gap:.1e}, {len(solution.pairs)} active, smallest margin "
-        f"{smallest:.12f}, |p| {1 / solution.margin:.6g}; peak memory {memory:.2f} GiB"
+        f"{len(pairs)} distinct, {len(covering(pairs, len(vectors)).numbers)} not implied by others\n"
+        f"{solution.status} in {len(gaps)} rounds, {collected:.1f} s to collect and {solution.seconds:.1f} s to solve; "
+        f"gap {solution.certificate.gap:.1e}, residual {solution.certificate.residual:.1e}, "
+        f"{len(solution.active)} active, smallest margin {smallest:.12f}, |p| {1 / solution.margin:.6g}; "
+        f"peak memory {memory:.2f} GiB"
     )
 
 

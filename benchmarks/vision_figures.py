@@ -58,7 +58,7 @@ def draw_layers(heads: Table) -> Figure:
     for layer, colour in zip(layers, colours, strict=True):
         here = heads["layer"] == layer
         for panel, column in ((left, "sparsity"), (middle, "norm")):
-            means = [heads[column][here & (heads["epoch"] == epoch)].mean() for epoch in epochs]
+            means = [np.nanmean(heads[column][here & (heads["epoch"] == epoch)]) for epoch in epochs]
             panel.plot(epochs, means, color=colour, linewidth=1, label=f"layer {layer + 1}")
         last = here & (heads["epoch"] == epochs[-1])
         right.scatter(heads["norm"][last], heads["sparsity"][last], s=9, color=colour)

@@ -52,11 +52,14 @@ def top_mass(weights: Float[Array, "*axes T"], k: int) -> Float[Array, "*axes"]:
 def without_token(weights: Float[Array, "*axes T"], token: int = 0) -> Float[Array, "*axes U"]:
     """The weights on all other tokens, made to sum to one: attention of [CLS] to the patches alone.
 
+    NaN where the token attends to nothing but itself.
+
     >>> without_token(np.array([0.5, 0.25, 0.25]))
     array([0.5, 0.5])
     """
     rest = np.delete(np.asarray(weights, dtype=float), token, axis=-1)
-    return rest / rest.sum(axis=-1, keepdims=True)
+    total = rest.sum(axis=-1, keepdims=True)
+    return np.divide(rest, total, out=np.full_like(rest, np.nan), where=total > 0)
 
 
 def key_query_norms(

@@ -32,15 +32,21 @@ def test_sentences_to_a_trained_model(capsys, tmp_path):
     code, out, _ = run(capsys, "train", prepared, *settings, "--epochs", "1")
     assert code == 0
     assert json.loads(out)["epochs"] == 1
-    code, out, _ = run(capsys, "train", prepared, *settings, "--epochs", "3")  # goes on where it stopped
+    code, out, _ = run(capsys, "train", prepared, *settings, "--epochs", "3", "--margin")  # goes on where it stopped
     report = json.loads(out)
     assert code == 0
+    assert report["margin"]["status"] == "optimal"  # p itself selects these tokens, so some p does
+    assert report["margin"]["residual"] <= 1e-7
+    assert 0 < report["margin"]["cosine"] <= 1
     assert report["epochs"] == 3
     assert report["accuracy"] > 0.75
     assert {"delightful", "dreadful"} <= {
         row["token"] for side in ("positive", "negative") for row in report[f"most {side}"]
     }
     assert pq.read_table(tmp_path / "run" / "metrics.parquet").num_rows == 3
+    code, _, err = run(capsys, "train", prepared, *settings, "--model", "two-layer", "--margin")
+    assert code == 2
+    assert "--margin needs the one-layer model" in err
     code, _, err = run(capsys, "train", prepared, "--out", folder, "--dimension", "8")
     assert code == 2
     assert "holds a run with dimension = 16, not 8" in err

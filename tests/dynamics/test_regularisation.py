@@ -9,8 +9,10 @@ from tokenmargin.dynamics import cone_path, flow, regularisation_path
 from tokenmargin.dynamics.regularisation import prompt_landscape
 from tokenmargin.dynamics.ridge import ridge_path
 from tokenmargin.dynamics.sphere import Sphere, minimise
+from tokenmargin.heads import HeadObjective, NonlinearHead
 from tokenmargin.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
+from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, cosine, is_locally_optimal, optimal_tokens, select
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -164,6 +166,13 @@ def test_an_inner_minimum_of_a_cone_is_where_flow_comes_to_rest() -> None:
     np.testing.assert_allclose(path.norms[2:], rest.norm, rtol=1e-6)  # about 64.9: between two radii
     np.testing.assert_allclose(path.norms[:2], path.radii[:2])
     np.testing.assert_allclose(path.angles[2:], 0.0, atol=1e-6)
+
+
+def test_a_head_that_prefers_mixtures_has_no_path_to_tokens() -> None:
+    head = NonlinearHead(lambda x: 1 - (x[..., 0] - 0.5) ** 2, lambda x: -2 * (x - 0.5) * [1.0, 0.0])
+    problem = TokenProblem.of([[[0.0, 0.0], [1.0, 0.0]]], [1], scores=[[0.75, 0.75]])
+    with pytest.raises(ValueError, match="a mixture of tokens is best"):
+        regularisation_path(HeadObjective(problem, head=head), [1.0], rng=np.random.default_rng(0))
 
 
 def test_bad_cones_are_named() -> None:

@@ -283,7 +283,7 @@ def test_no_corpus_found_by_search_has_a_larger_mu_than_proven():
 
 def test_rare_errors_of_the_first_step_by_quadrature():
     """One sequence of two tokens in one dimension: the probability of an error beyond (6), by summing over a grid."""
-    x = claim("A.lemma2").outside()
+    x = claim("A.lemma2").outside[0]()
     found = measured("A.lemma2", x)["probability of a larger error"].measured
     grid = np.arange(-9, 9.01, 0.1)
     one, two, p = np.meshgrid(grid, grid, grid, indexing="ij")

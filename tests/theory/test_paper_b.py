@@ -266,7 +266,8 @@ def test_theorem_3_on_shared_tokens(alpha):
 @pytest.mark.parametrize("kind", ["example", "outside"])
 def test_nonlinear_heads_by_autograd_and_a_scan_of_the_circle(kind):
     """The heads' gradients by torch; then the risk over the circle, and over short p, by plain softmax."""
-    x = getattr(claim("B.theorem8-nonlinear"), kind)()
+    known = claim("B.theorem8-nonlinear")
+    x = known.example() if kind == "example" else known.outside[0]()
     values = torch.tensor(x.problem.values.tokens, requires_grad=True)
     third, fourth = values[..., 2], values[..., 3]
     network = torch.tanh(third - fourth) + torch.tanh(third + 2 * fourth) / 2

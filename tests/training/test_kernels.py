@@ -35,10 +35,38 @@ assert model._counters.tolist() == [3, 2] and not model._weights.any()
 """
 
 
+RANKS = """
+from tokenmargin.training.ranks import Ranks
+from tokenmargin.training.splits import ByTexts
+
+for size in (2, 3):
+    states = [initial_state(30, 12, seed=1, scale=2.0) for _ in range(size)]
+    models = [
+        OneLayerCuda(data, state, settings, split=ByTexts(Ranks(rank, size))) for rank, state in enumerate(states)
+    ]
+    for model in models:
+        model._rates[:3] = torch.tensor([settings.scalars(step, 0.01) for step in (1, 2, 3)])
+        model._order.copy_(order)
+    for _ in range(3):
+        for model in models:
+            model._attend(3)
+        total = sum(model._weights for model in models)
+        for model in models:
+            model._weights.copy_(total)
+            model._update()
+    assert abs(sum(model._losses.double().sum() for model in models) - loss) < 1e-5
+    for model, state in zip(models, states):
+        assert torch.equal(state.embeddings, states[0].embeddings)
+        for mine, its in ((state.embeddings, theirs.embeddings), (model.scores(), reference.scores())):
+            assert (mine - its).abs().max() < 2e-6
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_three_steps_equal_the_reference():
+@pytest.mark.parametrize("check", [CHECK, CHECK + RANKS], ids=["one process", "ranks"])
+def test_three_steps_equal_the_reference(check):
     done = subprocess.run(
-        [sys.executable, "-c", CHECK],
+        [sys.executable, "-c", check],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -131,5 +131,23 @@ def test_what_cannot_be_split_is_said(tmp_path):
     with pytest.raises(ValueError, match="the two-layer model trains in one process"):
         train(make_ragged(), replace(CONFIG, model="two-layer"), split=ByTexts(Ranks(0, 2)))
     (tmp_path / "columns-0-of-3").mkdir()
-    with pytest.raises(ValueError, match="holds columns-0-of-3, not 1 ranks; use as many ranks, or another folder"):
-        ByDimension().load(tmp_path)
+    for split in (ByDimension(), ByTexts()):
+        with pytest.raises(
+            ValueError, match=r"holds columns-0-of-3, of a run that was split in another way .* as it was"
+        ):
+            split.load(tmp_path)
+
+
+def test_one_process_goes_on_with_what_ranks_have_begun(tmp_path):
+    """By texts a checkpoint knows nothing of the ranks: their number may change, and the result only by rounding."""
+    together(2, partly, tmp_path)
+    run = train(make_ragged(), CONFIG, folder=tmp_path)
+    alone = outcome(ByTexts())
+    assert run.model.state.step == STEPS
+    assert (
+        largest({name: tensor.numpy() for name, tensor in run.model.state.tensors().items()}, alone["tensors"]) < 1e-10
+    )
+
+
+def partly(ranks: Ranks, folder: Path) -> None:
+    train(make_ragged(), CONFIG, split=ByTexts(ranks), chunk=3, folder=folder, budget=0.0)

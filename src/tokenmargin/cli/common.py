@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from tokenmargin.engines import AbstractEngine
     from tokenmargin.problem import TokenProblem
 
 __all__ = [
     "UsageError",
+    "choose_engine",
     "complain",
     "emit_json",
     "needs_extra",
@@ -72,6 +74,19 @@ def read_problem(source: str) -> TokenProblem:
         raise UsageError(f"{source}: give a .npz or .json file, or one of {', '.join(NAMED_PROBLEMS)}")
     with usage_errors():
         return load_problem(source)
+
+
+def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngine:
+    """The engine that `--engine`, `--jobs` and `--address` ask for."""
+    from tokenmargin.engines import LocalEngine, RayEngine, SerialEngine
+
+    if name == "ray":
+        return RayEngine(address)
+    if address is not None:
+        raise UsageError("--address is for --engine ray")
+    if jobs == 0 or jobs < -1:
+        raise UsageError(f"--jobs must be a positive number, or -1 for one per core, got {jobs}")
+    return SerialEngine() if name == "here" else LocalEngine(jobs)
 
 
 def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:

@@ -6,10 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, say, usage_errors
+from tokenmargin.cli.common import (
+    UsageError,
+    choose_engine,
+    emit_json,
+    needs_extra,
+    progress_bar,
+    say,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
-    from tokenmargin.text.prepared import PreparedText
+    from tokenmargin.text.pipeline import Pipeline
+    from tokenmargin.text.prepared import PreparedText, Step
     from tokenmargin.text.sources import LabelledText
 
 __all__ = ["prepare"]
@@ -29,25 +38,31 @@ def prepare(
     vocabulary: Path | None = None,
     minimum_count: int | None = None,
     punctuation: Literal["split", "join"] = "split",
+    engine: Literal["here", "local", "ray"] = "here",
+    jobs: int = -1,
+    address: str | None = None,
+    slice_megabytes: float = 32.0,
     json: bool = False,
 ) -> int:
     """Turn labelled text into token ids that remember their place in the text.
 
-    Rows that cannot be used are reported with their line numbers and set aside.
+    Rows that cannot be used are reported with their line numbers and set aside. A folder of .parquet and .jsonl files
+    becomes a folder of shards, slice by slice, in bounded memory; stopped, the same command goes on where it was.
 
     Examples:
 
         tokenmargin prepare reviews.csv --out reviews.safetensors
         tokenmargin prepare imdb --pipeline paper --vocabulary vocab.txt --out imdb.safetensors
         tokenmargin prepare hf:stanfordnlp/imdb --out imdb.safetensors
+        tokenmargin prepare crawl --out shards --engine ray --address auto
 
     Parameters
     ----------
     source:
         A .csv, .tsv, .jsonl or .parquet file, a folder of text files, hf:owner/name, `imdb` or `yelp` once they are in
-        the cache, or `sentences` for 4000 generated ones.
+        the cache, or `sentences` for 4000 generated ones. For shards: a .jsonl or .parquet file or a folder of them.
     out:
-        File to write: .safetensors, or .npz for ids alone.
+        File to write: .safetensors, or .npz for ids alone. Without such an ending, a folder of shards.
     pipeline:
         Lower-case words (plain), or the paper's stop words, stems and purging (paper).
     text:
@@ -62,6 +77,14 @@ def prepare(
         Purge tokens seen fewer times; by default 2 (plain) or 50 (paper).
     punctuation:
         Does punctuation end a word (split), or vanish inside it (join)?
+    engine:
+        For shards: this process (here), processes on this machine (local), or a ray cluster (ray).
+    jobs:
+        Processes of the local engine; -1 for one per core.
+    address:
+        The ray cluster: auto, or host:port. By default one is started on this machine.
+    slice_megabytes:
+        For shards: text worked on at a time, which bounds the memory of a worker.
     json:
         Write one JSON object to standard output.
     """
@@ -69,8 +92,10 @@ def prepare(
         from tokenmargin.text.pipeline import PAPER, PLAIN
         from tokenmargin.text.pipeline import prepare as run
         from tokenmargin.text.sources import binary_labels
-    if out.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"--out writes a .safetensors or .npz file, got {out.name!r}")
+    if out.suffix not in ("", ".safetensors", ".npz"):
+        raise UsageError(f"--out writes a .safetensors or .npz file, or a folder of shards, got {out.name!r}")
+    if slice_megabytes <= 0:
+        raise UsageError(f"--slice-megabytes must be positive, got {slice_megabytes}")
     if vocabulary is not None and not vocabulary.is_file():
         raise UsageError(f"{vocabulary}: no such file; get BERT's with tokenmargin data get bert-vocabulary")
     base = PAPER if pipeline == "paper" else PLAIN
@@ -81,6 +106,18 @@ def prepare(
             punctuation=punctuation,
             minimum_count=base.minimum_count if minimum_count is None else minimum_count,
         )
+    if not out.suffix:
+        return _prepare_shards(
+            _source(source),
+            out,
+            chosen,
+            engine=choose_engine(engine, jobs=jobs, address=address),
+            slice_bytes=int(slice_megabytes * 2**20),
+            columns=(text, label),
+            positive=positive,
+            json=json,
+        )
+    with needs_extra("text"), usage_errors():
         found = _read(source, text, label)
         prepared = run(found.texts, binary_labels(found.labels, positive=positive), chosen, progress=say)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -92,21 +129,59 @@ def prepare(
     return 0
 
 
+def _source(source: str) -> str | Path:
+    """A dataset of the cache by its name; anything else as it is."""
+    from tokenmargin.text.datasets import DATASETS, cache_folder
+
+    if source not in DATASETS or Path(source).exists():
+        return source
+    path = cache_folder() / "datasets" / f"{source}.parquet"
+    if not path.is_file():
+        raise UsageError(f"{source} is not in the cache: tokenmargin data get {source}")
+    return path
+
+
+def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: bool, **how: Any) -> int:
+    """Slice by slice into a folder."""
+    with needs_extra("cluster"), usage_errors():
+        from tokenmargin.text.sharding import prepare_sharded
+
+        with progress_bar("counting", 1) as advance:
+
+            def show(step: str, done: int, of: int) -> None:
+                passes = ("counting", "numbering").index(step) + done / of
+                advance(passes / 2, f"{step}, {done} of {of} slices")
+
+            found = prepare_sharded(source, out, pipeline, progress=show, **how)
+    if json:
+        emit_json(
+            {
+                "texts": found.n,
+                "tokens": found.tokens,
+                "vocabulary": found.m,
+                "shards": len(found.texts),
+                **found.source,
+                "steps": [vars(step) for step in found.steps],
+                "choices": found.choices,
+            }
+        )
+        return 0
+    _print_steps(found.steps)
+    print(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
+    _say_unused([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
+    return 0
+
+
 def _read(source: str, text: str, label: str) -> LabelledText:
     import numpy as np
 
-    from tokenmargin.text.datasets import DATASETS, cache_folder
     from tokenmargin.text.sentences import make_sentences
     from tokenmargin.text.sources import read_labelled
 
     if source == "sentences":
         return make_sentences(4000, np.random.default_rng(0))
-    if source in DATASETS and not Path(source).exists():
-        path = cache_folder() / "datasets" / f"{source}.parquet"
-        if not path.is_file():
-            raise UsageError(f"{source} is not in the cache: tokenmargin data get {source}")
-        return read_labelled(path)
-    return read_labelled(source, text=text, label=label)
+    path = _source(source)
+    return read_labelled(path, text=text, label=label) if path == source else read_labelled(path)
 
 
 def _report(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
@@ -123,14 +198,24 @@ def _report(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
 
 
 def _print(prepared: PreparedText, found: LabelledText, out: Path) -> None:
-    print(f"{'step':32} {'tokens':>12} {'distinct':>10}")
-    for step in prepared.steps:
-        print(f"{step.name:32} {step.after:12,} {step.distinct_after:10,}")
+    _print_steps(prepared.steps)
     share = float((prepared.labels > 0).mean())
     print(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
-    if found.rejected:
-        say(f"{len(found.rejected)} rows set aside:")
-        for row in found.rejected[:SHOWN]:
-            say(f"  {row.place}: {row.reason}")
-        if len(found.rejected) > SHOWN:
-            say(f"  and {len(found.rejected) - SHOWN} more (see them all with --json)")
+    _say_unused([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
+
+
+def _print_steps(steps: tuple[Step, ...]) -> None:
+    print(f"{'step':32} {'tokens':>12} {'distinct':>10}")
+    for step in steps:
+        print(f"{step.name:32} {step.after:12,} {step.distinct_after:10,}")
+
+
+def _say_unused(rows: list[str], count: int) -> None:
+    """The first of the rows that were set aside."""
+    if not count:
+        return
+    say(f"{count} rows set aside:")
+    for row in rows[:SHOWN]:
+        say(f"  {row}")
+    if count > SHOWN:
+        say(f"  and {count - SHOWN} more (see them with --json)")

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, say, usage_errors
+from tokenmargin.cli.common import choose_engine, emit_json, needs_extra, say, usage_errors
 from tokenmargin.cli.reproduce import experiments_named, field_names
 
 if TYPE_CHECKING:
-    from tokenmargin.experiments import AbstractEngine
     from tokenmargin.experiments.sweeps import Progress
 
 __all__ = ["sweep"]
@@ -83,7 +82,7 @@ def sweep(
     with usage_errors():
         base = with_settings(base, field_names(settings))
         grid = Grid(base, tuple(parse_axis(type(base), text) for text in over))
-        chosen = _engine(engine, jobs=jobs, address=address)
+        chosen = choose_engine(engine, jobs=jobs, address=address)
     with needs_extra("cluster" if engine == "ray" else "records"), _progress_lines(len(grid)) as progress:
         run = run_sweep(
             grid,
@@ -106,18 +105,6 @@ def sweep(
     if details["failed"]:
         say(f"The failures, with tracebacks: tokenmargin runs show {run.id} --table failures --out {out}")
     return 1 if details["failed"] else 0
-
-
-def _engine(name: str, *, jobs: int, address: str | None) -> AbstractEngine:
-    from tokenmargin.experiments import LocalEngine, RayEngine
-
-    if name == "ray":
-        return RayEngine(address)
-    if address is not None:
-        raise UsageError("--address is for --engine ray")
-    if jobs == 0 or jobs < -1:
-        raise UsageError(f"--jobs must be a positive number, or -1 for one per core, got {jobs}")
-    return LocalEngine(jobs)
 
 
 @contextlib.contextmanager

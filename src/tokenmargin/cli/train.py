@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from tokenmargin.cli.common import UsageError, emit_json, needs_extra, numbers, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
-    from tokenmargin.corpus import TokenCorpus
+    import torch
+
+    from tokenmargin.training.batches import Sequences
+    from tokenmargin.training.probe import Frequencies
+    from tokenmargin.training.splits import AbstractSplit
     from tokenmargin.training.trainer import Progress, TrainingRun
 
 __all__ = ["train"]
 
 SHOWN = 8
+GAP = 1e-7
 
 
 def train(
@@ -32,26 +37,32 @@ def train(
     scale: float = 1.0,
     seed: int = 0,
     device: str = "auto",
+    dtype: Literal["float32", "float64"] = "float32",
     deterministic: bool = False,
+    split: Literal["texts", "dimension"] = "texts",
+    checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
+    margin: bool = False,
     json: bool = False,
 ) -> int:
     """Train, and say which tokens the model selects.
 
     A run found in the folder is resumed. Ctrl-C ends it after the step in hand, with a checkpoint. Exit code 1 when it
-    was interrupted.
+    was interrupted. Started by torchrun, the processes train one model together.
 
     Examples:
 
         tokenmargin prepare sentences --out sentences.safetensors
         tokenmargin train sentences.safetensors --out runs/sentences
         tokenmargin train imdb.safetensors --out runs/imdb --dimension 2048 --epochs 5 --rate 0.0003
+        torchrun --nproc-per-node 4 --max-restarts 3 -m tokenmargin train shards --out runs/large
 
     Parameters
     ----------
     prepared:
-        A file written by tokenmargin prepare (.safetensors).
+        What tokenmargin prepare wrote: a file (.safetensors), or a folder of shards, which are read from the disk as
+        they are needed.
     out:
         Folder for checkpoints and metrics.parquet.
     model:
@@ -74,31 +85,41 @@ def train(
         Of the start and of the order of the texts.
     device:
         cpu, cuda, or auto.
+    dtype:
+        Numbers of the model.
     deterministic:
         On a GPU: the same bits every time, by slower kernels.
+    split:
+        Under torchrun: each process takes a part of every batch (texts), or of the embeddings (dimension), which then
+        need not fit on one device.
+    checkpoint_every:
+        Seconds between checkpoints.
     stop_loss:
         End after an epoch below this loss.
     budget:
         Seconds after which to end.
+    margin:
+        Also solve the max-margin problem of the tokens selected in every text, with a certificate, and compare p with
+        it (one-layer model, a prepared file).
     json:
         Write one JSON object to standard output.
     """
     with needs_extra("train"):
-        import numpy as np
         import torch
 
-        from tokenmargin.text.prepared import load_prepared
-        from tokenmargin.training.batches import TokenData
+        from tokenmargin.training.ranks import join_ranks
+        from tokenmargin.training.splits import ByDimension, ByTexts
         from tokenmargin.training.trainer import TrainingConfig
         from tokenmargin.training.trainer import train as run
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no GPU here")
+    if margin and (model != "one-layer" or split != "texts" or prepared.is_dir()):
+        raise UsageError("--margin needs the one-layer model, a prepared file (no folder of shards), and --split texts")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(True)
     with usage_errors():
-        text = load_prepared(prepared)
         config = TrainingConfig(
             model=model,
             dimension=dimension,
@@ -109,56 +130,121 @@ def train(
             decay=decay,
             scale=scale,
             seed=seed,
+            dtype=dtype,
         )
-        data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=place)
-    total = -(-data.n // batch) * epochs
-    with progress_bar("training", total) as advance, usage_errors():
+    with join_ranks(place) as ranks:
+        shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
+        with usage_errors():
+            data, words, frequencies = _open(prepared, ranks.device)
+        total = -(-data.n // batch) * epochs
+        with progress_bar("training", total) as advance, usage_errors():
 
-        def show(now: Progress) -> None:
-            speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
-            advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
+            def show(now: Progress) -> None:
+                speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
+                advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
 
-        result = run(data, config, folder=out, stop_loss=stop_loss, budget=budget, progress=show)
-    for note in result.notes:
-        say(note)
-    report = _report(result, text.corpus())
-    if json:
-        emit_json(report)
-    else:
-        _print(report, out)
+            result = run(
+                data,
+                config,
+                folder=out,
+                split=shared,
+                checkpoint_every=checkpoint_every,
+                stop_loss=stop_loss,
+                budget=budget,
+                progress=show if ranks.first else None,
+            )
+        report = _report(result, data, words, frequencies, shared)
+        if margin and ranks.first and result.status != "interrupted":
+            report["margin"] = _margin(result, frequencies)
+        if ranks.first:
+            for note in result.notes:
+                say(note)
+            if json:
+                emit_json(report)
+            else:
+                _print(report, out)
     return 1 if result.status == "interrupted" else 0
 
 
-def _report(result: TrainingRun, corpus: TokenCorpus) -> dict[str, Any]:
-    """Loss, accuracy, alignment, and the tokens with the largest products."""
+def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], Frequencies]:
+    """Training data, vocabulary and frequencies: of a prepared file, or of a folder of shards that stay on the disk."""
+    import numpy as np
+
+    from tokenmargin.text.prepared import load_prepared
+    from tokenmargin.text.sharded import load_sharded
+    from tokenmargin.training.batches import TokenData
+    from tokenmargin.training.mapped import MappedSequences
+
+    if prepared.is_dir():
+        corpus = load_sharded(prepared)
+        return MappedSequences.of(corpus.shards, m=corpus.m, device=device), corpus.vocabulary, corpus
+    text = load_prepared(prepared)
+    data = TokenData.of(text.ids, np.asarray(text.offsets), text.labels, m=text.m, device=device)
+    return data, text.vocabulary, text.corpus()
+
+
+def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
+    """The certified max-margin direction of what the trained p selects in every text."""
+    import numpy as np
+
+    from tokenmargin.corpus import TokenCorpus
+    from tokenmargin.training.probe import learned_direction
+
+    assert isinstance(corpus, TokenCorpus), "a prepared file has a corpus"
+    with progress_bar("max-margin direction", 100) as advance:
+
+        def show(gap: float) -> None:
+            share = np.log(max(min(gap, 1.0), GAP)) / np.log(GAP)
+            advance(round(100 * share), f"max-margin direction, gap {gap:.1e}")
+
+        found = learned_direction(result.model.state, corpus, gap=GAP, progress=show)
+    return {
+        "status": found.margin.status,
+        "margin": found.margin.margin,
+        "cosine": found.cosine,
+        "distinct tokens selected": found.distinct,
+        "active constraints": len(found.margin.tokens),
+        "residual": found.margin.certificate.residual,
+        "seconds": found.margin.seconds,
+    }
+
+
+def _report(
+    result: TrainingRun,
+    data: Sequences,
+    vocabulary: tuple[str, ...],
+    frequencies: Frequencies,
+    split: AbstractSplit,
+) -> dict[str, Any]:
+    """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
     from dataclasses import asdict
 
     import numpy as np
 
-    from tokenmargin.training.probe import alignment, evaluate, selected, token_scores
+    from tokenmargin.training.probe import alignment, survey, token_scores
 
-    loss, accuracy = evaluate(result.model, corpus)
+    found = survey(result.model, data, split=split)
     a, b = scores = token_scores(result.model)
-    chosen = np.bincount(selected(a, corpus), minlength=corpus.size)
-    words = np.array(corpus.vocabulary)
-    posterior = corpus.posterior_difference
+    posterior, ranks = frequencies.posterior_difference, split.ranks
 
     def rows(order: Any) -> list[dict[str, Any]]:
+        numbers = zip(a[order], b[order], posterior[order], found.chosen[order].tolist(), order, strict=True)
         return [
-            {"token": str(words[s]), "E.p": a[s], "E.v": b[s], "posterior": posterior[s], "selected": int(chosen[s])}
-            for s in order
+            {"token": vocabulary[s], "E.p": p, "E.v": v, "posterior": sign, "selected": count}
+            for p, v, sign, count, s in numbers
         ]
 
     return {
         "status": result.status,
         "epochs": len(result.metrics),
         "seconds": result.seconds,
-        "loss": loss,
-        "accuracy": accuracy,
-        **asdict(alignment(scores, corpus)),
-        "most selected": rows(np.argsort(-chosen, kind="stable")[:SHOWN]),
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        **asdict(alignment(scores, frequencies)),
+        "most selected": rows(np.argsort(-found.chosen, kind="stable")[:SHOWN]),
         "most positive": rows(np.argsort(-b)[:SHOWN]),
         "most negative": rows(np.argsort(b)[:SHOWN]),
+        **({} if ranks.alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
     }
 
 
@@ -175,4 +261,13 @@ def _print(report: dict[str, Any], out: Path) -> None:
             print(
                 f"  {row['token']:22} {row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
             )
+    if "margin" in report:
+        found = report["margin"]
+        print(
+            f"max-margin direction of the selection: {found['status']} (residual {found['residual']:.1e}), "
+            f"{found['distinct tokens selected']} tokens selected; cosine of p with it {found['cosine']:.6f}"
+        )
+    if "ranks" in report:
+        moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
+        print(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
     print(f"checkpoint and metrics.parquet in {out}")

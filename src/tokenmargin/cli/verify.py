@@ -173,7 +173,9 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
             console.print(_line(role, slack))
     if full:
         claim = reports[0].claim
-        for words in (claim.statement, f"Evidence: {_EVIDENCE[claim.evidence]}", claim.unconditional, claim.note):
+        spared = "\n".join(f'No instance outside "{name}": {why}' for name, why in claim.unneeded.items())
+        evidence = f"Evidence: {_EVIDENCE[claim.evidence]}"
+        for words in (claim.statement, evidence, claim.unconditional, spared, claim.note):
             console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
@@ -191,7 +193,7 @@ def _line(role: str, slack: Slack) -> str:
 
 def _print_list(claims: tuple[Claim, ...], *, json: bool) -> None:
     if json:
-        names = ("about", "evidence", "statement", "unconditional", "note")
+        names = ("about", "evidence", "statement", "unconditional", "unneeded", "note")
         emit_json([{"claim": c.name, **{name: getattr(c, name) for name in names}} for c in claims])
         return
     for known in claims:

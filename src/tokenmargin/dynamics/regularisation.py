@@ -109,7 +109,8 @@ def regularisation_path(
     """`argmin over |p| <= R` of the risk for each R of `radii`, with the other local minima found.
 
     **Arguments**
-    - `objective`: a prompt objective (with a linear or a nonlinear head), in either geometry.
+    - `objective`: a prompt objective (with a linear head, or a nonlinear one under which no mixture of tokens does
+      better than the best single ones), in either geometry.
     - `radii`: growing.
     - `rng`: for the random starts.
     - `starts`: random starts at each radius up to 50.
@@ -178,6 +179,11 @@ class _Ball:
     def minimum(self, start: Float[Array, " r"], radius: float) -> Minimum | None:
         """A minimum over the ball reached from `start`: on the sphere, or inside; None when none was settled."""
         sphere = Sphere(radius)
+        if np.isnan(self.overall(sphere.coordinates(start))[0]):
+            raise ValueError(
+                "the risk falls below that of every choice of one token per input, so that a mixture of tokens is best "
+                "and no regularisation path selects tokens; give a head under which single tokens are best"
+            )
         found = minimise(self.overall, start, sphere=sphere, max_iterations=100)
         if not found.converged:
             found = self._resolved(found, sphere) or found

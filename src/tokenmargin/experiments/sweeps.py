@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
+from tokenmargin.engines import AbstractEngine, LocalEngine, Lost
 from tokenmargin.experiments.cells import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
-from tokenmargin.experiments.engines import AbstractEngine, LocalEngine, Lost
 from tokenmargin.experiments.experiment import FINDINGS
 from tokenmargin.experiments.files import remove_leftovers
 from tokenmargin.experiments.parts import Parts, spans

@@ -10,7 +10,7 @@ from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.choices import ChoiceSolution, choice_margin
+from tokenmargin.margin.choices import choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
@@ -18,8 +18,10 @@ from tokenmargin.margin.constraints import (
     label_constraints,
     relaxed_constraints,
 )
-from tokenmargin.margin.corpus import CorpusMargin, RowPairs, argmax_pairs, corpus_margin, selected_pairs
+from tokenmargin.margin.corpus import corpus_margin
 from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.many import solve_many
+from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import closed_form, solve
@@ -31,9 +33,7 @@ __all__ = [
     "Arc",
     "Atlas",
     "Certificate",
-    "ChoiceSolution",
     "Constraints",
-    "CorpusMargin",
     "LimitDirection",
     "MarginBatch",
     "MarginSolution",
@@ -53,6 +53,7 @@ __all__ = [
     "selected_pairs",
     "selection_arcs",
     "solve",
+    "solve_many",
     "support_inputs",
 ]
 

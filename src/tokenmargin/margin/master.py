@@ -53,12 +53,6 @@ class Master:
         """The solution of the last solve."""
         return self.multipliers @ self.rows
 
-    @property
-    def lower_bound(self) -> float:
-        """A norm that no feasible vector can undercut: `bound' lambda / |rows' lambda|`, for any `lambda >= 0`."""
-        length = float(np.linalg.norm(self.vector))
-        return float(self.bound @ self.multipliers) / length if length > 0 else 0.0
-
 
 def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"]:
     """Multipliers of a system with many more constraints than dimensions; zeros when it seems infeasible.

@@ -7,17 +7,17 @@ spread over the corpus by index. Every token remembers the characters of the who
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.text.prepared import PreparedText, Step
-from tokenmargin.text.words import PUNCTUATION, find_words
+from tokenmargin.text.words import PUNCTUATION, Words, find_words
 
-__all__ = ["PAPER", "PLAIN", "Pipeline", "prepare", "spell"]
+__all__ = ["PAPER", "PLAIN", "Pipeline", "Tokens", "choose_tokens", "cut_words", "fold", "number", "prepare", "spell"]
 
 STOP_LISTS = ("none", "nltk")
 STEMMERS = ("none", "english", "porter")
@@ -106,11 +106,36 @@ def prepare(
         raise ValueError(f"labels must be one number for each of the {len(texts)} texts, got shape {labels.shape}")
     if not np.isin(labels, (-1, 1)).all():
         raise ValueError(f"labels must be -1 or +1, got {labels[~np.isin(labels, (-1, 1))][0]}")
-    ledger = _Ledger()
     tell("finding words")
     words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
     counts = np.bincount(words.codes, minlength=len(words.distinct))
-    lower = [_fold(word) for word in words.distinct]
+    chosen = choose_tokens([fold(word) for word in words.distinct], counts, pipeline, progress=tell)
+    tell("numbering tokens")
+    numbered = number(words, labels, chosen.pieces, {name: code for code, name in enumerate(chosen.vocabulary)})
+    return replace(numbered, vocabulary=chosen.vocabulary, steps=chosen.steps, choices=pipeline.describe())
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What words become.
+
+    **Attributes**
+    - `pieces`: the tokens of each word.
+    - `vocabulary`: the tokens that are kept, the most frequent first, equally frequent ones by name.
+    - `steps`: what each step did to the number of tokens.
+    """
+
+    pieces: list[list[str]]
+    vocabulary: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def choose_tokens(
+    lower: list[str], counts: Array, pipeline: Pipeline, *, progress: Callable[[str], None] | None = None
+) -> Tokens:
+    """Turn words in lower case, each with how often it occurs, into tokens, and keep those that occur often enough."""
+    tell = progress or (lambda step: None)
+    ledger = _Ledger()
     ledger.add("words", int(counts.sum()), len(set(lower)))
     stems = _stemmed(lower, counts, pipeline, ledger)
     tell("cutting words into tokens")
@@ -120,18 +145,32 @@ def prepare(
     code_of = {name: code for code, name in enumerate(names)}
     flat = np.array([code_of[piece] for parts in pieces for piece in parts], np.int32)
     lengths = np.array([len(parts) for parts in pieces], np.int64)
-    first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    totals = np.bincount(flat, np.repeat(counts, lengths), len(names)).astype(np.int64)
+    totals = np.zeros(len(names), np.int64)
+    np.add.at(totals, flat, np.repeat(counts, lengths))
     order = np.lexsort((np.arange(len(names)), -totals))
     order = order[totals[order] >= pipeline.minimum_count]
-    rank = np.full(len(names) + 1, -1, np.int32)
-    rank[order] = np.arange(len(order))
     ledger.add(f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order))
+    return Tokens(pieces, tuple(names[code] for code in order), tuple(ledger.steps))
 
-    tell("numbering tokens")
+
+def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
+    """The tokens of each word in lower case, whether or not the vocabulary keeps them.
+
+    >>> cut_words(["the", "walking"], Pipeline(stop_words="nltk", stemmer="english"))
+    [[], ['walk']]
+    """
+    unseen = np.zeros(len(lower), np.int64)
+    return _pieces(_stemmed(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
+
+
+def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
+    """The ids of words, given the tokens of each distinct word and the ids of the tokens that are kept."""
+    flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
+    lengths = np.array([len(parts) for parts in pieces], np.int64)
+    first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
     repeats = lengths[words.codes]
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    ids = rank[flat[np.repeat(first[words.codes], repeats) + within]]
+    ids = flat[np.repeat(first[words.codes], repeats) + within]
     kept = ids >= 0
     before = np.concatenate([[0], np.cumsum(repeats)])
     offsets = np.concatenate([[0], np.cumsum(kept)])[before[words.offsets]]
@@ -140,12 +179,10 @@ def prepare(
         ids=ids[kept],
         offsets=np.append(offsets[rows], offsets[-1]),
         labels=labels[rows].astype(np.int8),
-        vocabulary=tuple(names[code] for code in order),
+        vocabulary=(),
         starts=np.repeat(words.starts, repeats)[kept],
         ends=np.repeat(words.ends, repeats)[kept],
         rows=rows,
-        steps=tuple(ledger.steps),
-        choices=pipeline.describe(),
     )
 
 
@@ -155,11 +192,15 @@ def spell(words: Sequence[str], pipeline: Pipeline) -> list[str]:
     >>> spell(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
     ['', 'walk']
     """
-    return _stemmed([_fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
+    return _stemmed([fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
 
 
-def _fold(word: str) -> str:
-    """Lower case without accents, as BERT's uncased vocabulary expects."""
+def fold(word: str) -> str:
+    """Lower case without accents, as BERT's uncased vocabulary expects.
+
+    >>> fold("Café")
+    'cafe'
+    """
     word = word.lower()
     if word.isascii():
         return word
@@ -177,7 +218,7 @@ def _stop_words(pipeline: Pipeline) -> frozenset[str]:
     else:
         stops = tuple(pipeline.stop_words)
     found = find_words(stops, punctuation=pipeline.punctuation, markup=False)
-    return frozenset(_fold(word) for word in found.distinct)
+    return frozenset(fold(word) for word in found.distinct)
 
 
 def _stemmed(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:

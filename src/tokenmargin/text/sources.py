@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "read_labelled"]
+__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "read_labelled", "usable"]
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
+UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
 csv.field_size_limit(1 << 27)
 
 Row = tuple[int, object, object]
@@ -104,19 +106,31 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
         if isinstance(row, Rejected):
             rejected.append(row)
             continue
-        line, text, label = row
-        if not isinstance(text, str) or not text.strip():
-            rejected.append(Rejected(f"line {line}", "no text"))
-        elif label is None or not str(label).strip():
-            rejected.append(Rejected(f"line {line}", "no label"))
-        elif any("\udc80" <= character <= "\udcff" for character in text):
-            rejected.append(Rejected(f"line {line}", "text is not UTF-8"))
+        found = usable(row)
+        if isinstance(found, Rejected):
+            rejected.append(found)
         else:
-            texts.append(text)
-            labels.append(str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label))
+            texts.append(found[0])
+            labels.append(found[1])
     if not texts:
         raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)})")
     return LabelledText(texts, labels, tuple(rejected))
+
+
+def usable(row: Row) -> tuple[str, str] | Rejected:
+    """Text and label of a row, or why it has none.
+
+    >>> usable((3, "Good.", 1.0)), usable((4, " ", 1)).reason
+    (('Good.', '1'), 'no text')
+    """
+    line, text, label = row
+    if not isinstance(text, str) or not text.strip():
+        return Rejected(f"line {line}", "no text")
+    if label is None or label != label or not str(label).strip():  # a float that is not a number is no label either
+        return Rejected(f"line {line}", "no label")
+    if not text.isascii() and UNDECODED.search(text):
+        return Rejected(f"line {line}", "text is not UTF-8")
+    return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
 
 
 def _first(rejected: list[Rejected]) -> str:
@@ -176,18 +190,23 @@ def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, l
 
 def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:
     with path.open("rb") as file:
-        for line, content in enumerate(file, start=1):
-            if not content.strip():
-                continue
-            try:
-                row = json.loads(content)
-            except (ValueError, RecursionError) as error:
-                yield Rejected(f"line {line}", f"not JSON ({error})")
-                continue
-            if not isinstance(row, dict):
-                yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
-                continue
-            yield line, row.get(text), row.get(label)
+        yield from json_rows(file, text, label)
+
+
+def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | Rejected]:
+    """The rows of JSON lines, numbered from 1."""
+    for line, content in enumerate(lines, start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            yield Rejected(f"line {line}", f"not JSON ({error})")
+            continue
+        if not isinstance(row, dict):
+            yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
+            continue
+        yield line, row.get(text), row.get(label)
 
 
 def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:

@@ -12,11 +12,24 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Claim", "Evidence", "Findings", "Kind", "Report", "Slack", "Verdict", "above", "below", "equal", "true"]
+__all__ = [
+    "NO_SUBJECT",
+    "Claim",
+    "Evidence",
+    "Findings",
+    "Kind",
+    "Report",
+    "Slack",
+    "Verdict",
+    "above",
+    "below",
+    "equal",
+    "true",
+]
 
 Verdict = Literal["holds", "fails", "vacuous"]
 Evidence = Literal["exact", "bounded", "sampled"]
@@ -29,6 +42,9 @@ Evidence = Literal["exact", "bounded", "sampled"]
 
 Kind = Literal["example", "outside", "refutation", "given"]
 """Which instance a report is about: one of those a claim ships with, or one given."""
+
+NO_SUBJECT = "Without it there is no max-margin direction for the statement to speak of."
+"""Why nothing is outside the hypothesis that tokens can be separated."""
 
 _SIGN = {"<=": 1, "<": 1, ">=": -1, ">": -1, "=": 0}
 
@@ -171,9 +187,10 @@ class Claim:
     - `evidence`: what kind of verdict it can give.
     - `about`: what it says, in a line.
     - `example`: an instance on which the claim is not vacuous.
-    - `outside`: an instance that breaks a hypothesis and on which the conclusion fails: the hypothesis is needed.
+    - `outside`: instances that break a hypothesis and on which the conclusion fails: the hypothesis is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
-    - `unconditional`: why there is no instance outside: the statement has no hypothesis, or needs none.
+    - `unneeded`: for each hypothesis that no instance outside breaks, why there is none.
+    - `unconditional`: why there is no hypothesis at all.
     - `note`: where the printed statement or its proof needs a word.
     """
 
@@ -183,7 +200,8 @@ class Claim:
     _: KW_ONLY
     about: str
     example: Callable[[], Any]
-    outside: Callable[[], Any] | None = None
+    outside: tuple[Callable[[], Any], ...] = ()
+    unneeded: Mapping[str, str] = field(default_factory=dict)
     refutation: Callable[[], Any] | None = None
     unconditional: str = ""
     note: str = ""
@@ -201,8 +219,8 @@ class Claim:
 
     def own(self) -> Iterator[Report]:
         """Check the claim on the instances it ships with."""
-        kinds: tuple[Kind, ...] = ("example", "outside", "refutation")
-        for kind in kinds:
-            make = getattr(self, kind)
-            if make is not None:
-                yield self.on(make(), kind)
+        yield self.on(self.example(), "example")
+        for make in self.outside:
+            yield self.on(make(), "outside")
+        if self.refutation is not None:
+            yield self.on(self.refutation(), "refutation")

@@ -64,6 +64,7 @@ class EmbeddingInstance:
       satisfy (14), which says nothing of inner products between tokens, and are all but never drawn.
     - `widened`: draw starts this many times too wide and weigh them by their likelihood: rare events, seen. In
       dimensions below |S| + 2 only.
+    - `name`: how to call the corpus in a report.
     """
 
     corpus: TokenCorpus
@@ -76,6 +77,7 @@ class EmbeddingInstance:
     selection: Selection = "random"
     aligned: bool = False
     widened: float = 1.0
+    name: str = ""
 
     @classmethod
     def of(
@@ -99,6 +101,14 @@ class EmbeddingInstance:
         eta = float(enough_step(corpus) if step is None else step)
         d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
         return cls(corpus, d, eta, delta, draws, seed, selection=selection)
+
+    @classmethod
+    def on(cls, sequences: list[str], labels: list[int], *, draws: int = 1, aligned: bool = False) -> EmbeddingInstance:
+        """A corpus of sequences of words, with the smallest step and dimension that (10) allows."""
+        corpus = TokenCorpus.of([sequence.split() for sequence in sequences], labels)
+        eta = float(enough_step(corpus))
+        d = enough_dimensions(corpus.size, eta, cls.delta)
+        return cls(corpus, d, eta, draws=draws, aligned=aligned, name=", ".join(sequences))
 
     def starts(self) -> Iterator[Embeddings]:
         """The random starts."""
@@ -147,7 +157,8 @@ class EmbeddingInstance:
     def __str__(self) -> str:
         c = self.corpus
         return (
-            f"n={c.n} T={c.T} |S|={c.size} d={float(self.dimension):.3g} eta0={self.step:g} "
+            (f"{self.name}: " if self.name else "")
+            + f"n={c.n} T={c.T} |S|={c.size} d={float(self.dimension):.3g} eta0={self.step:g} "
             f"delta={self.delta:g} draws={self.draws} seed={self.seed}"
             + ("" if self.selection == "random" else f" selection={self.selection}")
             + (" aligned" if self.aligned else "")

@@ -59,7 +59,8 @@ def measure_attention(weights: Any, *, token: int = 0, k: int = 10, leave_out_it
         already; a list of them has an entry per layer.
     - `token`: the one that attends, such as [CLS].
     - `k`: for the mass of the k largest weights (fewer where there are fewer tokens).
-    - `leave_out_itself`: whether the token's weight on itself is left out, and the others made to sum to one.
+    - `leave_out_itself`: whether the token's weight on itself is left out, and the others made to sum to one. A head
+        that, on some input, attends to nothing else has no part in the averages there.
     """
     layers = weights if isinstance(weights, Sequence) else [weights]
     s = np.stack([_of_token(layer, token) for layer in layers])
@@ -69,17 +70,25 @@ def measure_attention(weights: Any, *, token: int = 0, k: int = 10, leave_out_it
     if leave_out_itself:
         s = without_token(s, token)
     k = min(k, s.shape[-1])
-    average = s.mean(axis=2)
+    average = _mean_of_known(s, axis=2)
     return AttentionMeasures(
-        sparsity=soft_sparsity(s).mean(axis=1),
-        entropy=attention_entropy(s).mean(axis=1),
-        top=top_mass(s, k).mean(axis=1),
+        sparsity=_mean_of_known(soft_sparsity(s), axis=1),
+        entropy=_mean_of_known(attention_entropy(s), axis=1),
+        top=_mean_of_known(top_mass(s, k), axis=1),
         mean_sparsity=soft_sparsity(average),
         mean_entropy=attention_entropy(average),
         mean_top=top_mass(average, k),
         mean_map=average,
         own=own,
     )
+
+
+def _mean_of_known(values: Array, *, axis: int) -> Array:
+    """The mean of what is not NaN; NaN where nothing is known."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0.0).sum(axis=axis)
+    return np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
 
 
 def _of_token(weights: Any, token: int) -> Array:

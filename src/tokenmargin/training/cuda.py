@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.one_layer import attend
 from tokenmargin.training.parameters import AdamW, State, initial_state
+from tokenmargin.training.splits import ByTexts
 
 __all__ = ["OneLayerCuda", "kernels_work"]
 
@@ -38,16 +40,19 @@ class OneLayerCuda:
     """`f(X) = softmax(p' E_X') E_X v` on an NVIDIA GPU, float32.
 
     Sums over tokens use atomic additions, so two runs agree to rounding, not to the bit; with torch's deterministic
-    algorithms switched on the trainer uses `OneLayer` instead.
+    algorithms switched on the trainer uses `OneLayer` instead. Several ranks exchange c and e between two graphs.
     """
 
-    def __init__(self, data: TokenData, state: State, optimizer: AdamW, *, warps: int = 8) -> None:
+    def __init__(
+        self, data: TokenData, state: State, optimizer: AdamW, *, warps: int = 8, split: ByTexts | None = None
+    ) -> None:
         m, d = state.embeddings.shape
         if m != data.m:
             raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
         if d > 16384:
             raise ValueError(f"the GPU kernels hold one embedding at a time: dimension at most 16384, got {d}")
         self.data, self.state, self.optimizer, self.warps = data, state, optimizer, warps
+        self.split = split or ByTexts()
         device = state.embeddings.device
         self._ids = data.ids.int()
         self._scores = (state.heads @ state.embeddings.T).contiguous()
@@ -59,7 +64,7 @@ class OneLayerCuda:
         self._order = torch.zeros(data.n, dtype=torch.long, device=device)
         self._counters = torch.zeros(2, dtype=torch.long, device=device)
         self._rates = torch.zeros(data.n, 3, device=device)  # as many batches as there are rows, at most
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
@@ -85,31 +90,46 @@ class OneLayerCuda:
         self._rates[first:last] = torch.tensor(scalars, dtype=torch.float32).to(order.device)
         self._order.copy_(order)
         self._counters.fill_(first)
+        ours = self._losses[first * batch : last * batch].zero_()
         done = first
         while done < last:
-            steps = UNROLLED if last - done >= UNROLLED else 1
-            self._graph(batch, steps).replay()
+            steps = self._advance(batch, last - done)
             done += steps
         self.state.step += last - first
-        return self._losses[first * batch : last * batch].sum(dtype=torch.float64)
+        return self.split.total(ours.sum(dtype=torch.float64))
 
-    def _graph(self, batch: int, steps: int) -> torch.cuda.CUDAGraph:
-        """The captured launches of some steps; captured once, after a rehearsal that compiles the kernels."""
-        if (batch, steps) not in self._graphs:
-            saved = {name: tensor.clone() for name, tensor in self._everything().items()}
+    def _advance(self, batch: int, left: int) -> int:
+        """Take some steps of those that are left; how many."""
+        if not self.split.ranks.alone:
+            self._graph("attend", batch, lambda: self._attend(batch)).replay()
+            self.split.gather(self._weights)
+            self._graph("update", batch, self._update).replay()
+            return 1
+        steps = UNROLLED if left >= UNROLLED else 1
+
+        def launch() -> None:
+            for _ in range(steps):
+                self._launch(batch)
+
+        self._graph(f"{steps} steps", batch, launch).replay()
+        return steps
+
+    def _graph(self, name: str, batch: int, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Captured launches; captured once, after a rehearsal that compiles the kernels."""
+        if (name, batch) not in self._graphs:
+            saved = {key: tensor.clone() for key, tensor in self._everything().items()}
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._launch(batch)
             torch.cuda.current_stream().wait_stream(stream)
-            for name, tensor in self._everything().items():
-                tensor.copy_(saved[name])
+            for key, tensor in self._everything().items():
+                tensor.copy_(saved[key])
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                for _ in range(steps):
-                    self._launch(batch)
-            self._graphs[batch, steps] = graph
-        return self._graphs[batch, steps]
+                launch()
+            self._graphs[name, batch] = graph
+        return self._graphs[name, batch]
 
     def _everything(self) -> dict[str, Tensor]:
         return self.tensors() | {
@@ -121,17 +141,29 @@ class OneLayerCuda:
 
     def _launch(self, batch: int) -> None:
         """The four kernels of one step."""
+        self._attend(batch)
+        self._update()
+
+    def _attend(self, batch: int) -> None:
+        """The first kernel: our part of c and e."""
+        from tokenmargin.training.kernels import attend_kernel
+
+        data, ranks = self.data, self.split.ranks
+        attend_kernel[(-(-batch // ranks.size),)](
+            self._ids, data.offsets, data.labels, self._order, self._counters[:1], self._scores, self._weights,
+            self._losses, data.n, data.m,
+            BATCH=batch, BLOCK=256, RANK=ranks.rank, RANKS=ranks.size, num_warps=4,
+        )  # fmt: skip
+
+    def _update(self) -> None:
+        """The other three: the heads' gradient, and AdamW on everything, given c and e."""
         import triton
 
-        from tokenmargin.training.kernels import attend_kernel, heads_kernel, pull_kernel, update_kernel
+        from tokenmargin.training.kernels import heads_kernel, pull_kernel, update_kernel
 
-        state, data, (b1, b2), eps = self.state, self.data, self.optimizer.betas, self.optimizer.eps
+        state, (b1, b2), eps = self.state, self.optimizer.betas, self.optimizer.eps
         m, d = state.embeddings.shape
         a, b = self._counters[:1], self._counters[1:]
-        attend_kernel[(batch,)](
-            self._ids, data.offsets, data.labels, self._order, a, self._scores, self._weights, self._losses, data.n, m,
-            BATCH=batch, BLOCK=256, num_warps=4,
-        )  # fmt: skip
         share, columns = -(-m // self._parts), min(512, triton.next_power_of_2(d))
         pull_kernel[(self._parts, triton.cdiv(d, columns))](
             state.embeddings, self._weights, self._partial, a, b, m, d, share, ROWS=8, COLUMNS=columns, num_warps=4

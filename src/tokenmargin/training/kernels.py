@@ -17,12 +17,28 @@ __all__ = ["attend_kernel", "heads_kernel", "pull_kernel", "update_kernel"]
 
 @triton.jit
 def attend_kernel(
-    ids, offsets, labels, order, counter_a, scores, weights, losses, n, m, BATCH: tl.constexpr, BLOCK: tl.constexpr
+    ids,
+    offsets,
+    labels,
+    order,
+    counter_a,
+    scores,
+    weights,
+    losses,
+    n,
+    m,
+    BATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
-    """One program per sequence of the batch: softmax, output, loss, and its terms of c and e."""
-    place = tl.load(counter_a) * BATCH + tl.program_id(0)
-    if place < n:
-        rows = tl.minimum(n - (place - tl.program_id(0)), BATCH).to(tl.float32)
+    """One program per sequence of this rank's part of the batch: softmax, output, loss, and its terms of c and e."""
+    begun = tl.load(counter_a) * BATCH
+    inside_batch = tl.minimum(n - begun, BATCH)
+    within = inside_batch * RANK // RANKS + tl.program_id(0)
+    if within < inside_batch * (RANK + 1) // RANKS:
+        place = begun + within
+        rows = inside_batch.to(tl.float32)
         row = tl.load(order + place)
         begin = tl.load(offsets + row)
         end = tl.load(offsets + row + 1)

@@ -6,8 +6,9 @@ towards the max-margin direction of the tokens it selects. Here are the numbers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,24 +19,42 @@ from scipy.stats import rankdata
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
+from tokenmargin.training.batches import Sequences
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
+from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 if TYPE_CHECKING:
-    from tokenmargin.margin import CorpusMargin
+    from tokenmargin.margin import MarginSolution
 
 __all__ = [
     "Alignment",
+    "Frequencies",
     "LearnedDirection",
+    "Survey",
     "alignment",
     "as_problem",
     "attention_mass",
     "learned_direction",
     "selected",
+    "survey",
     "token_scores",
 ]
 
 CLEAR = 2.0  # standard deviations from zero at which a token's posterior difference has a clear sign
+
+
+@runtime_checkable
+class Frequencies(Protocol):
+    """How often each token occurs under each label: a corpus in memory has it, and one in shards."""
+
+    @property
+    def counts(self) -> Array:
+        """Occurrences in negative (row 0) and in positive (row 1) sequences."""
+
+    @property
+    def posterior_difference(self) -> Array:
+        """`p(+1|s) - p(-1|s)` by counting (37)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +80,7 @@ def token_scores(model: Model) -> Float[Array, "2 m"]:
     return model.scores().detach().cpu().double().numpy()
 
 
-def alignment(scores: Float[Array, "2 m"], corpus: TokenCorpus) -> Alignment:
+def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
     """Compare scores with the corpus's frequencies; tokens that never occur are left out.
 
     >>> corpus = TokenCorpus.of([["good"] * 9 + ["film"], ["bad"] * 9 + ["film"]], [1, -1])
@@ -135,19 +154,24 @@ class LearnedDirection:
     - `distinct`: how many different tokens are selected.
     """
 
-    margin: CorpusMargin
+    margin: MarginSolution
     cosine: float
     distinct: int
 
 
-def learned_direction(state: State, corpus: TokenCorpus, *, gap: float = 1e-6) -> LearnedDirection:
-    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus."""
+def learned_direction(
+    state: State, corpus: TokenCorpus, *, gap: float = 1e-6, progress: Callable[[float], None] | None = None
+) -> LearnedDirection:
+    """The max-margin problem of the tokens that the trained p selects in every sequence of the corpus.
+
+    `progress` is called with the gap reached, in every round of the solver.
+    """
     from tokenmargin.margin import argmax_pairs, corpus_margin
 
     E = state.embeddings.detach().cpu().double().numpy()
     p = state.prompt.detach().cpu().double().numpy()
     pairs = argmax_pairs(corpus, E @ p)
-    found = corpus_margin(E, pairs, start=p, gap=gap)
+    found = corpus_margin(E, pairs, start=p, gap=gap, progress=progress)
     norm = float(np.linalg.norm(found.vector) * np.linalg.norm(p))
     cosine = float(found.vector @ p / norm) if norm > 0 else float("nan")
     return LearnedDirection(found, cosine, len(pairs.heads))
@@ -160,3 +184,32 @@ def evaluate(model: Model, corpus: TokenCorpus, *, batch: int = 256) -> tuple[fl
     f = torch.cat([model.outputs(rows) for rows in torch.split(torch.arange(corpus.n, device=device), batch)])
     margin = f.double().cpu() * torch.as_tensor(np.array(corpus.labels))
     return float(torch.nn.functional.softplus(-margin).mean()), float((margin > 0).double().mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A model on all sequences as it stands: mean loss, accuracy, and how often each token is selected."""
+
+    loss: float
+    accuracy: float
+    chosen: Int[Array, " m"]
+
+
+@torch.no_grad()
+def survey(model: Model, data: Sequences, *, split: AbstractSplit | None = None, batch: int = 256) -> Survey:
+    """Go through the sequences once, some at a time; several ranks share the work and all get the result."""
+    split = split or ByTexts()
+    data, scores = data.cast(torch.float64), model.scores()
+    sums = torch.zeros(2, dtype=torch.float64, device=data.device)
+    chosen = torch.zeros(data.m, dtype=torch.int64, device=data.device)
+    for rows in torch.split(torch.arange(data.n, device=data.device)[split.rows(data.n)], batch):
+        part = data.batch(rows)
+        margin = part.labels * model.outputs(rows).double()
+        sums += torch.stack([torch.nn.functional.softplus(-margin).sum(), (margin > 0).double().sum()])
+        logits = scores[0][part.ids]
+        top = logits.new_full((len(rows),), -torch.inf).scatter_reduce(0, part.segment, logits, "amax")
+        place = torch.where(logits == top[part.segment], torch.arange(len(logits), device=data.device), len(logits))
+        first = place.new_full((len(rows),), len(logits)).scatter_reduce(0, part.segment, place, "amin")
+        chosen += torch.bincount(part.ids[first], minlength=data.m)
+    loss, right = (split.total(sums, "survey") / data.n).tolist()
+    return Survey(loss, right, split.total(chosen, "survey").cpu().numpy())

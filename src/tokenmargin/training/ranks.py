@@ -16,6 +16,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from tokenmargin.training.meeting import meet
 
 __all__ = ["Ranks", "join_ranks"]
 
@@ -122,8 +125,10 @@ def join_ranks(device: str = "cpu", *, timeout: float = 600.0) -> Iterator[Ranks
     # Ranks that share a GPU cannot speak NCCL with each other; gloo copies through the host.
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > torch.cuda.device_count()
     backend = "nccl" if place.type == "cuda" and not crowded else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    store = meet(store, rank, size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
-        yield Ranks(dist.get_rank(), size, place)
+        yield Ranks(rank, size, place)
     finally:
         dist.destroy_process_group()

@@ -49,7 +49,7 @@ class AbstractSplit(abc.ABC):
         """c and e of the whole batch from those of this rank's rows."""
 
     @abc.abstractmethod
-    def total(self, value: Tensor) -> Tensor:
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
         """A sum over all rows from the sum over this rank's."""
 
     @abc.abstractmethod
@@ -68,6 +68,15 @@ class AbstractSplit(abc.ABC):
     def align(self, tensors: Mapping[str, Tensor]) -> None:
         """Bring the ranks to the same state after loading."""
 
+    def _refuse(self, folder: Path, foreign: list[str]) -> None:
+        """Say it, on all ranks, when one of them finds the files of another split in the folder."""
+        found = [names[0] for names in self.ranks.all(foreign) if names]
+        if found:
+            raise ValueError(
+                f"{folder} holds {found[0]}, of a run that was split in another way or over another number of ranks; "
+                "split as it was, or choose another folder"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class ByTexts(AbstractSplit):
@@ -85,8 +94,8 @@ class ByTexts(AbstractSplit):
     def gather(self, weights: Tensor) -> Tensor:
         return self.ranks.sum_(weights, "vectors")
 
-    def total(self, value: Tensor) -> Tensor:
-        return self.ranks.sum_(value, "scalars")
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
+        return self.ranks.sum_(value, purpose)
 
     def all_scores(self, scores: Tensor) -> Tensor:
         return scores
@@ -102,6 +111,7 @@ class ByTexts(AbstractSplit):
 
     def load(self, folder: Path) -> Checkpoint | None:
         """The first rank reads, so only it needs the folder; `align` hands out what it read."""
+        self._refuse(folder, [place.name for place in folder.glob("columns-*")])
         found = load_checkpoint(folder) if self.ranks.first else None
         known = self.ranks.tell(None if found is None else replace(found, tensors={}))
         return found if self.ranks.first else known
@@ -136,7 +146,7 @@ class ByDimension(AbstractSplit):
     def gather(self, weights: Tensor) -> Tensor:
         return weights
 
-    def total(self, value: Tensor) -> Tensor:
+    def total(self, value: Tensor, purpose: str = "scalars") -> Tensor:
         return value
 
     def all_scores(self, scores: Tensor) -> Tensor:
@@ -148,13 +158,8 @@ class ByDimension(AbstractSplit):
         save_checkpoint(self._place(folder), step, tensors, record)
 
     def load(self, folder: Path) -> Checkpoint | None:
-        others = [place.name for place in folder.glob("columns-*") if place.name != self._place(folder).name]
-        wrong = [name for name in others if not name.endswith(f"-of-{self.ranks.size}")]
-        if any(self.ranks.all(bool(wrong))):
-            kept = wrong[0] if wrong else "other columns"
-            raise ValueError(
-                f"{folder} holds {kept}, not {self.ranks.size} ranks; use as many ranks, or another folder"
-            )
+        names = [place.name for pattern in ("step-*.json", "columns-*") for place in folder.glob(pattern)]
+        self._refuse(folder, [name for name in names if not name.endswith(f"-of-{self.ranks.size}")])
         steps = self.ranks.all(whole_steps(self._place(folder)))
         common = set.intersection(*map(set, steps))
         return load_checkpoint(self._place(folder), step=max(common)) if common else None

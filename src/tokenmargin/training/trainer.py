@@ -104,8 +104,8 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 
-        if split.ranks.alone and kernels_work(dtype):
-            return OneLayerCuda(data, state, optimizer)
+        if isinstance(split, ByTexts) and kernels_work(dtype):
+            return OneLayerCuda(data, state, optimizer, split=split)
     return OneLayer(data, state, optimizer, split=split)
 
 

@@ -34,8 +34,8 @@ __all__ = ["PLANS", "SHORT", "VisionJob", "VisionProbe", "run_job", "run_plan"]
 
 PROBED, SHOWN, BATCH = 256, 10, 64
 CHECKPOINT_EVERY, LEAST = 240.0, 15.0  # seconds
-SHORT = VisionConfig(epochs=40, rate=5e-4, warmup=2.0)
-"""ViT-base for a tenth of the paper's epochs; the rate is the largest that trains it well in so few."""
+SHORT = VisionConfig(epochs=24, rate=5e-4, warmup=2.0)
+"""ViT-base for a few of the paper's epochs, at a sixth of its rate."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def run_plan(
         print(f"{job.name}: {job.config}", flush=True)
         course, record, arrays = run_job(
             job, images, folder=runs / job.name, device=device, budget=left, compiled=compiled,
-            checkpoints=checkpoints,             tell=lambda line: print(line, flush=True),
+            checkpoints=checkpoints, tell=lambda line: print(line, flush=True),
         )  # fmt: skip
         _write(out, job.name, record, arrays)
         print(f"{job.name}: {course.status} after {course.seconds:.1f} s, {len(course.metrics) - 1} epochs", flush=True)

@@ -7,7 +7,22 @@ import numpy as np
 from tokenmargin.theory.claim import Slack, above, below
 from tokenmargin.theory.instances import EmbeddingInstance, enough_step
 
-__all__ = ["assumption4", "concentrated", "deviation", "flat_attention", "lacking", "quantile", "regime", "share"]
+__all__ = [
+    "IMPLIED",
+    "assumption4",
+    "concentrated",
+    "deviation",
+    "flat_attention",
+    "lacking",
+    "quantile",
+    "regime",
+    "share",
+]
+
+
+IMPLIED = {
+    "d, beyond the vocabulary": "Implied by the condition for flat attention, as |S| <= n T and eta_0 >= 4 n^2 T^2."
+}
 
 
 def deviation(x: EmbeddingInstance) -> float:

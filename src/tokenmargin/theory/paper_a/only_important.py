@@ -17,9 +17,9 @@ from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
-from tokenmargin.theory.instances import EmbeddingInstance, enough_dimensions, enough_step
+from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.paper_a.conditions import concentrated, deviation, lacking, quantile, regime, share
-from tokenmargin.theory.paper_a.selection import MISALIGNED, RESIDUAL
+from tokenmargin.theory.paper_a.selection import MISALIGNED, OUTSIDE_THE_REGIME, RESIDUAL
 
 __all__ = ["CLAIMS", "aligned_start", "largest_mu", "smallest_rival"]
 
@@ -44,7 +44,8 @@ def lemma19(x: EmbeddingInstance) -> Findings:
     that of every other selection by a factor 1 - mu, and d is large enough in mu, then gradient flow converges to its
     direction. (Other selections must contain the important tokens and not be everything: Theorem 5 and Lemma 6
     exclude the rest. Read to the letter, the selection of everything has length 0, and no mu > 0 exists.)"""
-    mu = min(largest_mu(problem, x.corpus.important) for problem, _ in x.posed)
+    single = x.corpus.assumption4().holds  # otherwise the selections to compare with are not defined
+    mu = min(largest_mu(problem, x.corpus.important) for problem, _ in x.posed) if single else -np.inf
     n, T = x.corpus.n, x.corpus.T
     need = (2816 * T * n**2 * (1 + 2 * x.step) / mu) ** 4 if mu > 0 else np.inf
     need = max(need, (2 * x.step * (n * deviation(x) + 44 * n)) ** 4)
@@ -164,17 +165,14 @@ def largest_mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
     return 1 - own / min(rivals) if np.isfinite(own) else -np.inf
 
 
-def aligned_start(dimension: int | float | None = None) -> EmbeddingInstance:
+def aligned_start() -> EmbeddingInstance:
     """A start with mu near 1/2. Important tokens have h in common, irrelevant ones -h, so p^ is near h/2.
 
     To tie a token one must move along v, where the tokens have y k c. Each label has a token of k = 2 and one of k = 1:
-    tying the first takes a third of the second's lead with it, and the vector must grow to give it back.
+    tying the first takes half of the second's lead with it, and the vector must grow to give it back.
     """
-    words = [["good", "a"], ["fine", "a"], ["fine", "the"], ["bad", "a"], ["dull", "a"], ["dull", "the"]]
-    corpus = TokenCorpus.of(words, [1, 1, 1, -1, -1, -1])
-    eta = float(enough_step(corpus))
-    d = enough_dimensions(corpus.size, eta, 0.05) if dimension is None else dimension
-    return EmbeddingInstance(corpus, d, eta, draws=5 if dimension is None else 1, aligned=dimension is None)
+    sequences = ["good a", "fine a", "fine the", "bad a", "dull a", "dull the"]
+    return EmbeddingInstance.on(sequences, [1, 1, 1, -1, -1, -1], draws=5, aligned=True)
 
 
 CLAIMS = (
@@ -184,7 +182,8 @@ CLAIMS = (
         "sampled",
         about="only important tokens, where theirs is the largest margin (mu > 0)",
         example=aligned_start,
-        outside=lambda: aligned_start(2),
+        outside=OUTSIDE_THE_REGIME,
+        unneeded={"mu": "Not needed: see A.lemma19-without-mu.", "d, in mu": "Not needed, as mu is not."},
         note=(
             "Random starts never meet the hypothesis: A.lemma19-no-mu proves that mu is negative. (14), on which the "
             "paper conditions, does not bound inner products between tokens, and a start that aligns them has mu near "
@@ -197,7 +196,13 @@ CLAIMS = (
         "bounded",
         about="for random starts there is no such mu",
         example=lambda: EmbeddingInstance.of(6, 3, equal=False, draws=20),
-        outside=aligned_start,
+        outside=(
+            aligned_start,
+            lambda: EmbeddingInstance.of(6, 3, equal=False, dimension=10, draws=20),
+            lambda: EmbeddingInstance.of(4, 2, irrelevant=1, dimension=300, step=1e-6),
+            lambda: EmbeddingInstance.on(["good a", "good a", "good a", "bad a"], [1, 1, 1, -1]),
+            lambda: EmbeddingInstance.on(["good a"] * 3 + ["bad a a a"] * 2, [1, 1, 1, -1, -1]),
+        ),
         note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement.",
     ),
     Claim(
@@ -206,7 +211,7 @@ CLAIMS = (
         "sampled",
         about="only important tokens, whatever mu",
         example=lambda: EmbeddingInstance.of(4, 3, draws=5),
-        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=2),
+        outside=OUTSIDE_THE_REGIME,
     ),
     Claim(
         "A.lemma21",
@@ -214,7 +219,7 @@ CLAIMS = (
         "bounded",
         about="|p^| <= 4n",
         example=lambda: EmbeddingInstance.of(4, 3, draws=20),
-        outside=lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),
+        outside=(lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),),
         note="Lemma 19 prints 44 n where the proof of Lemma 21 uses 44 sqrt(2) n; the larger is required here.",
     ),
 )

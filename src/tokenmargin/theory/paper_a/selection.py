@@ -12,9 +12,9 @@ from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import lacking, quantile, regime, share
+from tokenmargin.theory.paper_a.conditions import IMPLIED, lacking, quantile, regime, share
 
-__all__ = ["CLAIMS"]
+__all__ = ["CLAIMS", "MISALIGNED", "OUTSIDE_THE_REGIME", "RESIDUAL"]
 
 RESIDUAL = 1e-9
 """Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
@@ -154,6 +154,14 @@ def lemma20_repaired(x: EmbeddingInstance) -> Findings:
     return Findings((above("tokens not selected", left, 1),), lemma20(x).conclusion)
 
 
+OUTSIDE_THE_REGIME = (
+    lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=2),
+    lambda: EmbeddingInstance.of(4, 3, dimension=300, step=1e-6),  # large enough for such a step, which is too small
+    lambda: EmbeddingInstance.on(  # two important tokens in a sequence, of which the more frequent is selected
+        ["good great film", "good film film", "bad dull film", "bad film film"], [1, 1, -1, -1]
+    ),
+)
+
 CLAIMS = (
     Claim(
         "A.lemma3",
@@ -169,7 +177,7 @@ CLAIMS = (
         "bounded",
         about="the solution is M^+ 1, where M p = 1 is solvable",
         example=lambda: EmbeddingInstance.of(2, 2, selection="important"),
-        outside=lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),
+        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),),
         refutation=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
         note=(
             "Part of the proof of Lemma 3. A KKT point also needs multipliers (M M')^+ 1 >= 0; where one is negative, "
@@ -182,7 +190,10 @@ CLAIMS = (
         "bounded",
         about="... and the multipliers are not negative",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
-        outside=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+        outside=(
+            lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+            lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),
+        ),
         note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary.",
     ),
     Claim(
@@ -191,7 +202,11 @@ CLAIMS = (
         "sampled",
         about="the limit never ties everything; one irrelevant token",
         example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, draws=5),
-        outside=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, dimension=20, step=0.1),
+        outside=(
+            lambda: EmbeddingInstance.of(4, 3, irrelevant=1, dimension=20, step=0.1),
+            lambda: EmbeddingInstance.on(["good film", "film film", "bad film", "film film"], [1, 1, -1, -1]),
+        ),
+        unneeded=IMPLIED,
     ),
     Claim(
         "A.lemma20",
@@ -209,7 +224,7 @@ CLAIMS = (
         "bounded",
         about="... if some token is not selected",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
-        outside=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
+        outside=(lambda: EmbeddingInstance.of(4, 3, selection="everything"),),
     ),
     Claim(
         "A.theorem5",
@@ -217,6 +232,6 @@ CLAIMS = (
         "sampled",
         about="flow grows, selects the important tokens, maximises their margin",
         example=lambda: EmbeddingInstance.of(4, 3, draws=10),
-        outside=lambda: EmbeddingInstance.of(4, 3, dimension=2, draws=2),
+        outside=OUTSIDE_THE_REGIME,
     ),
 )

@@ -90,11 +90,11 @@ def _confined(x: ProblemInstance, directions: Float[Array, "k D"], top: float) -
     alpha = _selected_by(x, directions[0])
     candidates = [(r, *signed_excess(x, r * directions, alpha)) for r in np.geomspace(10, top, 25)]
     best = min(
-        (float(sign[k]), float(sign[k] * log[k]), r, k)
+        (float(sign[k]), float(sign[k] * log[k]), -r, k)  # of equal risks the longest p: it may only be rounding
         for r, sign, log in candidates
         for k in [int(np.lexsort((sign * log, sign))[0])]
     )
-    return np.asarray(best[2] * directions[best[3]])
+    return np.asarray(-best[2] * directions[best[3]])
 
 
 def _score_gap(problem: TokenProblem) -> float:
@@ -141,6 +141,12 @@ def _equal_scores() -> ProblemInstance:
     return ProblemInstance(problem, "two optimal tokens, q=(0, 1)", q=np.array([0.0, 1.0]))
 
 
+def _equal_keys() -> ProblemInstance:
+    """Two tokens share a key: q = 1 selects both, and their mean score is the higher; no max-margin direction does."""
+    problem = TokenProblem.of([[[0.0], [1.0], [1.0]]], [1], scores=[[0.2, 0.9, 0.1]])
+    return ProblemInstance(problem, "keys 0, 1, 1, q=1", q=np.array([1.0]))
+
+
 CLAIMS = (
     Claim(
         "B.theorem4",
@@ -148,7 +154,7 @@ CLAIMS = (
         "sampled",
         about="other directions are no local limits",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens, q=(1, 0.5)"),
-        outside=_at_lmm,
+        outside=(_at_lmm, _equal_scores, _equal_keys),
     ),
     Claim(
         "B.theorem7",
@@ -156,7 +162,7 @@ CLAIMS = (
         "sampled",
         about="as Theorem 4, any direction",
         example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens"),
-        outside=_equal_scores,
+        outside=(_equal_scores, _at_lmm, _equal_keys),
         note=(
             "Read literally, general position asks for independence of k_t - k_a and k_a - k_t, which never holds; the "
             "proof uses it for one choice of alpha at a time, as here."

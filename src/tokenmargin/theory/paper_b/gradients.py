@@ -11,10 +11,10 @@ from tokenmargin.instances import figure1a, figure1b, figure1c, figure8, random_
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import attention_weights
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, true
 from tokenmargin.theory.instances import ProblemInstance
 
-__all__ = ["CLAIMS", "assumption_b"]
+__all__ = ["CLAIMS", "assumption_b", "mirrored"]
 
 ROUNDING = 1e-12
 """Relative error of a sum of a few hundred doubles of either sign, with a wide margin."""
@@ -114,7 +114,7 @@ def lemma5(x: ProblemInstance) -> Findings:
     for radius in (x.norm / 100, x.norm):
         towards = _steepness(x, solution.vector, radius * units)
         outward = np.asarray(x.problem.keys.inner(x.objective.descent(radius * units).direction, units))
-        ratios.append(float((outward / np.abs(towards)).max()))
+        ratios.append(float(_ratio(outward, towards).max()))
     return Findings(
         hypotheses=(below("number of inputs", x.problem.n, 1), *assumption_b(x.problem)),
         conclusion=tuple(
@@ -122,6 +122,18 @@ def lemma5(x: ProblemInstance) -> Findings:
             for r, ratio in zip((x.norm / 100, x.norm), ratios, strict=True)
         ),
     )
+
+
+def _ratio(outward: Float[Array, " k"], towards: Float[Array, " k"]) -> Float[Array, " k"]:
+    """`outward / towards`; infinite where the GMM direction is not one of descent and p itself is the better one."""
+    ratio = outward / np.where(towards > 0, towards, 1.0)
+    return np.where(towards > 0, ratio, np.where(outward > 1.1 * towards, np.inf, 0.0))
+
+
+def mirrored() -> ProblemInstance:
+    """Two optimal tokens on either side of a third: the minima of ATT-SVM' are two opposite directions."""
+    problem = TokenProblem.of([[[1.0, 0.2], [-1.0, -0.2], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    return ProblemInstance(problem, "k = 1, -1, 0 in the plane")
 
 
 def lemma6(x: ProblemInstance) -> Findings:
@@ -164,7 +176,8 @@ CLAIMS = (
         "exact",
         about="descent on W is descent on p",
         example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
-        outside=lambda: ProblemInstance(_random(4, 6, 10), "random d=10", factor=2.0),
+        outside=(lambda: ProblemInstance(_random(4, 6, 10), "random d=10", factor=2.0),),
+        unneeded={"|u|": "The statement divides by it."},
     ),
     Claim(
         "B.lemma3",
@@ -180,7 +193,8 @@ CLAIMS = (
         "sampled",
         about="the GMM is a descent direction everywhere",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=lambda: ProblemInstance(figure1b(), "fig1b"),
+        outside=(lambda: ProblemInstance(figure1b(), "fig1b"), mirrored),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT},
     ),
     Claim(
         "B.lemma5",
@@ -188,7 +202,11 @@ CLAIMS = (
         "sampled",
         about="n = 1: far out, no direction beats the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=lambda: ProblemInstance(figure8(), "fig8"),
+        outside=(
+            lambda: ProblemInstance(figure8(), "fig8"),
+            lambda: ProblemInstance(figure1b(), "fig1b"),
+            mirrored,
+        ),
     ),
     Claim(
         "B.lemma6",
@@ -196,7 +214,7 @@ CLAIMS = (
         "sampled",
         about="smoothness (24) and descent",
         example=lambda: ProblemInstance(figure1c(), "fig1c"),
-        outside=lambda: ProblemInstance(figure1c(), "fig1c", factor=1000.0),
+        outside=(lambda: ProblemInstance(figure1c(), "fig1c", factor=1000.0),),
         note="Checked with the constant the proof reaches before it bounds scores by |v| |X_i|; (24) is never smaller.",
     ),
 )

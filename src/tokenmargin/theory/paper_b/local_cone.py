@@ -13,7 +13,7 @@ from tokenmargin.instances import figure1b
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import margins, neighbours, score_gaps
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import ProblemInstance
 
 __all__ = ["CLAIMS", "LocalCone", "behind_its_neighbour", "cone", "local_cone", "locally_optimal", "without_neighbours"]
@@ -181,7 +181,8 @@ CLAIMS = (
         "sampled",
         about="local cone: (31a)-(31c), L3",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
-        outside=behind_its_neighbour,
+        outside=(behind_its_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT},
         refutation=without_neighbours,
         note=(
             "As printed, delta ignores inputs whose selected token has no SVM-neighbour. There a better token may "
@@ -194,6 +195,7 @@ CLAIMS = (
         "sampled",
         about="the same with the gap over all inputs",
         example=without_neighbours,
-        outside=behind_its_neighbour,
+        outside=(behind_its_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT},
     ),
 )

@@ -14,12 +14,12 @@ from tokenmargin.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.margin import choice_margin, max_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle, optimal_tokens
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.limits import follow
 from tokenmargin.theory.paper_b.directions import log_outside
 from tokenmargin.theory.paper_b.excess import signed_excess
-from tokenmargin.theory.paper_b.gradients import assumption_b
+from tokenmargin.theory.paper_b.gradients import assumption_b, mirrored
 from tokenmargin.theory.paper_b.local_cone import behind_its_neighbour, cone, local_cone, locally_optimal
 from tokenmargin.theory.search import best_direction, vanishing
 
@@ -196,16 +196,12 @@ def _mixing_hurts(x: ProblemInstance, optimal: Bool[Array, "n T"]) -> tuple[Slac
     )
 
 
-def _two_optima() -> ProblemInstance:
-    """Two tokens share the highest score; the nearer of them is cheaper to select."""
-    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
-    return ProblemInstance(problem, "two optimal tokens")
-
-
-def _mirrored() -> ProblemInstance:
-    """Two optimal tokens on either side of a third: the minima of ATT-SVM' are two opposite directions."""
-    problem = TokenProblem.of([[[1.0, 0.2], [-1.0, -0.2], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
-    return ProblemInstance(problem, "k = 1, -1, 0 in the plane")
+def _two_optima(second: float = 1.0) -> ProblemInstance:
+    """Two tokens share the highest score (unless told); the second of them is cheaper to select."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]], [1], scores=[[1.0, second, 0.0]])
+    return ProblemInstance(
+        problem, "two optimal tokens" if second == 1 else f"scores 1, {second:g}, 0, O the first two"
+    )
 
 
 def _network(x: Float[Array, "... d"]) -> Float[Array, "..."]:
@@ -246,7 +242,8 @@ CLAIMS = (
         "sampled",
         about="regularisation path to the GMM",
         example=lambda: ProblemInstance(figure1c(), "fig1c"),
-        outside=_two_optima,
+        outside=(_two_optima,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT},
         note=(
             "The proof goes through Lemma 14, whose epsilon = 1 - max gamma_t / gamma_opt is positive only for "
             "positive optimal scores. The theorem does not ask for them, and the path converges without."
@@ -258,7 +255,11 @@ CLAIMS = (
         "sampled",
         about="Assumption B: growth; n = 1: to the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=lambda: ProblemInstance(figure8(), "fig8"),
+        outside=(
+            lambda: ProblemInstance(figure8(), "fig8"),
+            lambda: ProblemInstance(figure1b(), "fig1b"),
+            mirrored,
+        ),
     ),
     Claim(
         "B.theorem3",
@@ -266,7 +267,8 @@ CLAIMS = (
         "sampled",
         about="local convergence to LMM directions",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
-        outside=behind_its_neighbour,
+        outside=(behind_its_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT},
         note="The printed cone is too wide where an input has no neighbours: see B.lemma7. A narrower one serves.",
     ),
     Claim(
@@ -274,8 +276,15 @@ CLAIMS = (
         theorem8,
         "sampled",
         about="several optimal tokens: path to the minima of ATT-SVM'",
-        example=_mirrored,
-        outside=lambda: replace(_two_optima(), optimal=np.array([[True, False, False]])),
+        example=mirrored,
+        outside=(
+            lambda: replace(_two_optima(), optimal=np.array([[True, False, False]])),
+            lambda: replace(_two_optima(second=0.5), optimal=np.array([[True, True, False]])),
+        ),
+        unneeded={
+            "number of global minima of ATT-SVM'": NO_SUBJECT,
+            "smallest optimal score": "Lemma 14's way to say that O_i leads: only differences of scores matter.",
+        },
     ),
     Claim(
         "B.theorem8-nonlinear",
@@ -283,7 +292,11 @@ CLAIMS = (
         "sampled",
         about="... with a nonlinear head",
         example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units"),
-        outside=lambda: _two_inputs(NonlinearHead(_bump, _bump_gradient), "a head that likes mixtures"),
+        outside=(lambda: _two_inputs(NonlinearHead(_bump, _bump_gradient), "a head that likes mixtures"),),
+        unneeded={
+            "number of global minima of ATT-SVM'": NO_SUBJECT,
+            "largest": "True of every head with a bounded gradient between the tokens.",
+        },
         note="The general case of appendix D, with psi a small network; outside, psi is highest between two tokens.",
     ),
 )

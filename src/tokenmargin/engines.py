@@ -1,4 +1,4 @@
-"""Engines: where the cells of a sweep run. Each takes pieces of work as it has room and gives them back as they end."""
+"""Engines: where pieces of work run. Each takes them as it has room and gives them back as they end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AbstractEngine", "LocalEngine", "Lost", "RayEngine"]
+__all__ = ["AbstractEngine", "LocalEngine", "Lost", "RayEngine", "SerialEngine"]
 
 IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
 
@@ -38,6 +38,19 @@ class AbstractEngine(abc.ABC):
         `pieces` is asked for more only when there is room. After a loss an engine may stop early: what it has not given
         back by then has not been done.
         """
+
+
+@dataclass(frozen=True)
+class SerialEngine(AbstractEngine):
+    """This process, one piece after the other."""
+
+    @property
+    def workers(self) -> int:
+        return 1
+
+    def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
+        for piece in pieces:
+            yield piece, task(piece)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,112 @@
+"""The judge of a corpus problem: turns what a route proposes into an answer, by all the constraints themselves."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.margin.certificate import TOLERANCE
+from tokenmargin.margin.differences import Differences, Proposal
+from tokenmargin.margin.pairs import RowPairs
+from tokenmargin.margin.solution import Certificate, MarginSolution, Status
+
+__all__ = ["Judge", "Ties"]
+
+
+class Ties:
+    """Rows with equal logits: p lies in a subspace, and the vectors are seen from there."""
+
+    def __init__(self, vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> None:
+        differences = vectors[ties[:, 0]] - vectors[ties[:, 1]]
+        left, sizes, axes = np.linalg.svd(differences, full_matrices=False)
+        kept = sizes > max(differences.shape) * np.finfo(float).eps * sizes.max(initial=0.0)
+        self.axes = axes[kept]
+        self._inverse = left[:, kept] / sizes[kept]
+        self.projected = vectors - (vectors @ self.axes.T) @ self.axes if len(ties) else vectors
+
+    def multipliers(self, remainder: Float[Array, " d"]) -> Float[Array, " q"]:
+        """Multipliers of the ties that make up the part of a vector that lies outside the subspace."""
+        return np.asarray(self._inverse @ (self.axes @ remainder))
+
+
+class Judge:
+    """The constraints of a corpus, and the time since they were posed."""
+
+    def __init__(self, vectors: Float[Array, "m d"], pairs: RowPairs) -> None:
+        self.pairs, self.began = pairs, time.perf_counter()
+        self.vectors = vectors - vectors.mean(axis=0)  # differences are all that counts, and they keep their digits
+        self.ties = Ties(self.vectors, pairs.ties)
+
+    def unmoved(self) -> MarginSolution:
+        """Nothing to separate: p = 0."""
+        empty = np.zeros(0, dtype=np.intp)
+        return self._solution("optimal", Proposal(np.zeros(0), None), empty, Certificate(0.0, 0.0, 0.0, 0.0))
+
+    def answer(self, found: Proposal, numbers: Int[Array, " c"], *, gap: float) -> MarginSolution:
+        """The solution that a proposal for the pairs `numbers` amounts to; optimal with residuals of at most `gap`."""
+        held = np.flatnonzero(found.multipliers)
+        multipliers, numbers = found.multipliers[held], numbers[held]
+        if not len(held) or multipliers.min() < 0:
+            return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
+        rows = Differences(self.vectors, plus=self.pairs.plus(numbers), minus=self.pairs.rivals[numbers])
+        if found.vector is None:
+            return self._refuted(rows, multipliers / multipliers.sum(), numbers)
+        least = float(self.pairs.margins(self.vectors @ found.vector).min())
+        if not least > 0:
+            return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
+        p, multipliers = found.vector / least, multipliers / least
+        certificate = self._certificate(rows, multipliers, p)
+        status: Status = "optimal" if certificate.residual <= gap else "inaccurate"
+        return self._solution(status, Proposal(multipliers, p), numbers, certificate)
+
+    def _certificate(self, rows: Differences, multipliers: Float[Array, " a"], p: Float[Array, " d"]) -> Certificate:
+        """The residuals of the optimality conditions, in the units of `Certificate`."""
+        logits, squared = self.vectors @ p, float(p @ p)
+        apart = np.abs(logits[self.pairs.ties[:, 0]] - logits[self.pairs.ties[:, 1]]).max(initial=0.0)
+        combined = rows.combined(multipliers)
+        combined = combined - self._across(combined)
+        slack = rows.times(p) - 1
+        bound = float(multipliers.sum() / np.linalg.norm(combined))
+        return Certificate(
+            primal=max(0.0, 1 - float(self.pairs.margins(logits).min()), float(apart)),
+            dual=float(np.linalg.norm(p - combined)) / squared**0.5,
+            complementarity=float((multipliers * np.abs(slack)).max()) / squared,
+            gap=max(0.0, 1 - bound / squared**0.5),
+        )
+
+    def _across(self, y: Float[Array, " d"]) -> Float[Array, " d"]:
+        """What the ties can add to a combination of rows, as their multipliers make it."""
+        first, second = self.pairs.ties.T
+        return np.asarray(self.ties.multipliers(y) @ (self.vectors[first] - self.vectors[second]))
+
+    def _refuted(self, rows: Differences, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
+        """Infeasible when the weights are a Farkas vector to tolerance, else inaccurate by its residual."""
+        combined = rows.combined(weights)
+        across = self._across(combined)
+        size = float(weights @ rows.lengths())
+        residual = float(np.linalg.norm(combined - across)) / max(size, float(np.finfo(float).tiny))
+        status: Status = "infeasible" if residual <= TOLERANCE else "inaccurate"
+        return self._solution(status, Proposal(weights, None), numbers, Certificate(farkas=residual))
+
+    def _solution(
+        self, status: Status, found: Proposal, numbers: Int[Array, " a"], certificate: Certificate
+    ) -> MarginSolution:
+        """The answer: its pairs first, then the ties."""
+        heads, rivals, ties = self.pairs.plus(numbers), self.pairs.rivals[numbers], self.pairs.ties
+        rows = Differences(self.vectors, plus=heads, minus=rivals)
+        weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.combined(found.multipliers))])
+        p = np.zeros(self.vectors.shape[1]) if found.vector is None else found.vector
+        norm = float(np.linalg.norm(p))
+        return MarginSolution(
+            status=status,
+            vector=p,
+            margin=0.0 if status == "infeasible" else 1 / norm if norm > 0 else np.inf,
+            multipliers=np.zeros_like(weights) if found.vector is None else weights,
+            tokens=np.concatenate([np.stack([heads, rivals], axis=1), ties]).astype(np.intp),
+            certificate=certificate,
+            farkas=weights if status == "infeasible" else None,
+            seconds=time.perf_counter() - self.began,
+        )

@@ -1,0 +1,96 @@
+"""Rows that are never formed against formed ones, and active sets right and wrong."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.margin import purify
+from tokenmargin.margin.differences import Differences, Proposal
+from tokenmargin.margin.interior import interior_point
+from tokenmargin.margin.purify import balanced, purified
+
+
+def ordered_rows(rng: np.random.Generator, *, tokens: int = 40, d: int = 6, pairs: int = 300) -> Differences:
+    """Pairs that a hidden vector puts in order, so that a solution exists."""
+    vectors = rng.standard_normal((tokens, d))
+    logits = vectors @ rng.standard_normal(d)
+    first, second = rng.integers(0, tokens, (2, pairs))
+    first, second = first[first != second], second[first != second]
+    upper = logits[first] > logits[second]
+    return Differences(vectors, plus=np.where(upper, first, second), minus=np.where(upper, second, first))
+
+
+@pytest.mark.parametrize("d", [1, 6, 300])  # one block of columns, and two
+def test_products_are_those_of_the_rows(d: int) -> None:
+    rng = np.random.default_rng(d)
+    rows = ordered_rows(rng, d=d)
+    A = rows.dense(slice(None))
+    q, weights = rng.standard_normal(d), rng.random(len(rows))
+    np.testing.assert_allclose(rows.times(q), A @ q, atol=1e-12)
+    np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, atol=1e-11)
+    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, atol=1e-11)
+    np.testing.assert_allclose(rows.lengths(), np.linalg.norm(A, axis=1), rtol=1e-12)
+    lower = np.tril_indices(d)
+    mean = A.T @ weights / weights.sum()
+    np.testing.assert_allclose(rows.covariance(weights)[lower], ((A.T * weights) @ A)[lower], atol=1e-10)
+    np.testing.assert_allclose(
+        rows.covariance(weights, mean)[lower], (((A - mean).T * weights) @ (A - mean))[lower], atol=1e-10
+    )
+    some = rows.only(np.array([3, 1, 4]))
+    np.testing.assert_array_equal(some.dense(slice(None)), A[[3, 1, 4]])
+
+
+def test_the_gap_bounds_the_distance_to_the_optimum() -> None:
+    rng = np.random.default_rng(0)
+    rows = ordered_rows(rng)
+    best = interior_point(rows, gap=1e-9)
+    assert best.vector is not None
+    norm = np.linalg.norm(best.vector)
+    for size in (1e-3, 1e-2, 1e-1):
+        q = best.vector + size * rng.standard_normal(6) * norm / 50
+        multipliers = best.multipliers * rng.uniform(1 - size, 1 + size, len(rows))
+        least = rows.times(q).min()
+        gap = rows.gap(multipliers, q)
+        assert np.isinf(gap) == (least <= 0)
+        if least > 0:
+            assert gap >= np.linalg.norm(q) / least / norm - 1 - 1e-9
+    assert rows.gap(best.multipliers, -best.vector) == np.inf
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = ordered_rows(rng)
+    best = interior_point(rows, gap=1e-9)
+    assert best.vector is not None
+    assert rows.gap(best.multipliers, best.vector) < 1e-12
+    norm = np.linalg.norm(best.vector)
+    rough = Proposal(
+        best.multipliers * rng.uniform(0.99, 1.01, len(rows)), best.vector + 1e-3 * rng.standard_normal(6) * norm
+    )
+    active = best.multipliers > 0
+    found = purified(rows, rough, active)
+    assert found.vector is not None
+    np.testing.assert_allclose(found.vector, best.vector, atol=1e-9 * norm)
+    np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, atol=1e-9 * norm)
+    for j in range(0, len(rows), 61):  # a wrong set is put right, or the guess stays
+        active[j] ^= True
+        assert rows.gap(*purified(rows, rough, active)) <= rows.gap(*rough)
+        active[j] ^= True
+
+
+def test_too_many_active_constraints_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ordered_rows(np.random.default_rng(6))
+    best = interior_point(rows, gap=1e-9)
+    monkeypatch.setattr(purify, "_MOST", 1)
+    assert purified(rows, best, np.ones(len(rows), dtype=bool)) is best
+
+
+def test_contradictions_are_balanced() -> None:
+    """A triangle around the origin, and a row that takes no part in the contradiction."""
+    vectors = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0]])
+    rows = Differences(vectors, plus=np.array([1, 2, 3, 4]), minus=np.array([0, 0, 0, 0]))
+    found = balanced(rows, np.array([0.3, 0.35, 0.35, 1e-9]))
+    np.testing.assert_allclose(found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], atol=1e-12)
+    proof = interior_point(rows, gap=1e-9)
+    assert proof.vector is None
+    np.testing.assert_allclose(proof.multipliers / proof.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], atol=1e-9)
