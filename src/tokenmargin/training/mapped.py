@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,9 @@ class MappedSequences:
         """Over shards whose texts all have a token, as `prepare` leaves them."""
         if not sum(shard.n for shard in shards):
             raise ValueError("there is no text in the shards; prepare some with a token in them")
+        for shard in shards:
+            for array in (shard.ids, shard.offsets, shard.labels):
+                _expect_jumps(array)
         # Plain arrays over the mapping: slicing a memmap costs three times as much.
         return cls(
             tuple(np.asarray(shard.ids).view(np.ndarray) for shard in shards),
@@ -73,3 +77,10 @@ class MappedSequences:
         return Ragged(
             ids.to(self.device), segment.to(self.device), torch.from_numpy(labels).to(self.device, self.dtype)
         )
+
+
+def _expect_jumps(array: Array) -> None:
+    """Tell the kernel that a mapped array is read here and there: reading ahead would fetch far more than is used."""
+    mapping = getattr(array, "_mmap", None)
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        mapping.madvise(mmap.MADV_RANDOM)

@@ -138,7 +138,9 @@ class ByDimension(AbstractSplit):
 
     def complete(self, scores: Tensor, batch: Ragged) -> Tensor:
         """Only the tokens of the batch are exchanged; the others' scores are not filled in."""
-        tokens = torch.unique(batch.ids)
+        seen = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
+        seen[batch.ids] = True
+        tokens = seen.nonzero().squeeze(1)  # in order, and without the sorting of torch.unique
         whole = torch.empty_like(scores)
         whole[:, tokens] = self.ranks.sum_(scores[:, tokens], "vectors")
         return whole
