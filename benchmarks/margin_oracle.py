@@ -1,12 +1,14 @@
 """Is every max-margin answer right? 100,000 random problems against independent oracles.
 
-    python -m benchmarks.margin_oracle [--count 100000]
+    python -m benchmarks.margin_oracle [--count 100000] [--stacks]
 
 - A quarter are small integer problems, whose status and optimum are computed in exact integer arithmetic by trying
   every linearly independent active set.
 - The rest, of twelve kinds (see `margin_families`), are compared with clarabel, and every certificate is
   checked again in extended precision on the original constraints: a vector that separates all tokens proves
   feasibility, a Farkas vector proves infeasibility, whatever the oracle says.
+
+With `--stacks` the problems are solved many at a time (`solve_many`), by the compiled code of batches and atlas.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import itertools
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import clarabel
@@ -24,9 +27,10 @@ from scipy import sparse
 
 from benchmarks.margin_families import FAMILIES, integer_problems
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin import MarginSolution, max_margin, solve
-from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin import MarginSolution, solve, solve_many
+from tokenmargin.margin.constraints import Constraints, attention_constraints
 
+SolveAll = Callable[[Sequence[Constraints]], list[MarginSolution]]
 LARGEST = 1e-9
 """No residual of a claim may be larger."""
 
@@ -134,8 +138,7 @@ def check_proof(constraints: Constraints, solution: MarginSolution) -> float:
     )
 
 
-def compare(constraints: Constraints, tally: Tally) -> None:
-    solution = solve(constraints)
+def compare(constraints: Constraints, solution: MarginSolution, tally: Tally) -> None:
     tally.statuses[solution.status] += 1
     if solution.status == "inaccurate":
         tally.residual = max(tally.residual, solution.certificate.residual)
@@ -158,10 +161,11 @@ def compare(constraints: Constraints, tally: Tally) -> None:
         tally.difference = max(tally.difference, float(np.linalg.norm(ours - vector) / np.linalg.norm(vector)))
 
 
-def compare_exactly(rng: np.random.Generator, count: int) -> Tally:
+def compare_exactly(rng: np.random.Generator, count: int, *, solve_all: SolveAll) -> Tally:
     tally = Tally()
-    for problem, selected in integer_problems(rng, count=count):
-        solution = max_margin(problem, selected)
+    posed = list(integer_problems(rng, count=count))
+    solutions = solve_all([attention_constraints(*one) for one in posed])
+    for (problem, selected), solution in zip(posed, solutions, strict=True):
         tally.statuses[solution.status] += 1
         rows = (problem.keys.tokens[np.arange(problem.n), selected][:, None] - problem.keys.tokens).astype(int)
         others = np.arange(problem.T) != selected[:, None]
@@ -175,24 +179,30 @@ def compare_exactly(rng: np.random.Generator, count: int) -> Tally:
     return tally
 
 
-def run(count: int, *, seed: int = 0) -> dict[str, Tally]:
+def one_by_one(problems: Sequence[Constraints]) -> list[MarginSolution]:
+    return [solve(constraints) for constraints in problems]
+
+
+def run(count: int, *, seed: int = 0, solve_all: SolveAll = one_by_one) -> dict[str, Tally]:
     """The tallies of every family, `count` problems in all."""
     rng = np.random.default_rng(seed)
     share = (count - count // 4) // len(FAMILIES)
-    tallies = {"integer (exact)": compare_exactly(rng, count - share * len(FAMILIES))}
+    tallies = {"integer (exact)": compare_exactly(rng, count - share * len(FAMILIES), solve_all=solve_all)}
     for family in FAMILIES:
         tally = tallies[family.__name__] = Tally()
-        for _ in range(share):
-            compare(family(rng), tally)
+        posed = [family(rng) for _ in range(share)]
+        for constraints, solution in zip(posed, solve_all(posed), strict=True):
+            compare(constraints, solution, tally)
     return tallies
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--stacks", action="store_true", help="solve many at a time")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    tallies = run(arguments.count)
+    tallies = run(arguments.count, solve_all=solve_many if arguments.stacks else one_by_one)
     columns = ("optimal", "infeasible", "inaccurate")
     print(
         "| family | optimal | infeasible | inaccurate | wrong | over 1e-9 | residual | difference | refuted | silent |"

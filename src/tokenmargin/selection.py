@@ -57,11 +57,10 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
     n, T = mask.shape
     if alpha.shape != (n,) or alpha.dtype.kind not in "iu":
         raise ValueError(f"selected must be {n} integers, one token per input, got {alpha.dtype} {alpha.shape}")
-    if alpha.min() < 0 or alpha.max() >= T:
+    if alpha[alpha.argmin()] < 0 or alpha[alpha.argmax()] >= T:
         i = int(((alpha < 0) | (alpha >= T)).argmax())
         raise ValueError(f"selected token {alpha[i]} of input {i} is out of range 0..{T - 1}")
-    seen = mask[np.arange(n), alpha]
-    if not seen.all():
+    if not problem.keys.is_full and not (seen := mask[np.arange(n), alpha]).all():
         i = int(seen.argmin())
         raise ValueError(f"selected token {alpha[i]} of input {i} is hidden by the mask; select a visible token")
     return alpha.astype(np.intp, copy=False)

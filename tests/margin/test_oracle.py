@@ -3,22 +3,29 @@
 import numpy as np
 import pytest
 from benchmarks.margin_families import FAMILIES
-from benchmarks.margin_oracle import LARGEST, Tally, compare, compare_exactly, exact_norms
+from benchmarks.margin_oracle import LARGEST, Tally, compare, compare_exactly, exact_norms, one_by_one
+
+from tokenmargin.margin import solve_many
+
+WAYS = pytest.mark.parametrize("solve_all", [one_by_one, solve_many], ids=["single", "stacks"])
 
 
+@WAYS
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
-def test_every_family_agrees_with_the_oracle(family) -> None:
+def test_every_family_agrees_with_the_oracle(family, solve_all) -> None:
     rng = np.random.default_rng(12)
     tally = Tally()
-    for _ in range(60):
-        compare(family(rng), tally)
+    posed = [family(rng) for _ in range(60)]
+    for constraints, solution in zip(posed, solve_all(posed), strict=True):
+        compare(constraints, solution, tally)
     assert tally.wrong == tally.over == 0
     assert tally.statuses["inaccurate"] == 0
     assert tally.residual <= LARGEST
 
 
-def test_integer_problems_agree_with_exact_arithmetic() -> None:
-    tally = compare_exactly(np.random.default_rng(4), 600)
+@WAYS
+def test_integer_problems_agree_with_exact_arithmetic(solve_all) -> None:
+    tally = compare_exactly(np.random.default_rng(4), 600, solve_all=solve_all)
     assert tally.wrong == tally.over == 0
     assert min(tally.statuses["optimal"], tally.statuses["infeasible"]) > 100
     assert tally.difference < 1e-9

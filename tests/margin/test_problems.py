@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.instances import figure8, random_problem, shared_vocabulary_problem
-from tokenmargin.margin import choice_margin, class_margin, closed_form, max_margin, selection_arcs
+from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, closed_form, max_margin, selection_arcs
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import select, selected_tokens
@@ -82,8 +82,14 @@ def test_several_optimal_tokens_equal_the_search_over_all_choices() -> None:
         assert found.status == ("optimal" if minima else "infeasible")
         infeasible += not minima
         assert len(found.minima) == len(minima)
-        for minimum, choice in zip(found.minima, found.choices, strict=True):
+        if not minima:  # the refuted branches prove it
+            assert found.parts
+            assert all(part.farkas is not None and part.certificate.farkas <= TOLERANCE for part in found.parts)
+            assert found.certificate.residual <= TOLERANCE
+        for minimum in found.minima:
+            choice = minimum.choice
             assert minimum.is_optimal or least == 0
+            assert minimum.margin == pytest.approx(found.margin)
             assert min(np.linalg.norm(minimum.vector - p) for p in minima) <= 1e-7 * max(least, 1)
             assert all(sets[i, a] for i, a in enumerate(choice))
     assert 0 < infeasible < 40

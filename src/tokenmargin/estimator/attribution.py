@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
+from threadpoolctl import threadpool_limits
 
 from tokenmargin.estimator.encoder import Encoded
 from tokenmargin.estimator.weights import Scores
@@ -30,7 +31,7 @@ def in_chunks(documents: Sequence[Any], work: Callable[[Sequence[Any]], Result])
     chunks = [documents[at : at + CHUNK] for at in range(0, len(documents), CHUNK)] or [documents]
     if len(chunks) == 1:
         return [work(chunks[0])]
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool, threadpool_limits(1, user_api="blas"):
         return list(pool.map(work, chunks))
 
 

@@ -10,7 +10,7 @@ from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.choices import ChoiceSolution, choice_margin
+from tokenmargin.margin.choices import choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
@@ -20,6 +20,7 @@ from tokenmargin.margin.constraints import (
 )
 from tokenmargin.margin.corpus import corpus_margin
 from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.many import solve_many
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
@@ -32,7 +33,6 @@ __all__ = [
     "Arc",
     "Atlas",
     "Certificate",
-    "ChoiceSolution",
     "Constraints",
     "LimitDirection",
     "MarginBatch",
@@ -53,6 +53,7 @@ __all__ = [
     "selected_pairs",
     "selection_arcs",
     "solve",
+    "solve_many",
     "support_inputs",
 ]
 

@@ -207,10 +207,9 @@ class _Walk:
         children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
         children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
         children.residuals[todo] = verdicts.residuals.table
-        if verdicts.farkas is not None:
-            ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
-            alive[ruled_out] = False
-            self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
+        ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
+        alive[ruled_out] = False
+        self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
     def _systems(self, prefixes: Int[Array, "B j"]) -> Systems:

@@ -1,31 +1,31 @@
 """Thousands of max-margin problems of one shape in one call, each with its certificate.
 
-Preparation and certificates are done for a whole block of problems at once, in a second thread that prepares the
-next block while the solver works through this one.
+Small problems go from tokens to certified answers in compiled code, block by block, with a thread per processor; what
+it leaves undecided, and what is large, goes through the stacks of `system`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import TOLERANCE, Systems, normalised
+from tokenmargin.margin.answers import OUT_OF_RANGE, UNDECIDED, Answers
+from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import Verdicts, narrowed, solve_systems
+from tokenmargin.margin.system import MANY, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
-X = TypeVar("X")
-Y = TypeVar("Y")
-
-BLOCK_BYTES = 1 << 20
-"""Size of the constraint rows of one block: they stay in the cache between the passes over them."""
+BLOCK, BLOCK_BYTES = 128, 1 << 24
+"""Problems that a thread takes at a time, and the most memory that their constraint rows may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class MarginBatch:
     - `vectors`, `margins`, `multipliers`: as in `MarginSolution`, with a leading axis.
     - `farkas`: the proofs of infeasibility; rows of zeros elsewhere.
     - `residuals`: primal, dual, complementarity, gap and Farkas residual of each problem.
-    - `tokens`: (input, position) of each constraint of each problem; the last position stands where the selected
-      one would be.
+    - `selected`: the selected tokens; their constraints are in the order of `max_margin`.
+    - `seconds`: time taken in all; a solution taken out of the batch carries its share.
     """
 
     vectors: Float[Array, "B d"]
@@ -45,7 +45,8 @@ class MarginBatch:
     multipliers: Float[Array, "B k"]
     farkas: Float[Array, "B k"]
     residuals: Float[Array, "B 5"]
-    tokens: Int[Array, "B k 2"]
+    selected: Int[Array, "B n"]
+    seconds: float
 
     def __len__(self) -> int:
         return len(self.margins)
@@ -60,24 +61,37 @@ class MarginBatch:
         """Which problems are proven to be solved."""
         return (self.residuals[:, :4].max(axis=1) <= TOLERANCE) & ~self.infeasible
 
+    @property
+    def tokens(self) -> Int[Array, "B k 2"]:
+        """(input, position) of each constraint of each problem."""
+        return _tokens(self.selected, self.multipliers.shape[1])
+
     def __getitem__(self, b: int) -> MarginSolution:
         b = range(len(self))[b]
-        status: Status = "optimal" if self.optimal[b] else "infeasible" if self.infeasible[b] else "inaccurate"
+        certificate = Certificate(*self.residuals[b].tolist())
+        status: Status = "inaccurate"
+        if certificate.residual <= TOLERANCE:
+            status = "infeasible" if certificate.farkas <= TOLERANCE else "optimal"
         return MarginSolution(
             status=status,
             vector=self.vectors[b],
             margin=float(self.margins[b]),
             multipliers=self.multipliers[b],
-            tokens=self.tokens[b],
-            certificate=Certificate(*self.residuals[b].tolist()),
+            tokens=_tokens(self.selected[b : b + 1], self.multipliers.shape[1])[0],
+            certificate=certificate,
             farkas=self.farkas[b] if status == "infeasible" else None,
+            seconds=self.seconds / len(self),
         )
+
+    def __iter__(self) -> Iterator[MarginSolution]:
+        return map(self.__getitem__, range(len(self)))
 
 
 def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
     *,
+    threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MarginBatch:
     """ATT-SVM for every row of `selected`, each with its own keys or all with the same.
@@ -85,6 +99,7 @@ def max_margin_batch(
     **Arguments**
     - `keys`: the tokens, of shape (B, n, T, d), or (1, n, T, d) when all selections are of one problem.
     - `selected`: one token per input and problem.
+    - `threads`: how many to use; one per processor by default.
     - `progress`: called with the number of problems done, after every block.
 
     >>> keys = np.array([[[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [0.5, 1.0]]]])
@@ -92,30 +107,34 @@ def max_margin_batch(
     >>> batch.vectors[0].round(6), batch.optimal
     (array([1.333333, 0.333333]), array([ True, False]))
     """
+    began = time.perf_counter()
     keys, selected = _checked(keys, selected)
     B, n = selected.shape
     T, d = keys.shape[2:]
-    # The last token takes the place of the selected one: all other rows are copied as they lie.
-    others = np.where(np.arange(T - 1) == selected[:, :, None], T - 1, np.arange(T - 1))
-    results = MarginBatch(
-        vectors=np.zeros((B, d)),
-        margins=np.zeros(B),
-        multipliers=np.zeros((B, n * (T - 1))),
-        farkas=np.zeros((B, n * (T - 1))),
-        residuals=np.full((B, 5), np.inf),
-        tokens=np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, n * (T - 1), 2),
-    )
-    block = max(1, BLOCK_BYTES // (8 * n * T * d))
-    blocks = [slice(start, min(start + block, B)) for start in range(0, B, block)]
-    for where, (systems, narrow) in zip(blocks, _ahead(lambda w: _prepared(keys, selected[w], w), blocks), strict=True):
-        _record(results, where, systems, solve_systems(systems, narrow=narrow))
+    answers = Answers.empty(B, n * (T - 1), d)
+    block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
+    blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
+    works = (lambda where=where: _answer(keys, selected, where, answers) for where in blocks)
+    for where, _ in zip(blocks, _in_threads(works, min(threads or _processors(), len(blocks))), strict=True):
         if progress is not None:
             progress(where.stop)
-    return results
+    margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
+    if T == 1:  # nothing to separate
+        margins[:], answers.residuals[:, :4] = np.inf, 0.0
+    return MarginBatch(
+        vectors=answers.vectors,
+        margins=margins,
+        multipliers=answers.multipliers,
+        farkas=answers.farkas,
+        residuals=answers.residuals,
+        selected=selected,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _checked(keys: object, selected: object) -> tuple[Array, Array]:
-    tokens, alpha = np.asarray(keys, dtype=np.float64), np.asarray(selected)
+    """Contiguous and read-only keys and selections; whether the keys are finite is seen on the way."""
+    tokens, alpha = np.asarray(keys, dtype=np.float64, order="C").view(), np.asarray(selected)
     if tokens.ndim != 4 or 0 in tokens.shape:
         raise ValueError(f"keys must have shape (B, n, T, d) with no empty axis, got {tokens.shape}")
     if alpha.ndim != 2 or alpha.dtype.kind not in "iu" or alpha.shape[1] != tokens.shape[1]:
@@ -126,49 +145,67 @@ def _checked(keys: object, selected: object) -> tuple[Array, Array]:
         raise ValueError(f"keys must describe one problem or {len(alpha)} (one per selection), got {len(tokens)}")
     if alpha.size and (alpha.min() < 0 or alpha.max() >= tokens.shape[2]):
         raise ValueError(f"selected must lie in 0..{tokens.shape[2] - 1}, got {alpha.min()}..{alpha.max()}")
-    if not np.isfinite(tokens).all():
+    alpha = alpha.astype(np.intp, order="C")  # a copy: the batch keeps it
+    for array in (tokens, alpha):
+        array.setflags(write=False)
+    return tokens, alpha
+
+
+def _processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_threads(works: Iterable[Callable[[], Any]], threads: int) -> Iterator[Any]:
+    """The results of `works`, in order."""
+    if threads < 2:
+        yield from (work() for work in works)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(lambda work: work(), works)
+
+
+def _others(selected: Int[Array, "B n"], T: int) -> Int[Array, "B n others"]:
+    """Positions of the tokens that are not selected."""
+    positions = np.arange(T - 1)
+    return positions + (positions >= selected[:, :, None])
+
+
+def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
+    """(input, position) of the k constraints of each selection."""
+    B, n = selected.shape
+    others = _others(selected, k // n + 1)
+    return np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, k, 2)
+
+
+def _answer(keys: Array, selected: Array, where: slice, answers: Answers) -> None:
+    """Answer a block of problems: in compiled code, and the rest as a stack."""
+    from tokenmargin.margin.stack import solve_keys  # compiled code, loaded where it is used
+
+    if answers.multipliers.shape[1] <= MANY:
+        solve_keys(keys, selected, where.start, where.stop, answers)
+    codes = answers.codes[where]
+    if (codes == OUT_OF_RANGE).any() and not np.isfinite(keys if len(keys) == 1 else keys[where]).all():
         raise ValueError("keys must be finite; remove or impute the tokens that are not")
-    return tokens, alpha.astype(np.intp, copy=False)
+    left = where.start + np.flatnonzero((codes == UNDECIDED) | (codes == OUT_OF_RANGE))
+    if len(left):
+        _answer_as_stack(keys, selected, left, answers)
 
 
-def _ahead(work: Callable[[X], Y], items: list[X]) -> Iterator[Y]:
-    """`map(work, items)`, one item ahead of its consumer."""
-    if len(items) < 2:
-        yield from map(work, items)
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        coming = pool.submit(work, items[0])
-        for item in items[1:]:
-            ready, coming = coming, pool.submit(work, item)
-            yield ready.result()
-        yield coming.result()
-
-
-def _prepared(keys: Array, selected: Array, where: slice) -> tuple[Systems, Array]:
-    """The constraint rows `k_{i alpha_i} - k_it` of a block, and the narrow rows for the solver."""
-    tokens = keys if len(keys) == 1 else keys[where]
-    first = np.zeros((len(selected), 1), dtype=np.intp) if len(keys) == 1 else np.arange(len(selected))[:, None]
-    inputs = np.arange(tokens.shape[1])
-    chosen = tokens[first, inputs, selected]
-    rows = chosen[:, :, None] - tokens[:, :, :-1]
-    problem, i = np.nonzero(selected < tokens.shape[2] - 1)
-    rows[problem, i, selected[problem, i]] = chosen[problem, i] - tokens[first[problem, 0], i, -1]
-    rows = rows.reshape(len(selected), -1, tokens.shape[3])
-    systems = normalised(rows, np.ones((1, rows.shape[1])))
-    return systems, narrowed(systems.rows)
-
-
-def _record(results: MarginBatch, where: slice, systems: Systems, verdicts: Verdicts) -> None:
-    """Write the block's answers in the units of the problem."""
-    multipliers = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
-    results.multipliers[where] = multipliers
-    results.vectors[where] = verdicts.residuals.vectors * systems.scale[:, None]
-    results.residuals[where, :4] = verdicts.residuals.table
-    norm = verdicts.residuals.norm * systems.scale
-    results.margins[where] = np.divide(1.0, norm, out=np.zeros_like(norm), where=norm > 0)
-    if verdicts.farkas is None:
-        return
+def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: Answers) -> None:
+    """Answer the given problems through `solve_systems`, in the units of the problem."""
+    first = which[:, None] if len(keys) > 1 else np.zeros((1, 1), dtype=np.intp)
+    inputs, alpha = np.arange(keys.shape[1]), selected[which]
+    rows = (
+        keys[first, inputs, alpha][:, :, None] - keys[first[:, :, None], inputs[:, None], _others(alpha, keys.shape[2])]
+    )
+    systems = normalised(rows.reshape(len(which), -1, keys.shape[3]), np.ones((1, answers.multipliers.shape[1])))
+    verdicts = solve_systems(systems)
+    answers.multipliers[which] = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
+    answers.vectors[which] = verdicts.residuals.vectors * systems.scale[:, None]
+    answers.norms[which] = verdicts.residuals.norm * systems.scale
+    answers.residuals[which, :4] = verdicts.residuals.table
+    answers.residuals[which, 4] = verdicts.farkas.residual
     farkas = verdicts.farkas.weights / systems.lengths
     total = farkas.sum(axis=1, keepdims=True)
-    results.farkas[where] = np.divide(farkas, total, out=np.zeros_like(farkas), where=total > 0)
-    results.residuals[where, 4] = verdicts.farkas.residual
+    answers.farkas[which] = np.divide(farkas, total, out=np.zeros_like(farkas), where=total > 0)

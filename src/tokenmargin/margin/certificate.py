@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 __all__ = ["TOLERANCE", "Residuals", "Systems", "farkas_residual", "judge", "normalised"]
@@ -20,6 +20,7 @@ UNRESOLVED = 1e-3
 """A violation hidden by rounding counts as such up to this share of its bound, and as a violation beyond."""
 _EPS = float(np.finfo(float).eps)
 _TINY = float(np.finfo(float).tiny)
+_SMALLEST = 1e-280  # squared lengths below, and above its reciprocal, may have suffered under- or overflow
 
 
 class Systems(NamedTuple):
@@ -37,8 +38,12 @@ class Systems(NamedTuple):
 
     def one(self, b: int) -> Systems:
         """The stack that holds system `b` alone."""
-        s = slice(b, b + 1)
-        return Systems(self.rows[s], self.bound[s], self.equality, self.size[s], self.lengths[s], self.scale[s])
+        return self.some(slice(b, b + 1))
+
+    def some(self, which: slice | Int[Array, " c"]) -> Systems:
+        """The stack of the given systems."""
+        rows, bound, equality, size, lengths, scale = self
+        return Systems(rows[which], bound[which], equality, size[which], lengths[which], scale[which])
 
 
 class Residuals(NamedTuple):
@@ -61,14 +66,24 @@ def normalised(
     raw: Float[Array, "B k r"], bound: Float[Array, "#B k"], equality: Bool[Array, " k"] | None = None
 ) -> Systems:
     """Unit rows, and bounds (none negative) of at most 1; a row of length zero stays zero."""
-    lengths = np.sqrt(np.einsum("bkr,bkr->bk", raw, raw))
-    if not lengths.all():
-        lengths[lengths == 0] = 1.0
+    lengths = _lengths(raw)
     relative = bound / lengths
     scale = np.maximum.reduce(relative, axis=1, initial=_TINY)
     relative /= scale[:, None]
     size = relative if bound.all() else np.where(relative > 0, relative, 1.0)
     return Systems(raw / lengths[:, :, None], relative, equality, size, lengths, scale)
+
+
+def _lengths(raw: Float[Array, "B k r"]) -> Float[Array, "B k"]:
+    """Length of every row, 1 for rows of length zero."""
+    squared = np.einsum("bkr,bkr->bk", raw, raw)
+    if squared.min(initial=1.0) > _SMALLEST and squared.max(initial=1.0) < 1 / _SMALLEST:
+        return np.sqrt(squared)
+    largest = np.abs(raw).max(axis=2, initial=0.0)
+    largest[largest == 0] = 1.0
+    lengths = largest * np.sqrt(((raw / largest[:, :, None]) ** 2).sum(axis=2))
+    lengths[lengths == 0] = 1.0
+    return lengths
 
 
 def judge(systems: Systems, multipliers: Float[Array, "B k"], vectors: Float[Array, "B r"] | None = None) -> Residuals:

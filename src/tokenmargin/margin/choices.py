@@ -12,47 +12,22 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import choice_constraints
-from tokenmargin.margin.solution import MarginSolution, Status
+from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import checked_token_sets, optimal_tokens
 
-__all__ = ["ChoiceSolution", "choice_margin"]
+__all__ = ["choice_margin"]
 
 SAME_NORM = 1e-9
 """Norms within this share of the least are equal; vectors within this share of their norm are the same minimum."""
-
-
-@dataclass(frozen=True, eq=False)
-class ChoiceSolution:
-    """All global minima of ATT-SVM'.
-
-    **Attributes**
-    - `status`: "optimal", "infeasible" (every choice was refuted by a Farkas vector), or "inaccurate" when the budget
-      ran out or a branch could not be decided in double precision.
-    - `minima`: the distinct minimisers, each certified on the constraints of its choice.
-    - `choices`: for each minimum, the chosen token of every input.
-    - `nodes`: convex problems solved.
-    - `seconds`: time taken.
-    """
-
-    status: Status
-    minima: tuple[MarginSolution, ...]
-    choices: tuple[tuple[int, ...], ...]
-    nodes: int
-    seconds: float
-
-    @property
-    def margin(self) -> float:
-        """The common margin `1 / |p|` of the minima; zero when there are none."""
-        return self.minima[0].margin if self.minima else 0.0
 
 
 def choice_margin(
@@ -61,8 +36,12 @@ def choice_margin(
     *,
     budget: int = 100_000,
     progress: Callable[[int], None] | None = None,
-) -> ChoiceSolution:
-    """All shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
+) -> MarginSolution:
+    """The shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
+
+    The answer is one of the global minima; `minima` are all of them, distinct, each certified on the constraints of its
+    `choice`. It is "infeasible" when every branch was refuted by a Farkas vector, and "inaccurate" when the budget ran
+    out or a branch could not be decided in double precision.
 
     **Arguments**
     - `optimal`: the sets `O_i`; the tokens of highest score by default.
@@ -75,21 +54,23 @@ def choice_margin(
     """
     began = time.perf_counter()
     sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
-    least, nodes, proven = np.inf, 0, True
+    least, solves, proven = np.inf, 0, True
+    refuted: list[MarginSolution] = []
     found: list[tuple[float, dict[int, int], MarginSolution]] = []
     order = itertools.count()  # ties in the bound: first come, first served
     heap: list[tuple[float, int, dict[int, int]]] = [(0.0, next(order), {})]
     while heap and heap[0][0] <= least * (1 + SAME_NORM):
-        if nodes >= budget:
+        if solves >= budget:
             proven = False
             break
         _, _, choices = heapq.heappop(heap)
         solution = solve(choice_constraints(problem, sets, choices))
-        nodes += 1
+        solves += 1
         if progress is not None:
-            progress(nodes)
+            progress(solves)
         proven &= solution.status != "inaccurate"
         if solution.status == "infeasible":
+            refuted.append(solution)
             continue
         norm = 1 / solution.margin
         if norm > least * (1 + SAME_NORM):
@@ -104,13 +85,26 @@ def choice_margin(
         for token in np.flatnonzero(sets[worst]).tolist():
             heapq.heappush(heap, (norm, next(order), choices | {worst: token}))
     minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)])
-    status: Status = "inaccurate" if not proven else "optimal" if minima else "infeasible"
-    return ChoiceSolution(
-        status=status,
-        minima=tuple(solution for _, solution in minima),
-        choices=tuple(tuple(choices[i] for i in range(problem.n)) for choices, _ in minima),
-        nodes=nodes,
-        seconds=time.perf_counter() - began,
+    if minima:
+        # A minimum is certified already; what the search says is whether it is global, and whether there are others.
+        answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
+    else:
+        answer = _none(problem, refuted if proven else [])
+    return replace(answer, solves=solves + len(minima), seconds=time.perf_counter() - began)
+
+
+def _none(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginSolution:
+    """No minimum: infeasible when all branches are refuted, else not known."""
+    proof = max((branch.certificate.farkas for branch in refuted), default=np.inf)
+    return MarginSolution(
+        status="infeasible" if refuted else "inaccurate",
+        vector=problem.keys.zero(),
+        margin=0.0,
+        multipliers=np.zeros(0),
+        tokens=np.zeros((0, 2), dtype=np.intp),
+        certificate=Certificate(farkas=proof),
+        parts=tuple(refuted),
+        choice=(),
     )
 
 
@@ -123,11 +117,12 @@ def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"
 
 def _distinct(
     problem: TokenProblem, sets: Bool[Array, "n T"], found: list[tuple[float, dict[int, int], MarginSolution]]
-) -> list[tuple[dict[int, int], MarginSolution]]:
-    """One entry per minimiser, certified on the constraints of all inputs."""
-    kept: list[tuple[dict[int, int], MarginSolution]] = []
+) -> list[MarginSolution]:
+    """One solution per minimiser, certified on the constraints of all inputs."""
+    kept: list[MarginSolution] = []
     for norm, choices, solution in found:
-        distances = (problem.keys.norm(solution.vector - other.vector) for _, other in kept)
+        distances = (problem.keys.norm(solution.vector - other.vector) for other in kept)
         if all(distance > SAME_NORM * norm for distance in distances):
-            kept.append((choices, solve(choice_constraints(problem, sets, choices))))
+            choice = tuple(choices[i] for i in range(problem.n))
+            kept.append(replace(solve(choice_constraints(problem, sets, choices)), choice=choice))
     return kept

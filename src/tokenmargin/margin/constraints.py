@@ -6,6 +6,7 @@ Each function here poses one of the papers' problems; `solve` in the module besi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -67,17 +68,29 @@ class Constraints:
         return self.geometry.combine(coefficients)
 
 
+@lru_cache(maxsize=64)
+def _ones(k: int) -> Float[Array, " k"]:
+    ones = np.ones(k)
+    ones.setflags(write=False)
+    return ones
+
+
 def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
     keys = problem.keys
-    first = np.arange(len(alpha))
-    others = keys.mask.copy()
-    others[first, alpha] = False
-    inputs, positions = others.nonzero()
-    plus = keys.index[first, alpha][inputs]
-    token = np.array((inputs, positions)).T
-    return Constraints(keys, plus, keys.index[others], np.ones(len(inputs)), token)
+    chosen = keys.starts + alpha
+    others = keys.mask.flatten()
+    others[chosen] = False
+    inputs, positions = others.reshape(keys.mask.shape).nonzero()
+    index = keys.index.ravel()
+    return Constraints(
+        geometry=keys,
+        plus=index.take(chosen).take(inputs),
+        minus=index.take(others.nonzero()[0]),
+        bound=_ones(len(inputs)),
+        token=np.array((inputs, positions)).T,
+    )
 
 
 def relaxed_constraints(problem: TokenProblem, selected: Selection, support: Bool[Array, " n"]) -> Constraints:

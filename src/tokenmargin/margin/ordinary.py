@@ -6,6 +6,8 @@ to the general path. A single small problem is solved and certified in the time 
 
 from __future__ import annotations
 
+from functools import cache
+
 import daqp
 import numpy as np
 from jaxtyping import Float
@@ -19,39 +21,51 @@ __all__ = ["solve_ordinary"]
 _INFINITE = 1e30  # what daqp takes for no bound
 _LARGEST = 10_000  # numbers in the rows: beyond, the general path's ways with large systems win
 _WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
+_SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
+_RANGE = 1e140  # lengths up to this, and down to its reciprocal, have squares
+
+
+@cache
+def _unbounded(k: int) -> Float[Array, " k"]:
+    return np.full(k, _INFINITE)
 
 
 def solve_ordinary(
     rows: Float[Array, "k r"], bound: Float[Array, " k"]
 ) -> tuple[Float[Array, " k"], Float[Array, " r"], Certificate] | None:
-    """Multipliers, vector and certificate of `min |y|, rows y >= bound`; None unless proven optimal at once."""
+    """Multipliers, vector and certificate of `min |y|, rows y >= bound`; None unless proven optimal at once.
+
+    The residuals are ratios that do not change when a row is scaled together with its bound, all but one: how negative
+    a multiplier is beside the largest. So rows are left as they are, and negative multipliers to the general path.
+    """
     k, r = rows.shape
-    if rows.size > _LARGEST or r > _WIDE * k or not bound.all():
+    if not 0 < rows.size <= _LARGEST or r > _WIDE * k:
         return None
-    lengths = np.sqrt(np.einsum("kr,kr->k", rows, rows))
-    if not lengths.all():
+    # Extremes by their place, products as methods: on small arrays four times as fast as reductions and operators.
+    squares = np.einsum("kr,kr->k", rows, rows)
+    shortest, longest = squares.item(squares.argmin()) ** 0.5, squares.item(squares.argmax()) ** 0.5
+    least, most = bound.item(bound.argmin()), bound.item(bound.argmax())
+    if not (1 / _RANGE < longest <= _SPREAD * shortest and longest < _RANGE and 0 < most <= _SPREAD * least):
         return None
-    unit = rows / lengths[:, None]
-    relative = bound / lengths
-    scale = relative.max()
-    relative /= scale
-    _, _, flag, info = daqp.solve(None, None, unit, np.full(k, _INFINITE), relative)
+    scale = shortest / most  # the solver's tolerances are for vectors of length about 1
+    scaled = bound * scale
+    _, _, flag, info = daqp.solve(None, None, rows, _unbounded(k), scaled)
     if flag < 1:
         return None
-    multipliers = -info["lam"]
-    y = multipliers @ unit
-    squared = float(y @ y)
-    slack = unit @ y - relative
+    multipliers = np.negative(info["lam"])
+    y = multipliers.dot(rows)
+    squared = y.dot(y).item()
+    if multipliers.item(multipliers.argmin()) < 0 or not squared > 0:
+        return None
+    slack = rows.dot(y)
+    slack -= scaled
+    gap = abs(multipliers.dot(slack).item()) / squared
     products = multipliers * slack
-    largest = float(multipliers.max())
-    if not largest > 0:
+    complementarity = max(products.item(products.argmax()), -products.item(products.argmin())) / squared
+    slack /= scaled
+    primal = max(0.0, -slack.item(slack.argmin()))
+    if not max(primal, complementarity, gap) <= TOLERANCE:
         return None
-    certificate = Certificate(
-        primal=max(0.0, -float((slack / relative).min())),
-        dual=max(0.0, -float(multipliers.min()) / largest),
-        complementarity=max(float(products.max()), -float(products.min())) / squared,
-        gap=abs(float(products.sum())) / squared,
-    )
-    if certificate.residual > TOLERANCE:
-        return None
-    return multipliers * (scale / lengths), y * scale, certificate
+    multipliers /= scale
+    y /= scale
+    return multipliers, y, Certificate(primal, 0.0, complementarity, gap)

@@ -85,7 +85,7 @@ def _solved(
     systems = normalised(rows.reshape(*shape, problem.keys.dimension), asked.reshape(shape).astype(float))
     verdicts = solve_systems(systems)
     solved = verdicts.residuals.largest <= TOLERANCE
-    refuted = np.zeros_like(solved) if verdicts.farkas is None else verdicts.farkas.residual <= TOLERANCE
+    refuted = verdicts.farkas.residual <= TOLERANCE
     return verdicts.residuals.vectors * systems.scale[:, None], solved, refuted
 
 

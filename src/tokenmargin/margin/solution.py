@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -14,8 +14,7 @@ __all__ = ["Certificate", "MarginSolution", "Status"]
 Status = Literal["optimal", "infeasible", "inaccurate"]
 
 
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(NamedTuple):
     """Residuals of the optimality conditions, each relative to the problem's own scale.
 
     - `primal`: largest violation of a constraint, in units of the margin.
@@ -53,6 +52,13 @@ class MarginSolution:
     - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`, proving infeasibility; None otherwise.
     - `certificate`: the residuals.
     - `seconds`: time taken.
+    - `solves`: convex problems solved on the way.
+
+    ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
+
+    - `choice`: the chosen token of every input.
+    - `parts`: all global minima, or for an infeasible problem the refuted branches of the search, each with the Farkas
+      vector of its choice. The solution's own residuals are then the largest among them.
     """
 
     status: Status
@@ -63,6 +69,16 @@ class MarginSolution:
     certificate: Certificate
     farkas: Float[Array, " k"] | None = None
     seconds: float = 0.0
+    solves: int = 1
+    choice: tuple[int, ...] | None = None
+    parts: tuple[MarginSolution, ...] = ()
+
+    @property
+    def minima(self) -> tuple[MarginSolution, ...]:
+        """All global minima: the solution itself where the problem is convex, none where it is infeasible."""
+        if self.status == "infeasible":
+            return ()
+        return self.parts if self.choice is not None else (self,)
 
     @property
     def active(self) -> Int[Array, " a"]:

@@ -14,13 +14,13 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin.certificate import TOLERANCE, judge, normalised
+from tokenmargin.margin.certificate import TOLERANCE, Systems, judge, normalised
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.ordinary import solve_ordinary
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import solve_systems
+from tokenmargin.margin.system import Verdicts, solve_systems
 
-__all__ = ["closed_form", "solve"]
+__all__ = ["closed_form", "concluded", "solve", "unresolved"]
 
 
 def solve(constraints: Constraints) -> MarginSolution:
@@ -37,23 +37,34 @@ def solve(constraints: Constraints) -> MarginSolution:
     quick = None if constraints.equality is not None else solve_ordinary(rows, constraints.bound)
     if quick is not None:
         multipliers, y, certificate = quick
-        return _solved(constraints, multipliers, y, certificate, began)
+        return _solved(constraints, multipliers, y, certificate, time.perf_counter() - began)
     if not constraints.bound.any():  # nothing asks for a margin: p = 0
         return _unmoved(constraints, "optimal", Certificate(0.0, 0.0, 0.0, 0.0))
     systems = normalised(rows[None], constraints.bound[None], constraints.equality)
-    resolution = constraints.geometry.resolution
-    if resolution > 0 and (constraints.bound[systems.lengths[0] <= resolution] > 0).any():
-        # Two tokens at one place cannot be separated; by their inner products, nearly equal ones look the same.
+    if unresolved(constraints, systems.lengths[0]):
         return _unmoved(constraints, "inaccurate", Certificate())
-    verdict = solve_systems(systems, by_multipliers=not isinstance(constraints.geometry, Coordinates))
-    lengths, scale = systems.lengths[0], systems.scale[0]
-    if verdict.farkas is not None and verdict.farkas.residual[0] < np.inf:
-        farkas = verdict.farkas.weights[0] / lengths
-        certificate = Certificate(farkas=float(verdict.farkas.residual[0]))
-        return _infeasible(constraints, farkas / (farkas @ constraints.bound), certificate, began)
-    certificate = Certificate(*verdict.residuals.table[0].tolist())
-    multipliers = verdict.multipliers[0] * (scale / lengths)
-    return _solved(constraints, multipliers, verdict.residuals.vectors[0] * scale, certificate, began)
+    verdicts = solve_systems(systems, by_multipliers=not isinstance(constraints.geometry, Coordinates))
+    return concluded(constraints, systems, verdicts, 0, seconds=time.perf_counter() - began)
+
+
+def unresolved(constraints: Constraints, lengths: Float[Array, " k"]) -> bool:
+    """Whether tokens to be separated are closer than the geometry can tell: by inner products, they look equal."""
+    resolution = constraints.geometry.resolution
+    return resolution > 0 and bool((constraints.bound[lengths <= resolution] > 0).any())
+
+
+def concluded(
+    constraints: Constraints, systems: Systems, verdicts: Verdicts, b: int, *, seconds: float
+) -> MarginSolution:
+    """The verdict on system `b` as the solution of its constraints, in their units."""
+    lengths, scale = systems.lengths[b], systems.scale[b]
+    if verdicts.farkas.residual[b] < np.inf:
+        farkas = verdicts.farkas.weights[b] / lengths
+        certificate = Certificate(farkas=float(verdicts.farkas.residual[b]))
+        return _infeasible(constraints, farkas / (farkas @ constraints.bound), certificate, seconds)
+    certificate = Certificate(*verdicts.residuals.table[b].tolist())
+    multipliers = verdicts.multipliers[b] * (scale / lengths)
+    return _solved(constraints, multipliers, verdicts.residuals.vectors[b] * scale, certificate, seconds)
 
 
 def _solved(
@@ -61,9 +72,9 @@ def _solved(
     multipliers: Float[Array, " k"],
     y: Float[Array, " r"],
     certificate: Certificate,
-    began: float,
+    seconds: float,
 ) -> MarginSolution:
-    squared = float(y @ y)
+    squared = float(y.dot(y))
     return MarginSolution(
         "optimal" if certificate.residual <= TOLERANCE else "inaccurate",
         constraints.parameter(multipliers, y),
@@ -72,7 +83,7 @@ def _solved(
         constraints.token,
         certificate,
         None,
-        time.perf_counter() - began,
+        seconds,
     )
 
 
@@ -85,7 +96,7 @@ def _unmoved(constraints: Constraints, status: Status, certificate: Certificate)
 
 
 def _infeasible(
-    constraints: Constraints, farkas: Float[Array, " k"], certificate: Certificate, began: float
+    constraints: Constraints, farkas: Float[Array, " k"], certificate: Certificate, seconds: float
 ) -> MarginSolution:
     return MarginSolution(
         status="infeasible",
@@ -95,7 +106,7 @@ def _infeasible(
         tokens=constraints.token,
         certificate=certificate,
         farkas=farkas,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
     )
 
 

@@ -1,4 +1,7 @@
-"""Stacks of systems solved: daqp proposes, `judge` decides, and what fails is rescued one by one."""
+"""Stacks of systems solved: a solver proposes, the certificate decides, and what fails is rescued one by one.
+
+Many small systems go through the compiled search of `stack`; few, large or tied ones through daqp.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.answers import UNDECIDED
 from tokenmargin.margin.certificate import TOLERANCE, Residuals, Systems, judge
 from tokenmargin.margin.master import propose_by_cuts
 from tokenmargin.margin.rescue import VANISHED, Refutation, rescue
 
-__all__ = ["Farkas", "Verdicts", "narrowed", "solve_systems"]
+__all__ = ["FEW", "MANY", "Farkas", "Verdicts", "solve_systems"]
 
+FEW, MANY = 16, 100
+"""Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
@@ -33,25 +39,50 @@ class Verdicts(NamedTuple):
 
     multipliers: Float[Array, "B k"]
     residuals: Residuals
-    farkas: Farkas | None
+    farkas: Farkas
 
 
-def solve_systems(
-    systems: Systems, *, narrow: Float[Array, "B k s"] | None = None, by_multipliers: bool = False
-) -> Verdicts:
+def solve_systems(systems: Systems, *, by_multipliers: bool = False, few: int = FEW) -> Verdicts:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
 
     **Arguments**
-    - `narrow`: `narrowed(systems.rows)`, where that has been prepared.
-    - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the
-      last digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
+    - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the last
+      digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
+    - `few`: fewer systems than this go without compiled code.
     """
-    multipliers = propose(systems, narrowed(systems.rows) if narrow is None else narrow)
+    B, k, _ = systems.rows.shape
+    if few > B or k > MANY or systems.equality is not None:
+        return _one_by_one(systems, by_multipliers=by_multipliers)
+    # Compiled code takes its time to load: only where there is work for it.
+    from tokenmargin.margin.stack import solve_stack
+
+    answers = solve_stack(systems.rows, systems.bound, systems.size)
+    residuals = Residuals(answers.residuals[:, :4], answers.norms, answers.vectors)
+    verdicts = Verdicts(answers.multipliers, residuals, Farkas(answers.farkas, answers.residuals[:, 4]))
+    left = np.flatnonzero(answers.codes == UNDECIDED)
+    if len(left):
+        _replace(verdicts, left, _one_by_one(systems.some(left), by_multipliers=by_multipliers))
+    return verdicts
+
+
+def _replace(verdicts: Verdicts, which: Int[Array, " c"], others: Verdicts) -> None:
+    """Write the verdicts of the given systems over those that are there."""
+    verdicts.multipliers[which] = others.multipliers
+    for array, values in zip(verdicts.residuals, others.residuals, strict=True):
+        array[which] = values
+    if others.farkas is not None:
+        for array, values in zip(verdicts.farkas, others.farkas, strict=True):
+            array[which] = values
+
+
+def _one_by_one(systems: Systems, *, by_multipliers: bool) -> Verdicts:
+    """As `solve_systems`: daqp proposes, one system after the other, and what fails is refuted or rescued."""
+    multipliers = propose(systems, narrowed(systems.rows))
     residuals = judge(systems, multipliers)
     failed = residuals.largest > TOLERANCE
-    if not failed.any():
-        return Verdicts(multipliers, residuals, None)
     farkas = Farkas(np.zeros_like(multipliers), np.full(len(multipliers), np.inf))
+    if not failed.any():
+        return Verdicts(multipliers, residuals, farkas)
     hopeless = failed & ~multipliers.any(axis=1)
     if systems.equality is None and hopeless.any():
         _refute(systems, np.flatnonzero(hopeless), farkas)

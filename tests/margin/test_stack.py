@@ -1,0 +1,134 @@
+"""Compiled stacks: the certificate is that of `judge`, hard cases are handed on, extremes are no surprise."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tokenmargin.instances import random_problem
+from tokenmargin.margin import class_margin, label_margin, max_margin, max_margin_batch, solve, solve_many
+from tokenmargin.margin.answers import INFEASIBLE, SOLVED
+from tokenmargin.margin.certificate import TOLERANCE, farkas_residual, judge, normalised
+from tokenmargin.margin.constraints import (
+    attention_constraints,
+    class_constraints,
+    label_constraints,
+    relaxed_constraints,
+)
+from tokenmargin.margin.stack import solve_stack
+from tokenmargin.margin.system import solve_systems
+from tokenmargin.problem import TokenProblem
+
+
+@pytest.mark.parametrize(("k", "r"), [(1, 1), (3, 2), (7, 3), (20, 10), (21, 20), (20, 40), (60, 25)])
+@pytest.mark.parametrize("zeros", [False, True], ids=["positive", "some bounds zero"])
+def test_what_is_claimed_passes_the_judge(k: int, r: int, zeros: bool) -> None:
+    rng = np.random.default_rng(k * r)
+    raw, bound = rng.standard_normal((50, k, r)), rng.uniform(0.5, 2, (50, k))
+    raw[:25] *= np.sign(raw[:25] @ rng.standard_normal(r))[:, :, None]  # half of them feasible
+    if zeros:
+        bound[:, 1:] *= rng.random((50, k - 1)) < 0.5
+    systems = normalised(raw, bound)
+    answers = solve_stack(systems.rows, systems.bound, systems.size)
+    residuals = judge(systems, answers.multipliers)
+    solved, refuted = answers.codes == SOLVED, answers.codes == INFEASIBLE
+    assert solved[:25].all()
+    assert (solved | refuted).mean() > 0.9
+    assert (residuals.largest[solved] <= TOLERANCE).all()
+    np.testing.assert_allclose(answers.vectors[solved], residuals.vectors[solved], rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(answers.norms[solved], residuals.norm[solved], rtol=1e-12)
+    # Residuals are rounding errors here: the two computations agree in their size.
+    assert (answers.residuals[solved, :4] <= TOLERANCE).all()
+    for b in np.flatnonzero(refuted).tolist():
+        assert farkas_residual(systems.one(b), answers.farkas[b]) <= 1.01 * answers.residuals[b, 4] + 1e-15
+    for b in range(50):  # and daqp, by itself, says the same
+        alone = solve_systems(systems.one(b))
+        if solved[b]:
+            np.testing.assert_allclose(answers.vectors[b], alone.residuals.vectors[0], rtol=1e-7, atol=1e-9)
+        if refuted[b]:
+            assert alone.farkas.residual[0] <= TOLERANCE
+
+
+def test_degenerate_stacks() -> None:
+    """Integer rows: repeated, opposite, zero and dependent ones; stacks and single systems decide alike."""
+    rng = np.random.default_rng(0)
+    systems = normalised(rng.integers(-1, 2, (400, 6, 3)).astype(float), np.ones((1, 6)))
+    verdicts = solve_systems(systems)
+    seen = {"optimal": 0, "infeasible": 0}
+    for b in range(400):
+        alone = solve_systems(systems.one(b))
+        optimal = verdicts.residuals.largest[b] <= TOLERANCE
+        assert optimal == (alone.residuals.largest[0] <= TOLERANCE)
+        assert optimal == (not verdicts.farkas.residual[b] <= TOLERANCE)
+        seen["optimal" if optimal else "infeasible"] += 1
+    assert min(seen.values()) > 50
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-120, 1e120, 1e150])
+def test_the_scale_of_the_tokens_does_not_matter(scale: float) -> None:
+    rng = np.random.default_rng(2)
+    keys, selected = rng.standard_normal((20, 2, 3, 4)), rng.integers(0, 3, (20, 2))
+    plain, scaled = max_margin_batch(keys, selected), max_margin_batch(keys * scale, selected)
+    np.testing.assert_array_equal(scaled.optimal, plain.optimal)
+    np.testing.assert_array_equal(scaled.infeasible, plain.infeasible)
+    np.testing.assert_allclose(scaled.vectors * scale, plain.vectors, rtol=1e-8, atol=1e-10)
+    for b in range(20):
+        one = max_margin(TokenProblem.of(keys[b] * scale, np.ones(2), scores=np.zeros((2, 3))), selected[b])
+        assert one.status == plain[b].status
+
+
+def test_single_tokens_have_nothing_to_separate() -> None:
+    batch = max_margin_batch(np.ones((3, 2, 1, 4)), np.zeros((3, 2), dtype=int))
+    assert batch.optimal.all()
+    assert [solution.margin for solution in batch] == [np.inf] * 3
+    assert batch[0].tokens.shape == (0, 2)
+
+
+def test_large_problems_in_a_batch() -> None:
+    """More constraints than the compiled code takes."""
+    rng = np.random.default_rng(3)
+    keys = rng.standard_normal((3, 30, 6, 12))
+    selected = (keys @ rng.standard_normal(12)).argmax(axis=2)
+    batch = max_margin_batch(keys, selected)
+    assert batch.optimal.all()
+    for b, solution in enumerate(batch):
+        one = max_margin(TokenProblem.of(keys[b], np.ones(30), scores=np.zeros((30, 6))), selected[b])
+        np.testing.assert_allclose(solution.vector, one.vector, rtol=1e-8, atol=1e-10)
+
+
+def test_threads_change_nothing() -> None:
+    rng = np.random.default_rng(4)
+    keys, selected = rng.standard_normal((300, 4, 6, 5)), rng.integers(0, 6, (300, 4))
+    one, three = max_margin_batch(keys, selected, threads=1), max_margin_batch(keys, selected, threads=3)
+    np.testing.assert_array_equal(one.vectors, three.vectors)
+    np.testing.assert_array_equal(one.residuals, three.residuals)
+    assert one.seconds > 0
+    assert one[0].seconds == one.seconds / 300
+
+
+def test_many_problems_of_every_kind() -> None:
+    rng = np.random.default_rng(5)
+    posed, expected = [], []
+    for _ in range(12):
+        problem, selected = random_problem(3, 4, 5, rng=rng), rng.integers(0, 4, 3)
+        tied = np.zeros((3, 4), dtype=bool)
+        tied[np.arange(3), selected] = tied[0] = True
+        support = np.array([True, False, True])
+        for view in (problem, problem.as_gram()):
+            posed += [attention_constraints(view, selected), class_constraints(view, tied)]
+            posed += [label_constraints(view, selected), relaxed_constraints(view, selected, support)]
+            expected += [max_margin(view, selected), class_margin(view, tied)]
+            expected += [label_margin(view, selected), solve(posed[-1])]
+    for one, other in zip(solve_many(posed), expected, strict=True):
+        assert one.status == other.status
+        assert one.margin == pytest.approx(other.margin, rel=1e-9)
+        assert one.certificate.residual <= TOLERANCE
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+    assert [s.status for s in solve_many(posed[:2])] == [s.status for s in expected[:2]]
+    assert solve_many([]) == []
+
+
+def test_compiled_code_is_loaded_only_where_it_is_used() -> None:
+    check = "import sys, tokenmargin.margin; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
