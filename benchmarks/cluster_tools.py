@@ -1,4 +1,4 @@
-"""What the benchmarks of the cluster share: ranks on one machine, peak memory, slopes."""
+"""What the benchmarks and the tests of the cluster share: ranks on one machine, peak memory, slopes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["megabytes", "peak_memory", "slope", "together"]
 
 
 def together(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`work(ranks, *arguments)` on `size` ranks of this machine, one thread each; what they return."""
+    """`work(ranks, *arguments)` on `size` ranks of this machine, one thread each; what they return, in order."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tokenmargin.training.trainer"])
     with socket.socket() as free:
@@ -34,6 +34,8 @@ def together(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     results = [pipe.recv() for pipe in pipes]
     for process in processes:
         process.join()
+        if process.exitcode:
+            raise RuntimeError(f"a rank ended with exit code {process.exitcode}")
     return results
 
 

@@ -1,6 +1,8 @@
 """Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the exact rooms."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -26,3 +28,22 @@ def unchecked_shapes() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[Callable[[int], tuple[Any, list[Any]]]]:
+    """Start a ray cluster on this computer: a head and so many nodes that can be taken away."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+
+    def start(count: int) -> tuple[Any, list[Any]]:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(count)]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        return cluster, nodes
+
+    yield start
+    ray.shutdown()
+    cluster.shutdown()

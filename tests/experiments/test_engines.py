@@ -1,6 +1,5 @@
 """A sweep on a ray cluster of several nodes, one of which is killed on the way: nothing lost, nothing twice."""
 
-import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,24 +14,11 @@ ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'toke
 CELLS = 90
 
 
-@pytest.fixture
-def cluster():
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster, nodes
-    ray.shutdown()
-    cluster.shutdown()
-
-
 # Ray leaves handles of its own open when it shuts down.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_node_killed_in_mid_sweep(cluster, tmp_path: Path) -> None:
-    machines, nodes = cluster
+def test_a_node_killed_in_mid_sweep(ray_cluster, tmp_path: Path) -> None:
+    machines, nodes = ray_cluster(2)
     cells = Grid(Study(pause=0.05), (Axis("seed", range(CELLS)),))
     killed = threading.Event()
 

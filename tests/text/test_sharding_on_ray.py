@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -19,24 +18,11 @@ from tokenmargin.text.sources import binary_labels
 ray = pytest.importorskip("ray", reason="ray is not installed (pip install 'tokenmargin[cluster]')")
 
 
-@pytest.fixture
-def cluster():
-    from ray.cluster_utils import Cluster
-
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=1)]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    yield cluster, nodes
-    ray.shutdown()
-    cluster.shutdown()
-
-
 # Ray leaves handles of its own open when it shuts down.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_node_killed_while_counting(cluster, tmp_path: Path) -> None:
-    machines, nodes = cluster
+def test_a_node_killed_while_counting(ray_cluster, tmp_path: Path) -> None:
+    machines, nodes = ray_cluster(1)
     made = make_sentences(3000, np.random.default_rng(0))
     source = tmp_path / "source.parquet"
     pl.DataFrame({"text": made.texts, "label": made.labels}).write_parquet(source)

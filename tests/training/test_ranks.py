@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.cluster_tools import together
 from tests.training.conftest import make_ragged
-from tests.training.together import together
 
 from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.checkpoint import whole_steps

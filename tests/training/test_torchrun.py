@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 import pytest
 import torch
-from tests.training.together import together
+from benchmarks.cluster_tools import together
 
 from tokenmargin.cli import main
 from tokenmargin.text.pipeline import PLAIN, prepare

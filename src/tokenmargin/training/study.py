@@ -15,7 +15,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,18 @@ from tokenmargin.training.batches import TokenData
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
 from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train
 
-__all__ = ["PLANS", "PRINTED", "SYNTHETIC", "Job", "balanced", "load_corpus", "run_job", "run_plan", "subset"]
+__all__ = [
+    "PLANS",
+    "PRINTED",
+    "SYNTHETIC",
+    "Job",
+    "balanced",
+    "load_corpus",
+    "run_job",
+    "run_plan",
+    "subset",
+    "write_results",
+]
 
 PRINTED = TrainingConfig()
 """Paper A, appendix E, for IMDB and Yelp."""
@@ -216,7 +227,8 @@ def run_plan(
             f"rho_v {record['final rho_v']:+.3f} rho_p {record['final rho_p']:+.3f} sign {record['final sign']:.3f}"
         )
         print(line, flush=True)
-        _write(out, name, {"machine": machine(device), "runs": records}, arrays)
+        results = {"machine": machine(device), "runs": records}
+        write_results(out / f"results-{name}.json", results, out / f"scores-{name}.npz", arrays)
     return records
 
 
@@ -226,13 +238,14 @@ def machine(device: str) -> dict[str, str]:
     return {"device": chip, "torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__}
 
 
-def _write(out: Path, name: str, results: dict[str, Any], arrays: dict[str, Array]) -> None:
-    partial = out / f".results-{name}"
+def write_results(record: Path, results: Mapping[str, Any], table: Path, arrays: Mapping[str, Array]) -> None:
+    """A record as JSON and arrays as `.npz`, each whole or as it was before."""
+    partial = record.with_name(f".{record.stem}")
     partial.write_text(json.dumps(results))
-    os.replace(partial, out / f"results-{name}.json")
+    os.replace(partial, record)
     with partial.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, out / f"scores-{name}.npz")
+    os.replace(partial, table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

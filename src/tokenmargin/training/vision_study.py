@@ -27,7 +27,7 @@ from torch import Tensor
 from tokenmargin.text.images import ImageSet, load_images
 from tokenmargin.training.attention_probe import measure_attention, model_norms
 from tokenmargin.training.epochs import Course, Progress, run_epochs
-from tokenmargin.training.study import machine
+from tokenmargin.training.study import machine, write_results
 from tokenmargin.training.vision import ImageData, VisionConfig, VisionLearner
 
 __all__ = ["PLANS", "SHORT", "VisionJob", "VisionProbe", "run_job", "run_plan"]
@@ -242,7 +242,7 @@ def run_plan(
             job, images, folder=runs / job.name, device=device, budget=left, compiled=compiled,
             checkpoints=checkpoints, tell=lambda line: print(line, flush=True),
         )  # fmt: skip
-        _write(out, job.name, record, arrays)
+        write_results(out / f"vision-{job.name}.json", record, out / f"vision-{job.name}.npz", arrays)
         print(f"{job.name}: {course.status} after {course.seconds:.1f} s, {len(course.metrics) - 1} epochs", flush=True)
 
 
@@ -258,15 +258,6 @@ def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
     calls.append(call)
     path.write_text(json.dumps(calls))
     return calls
-
-
-def _write(out: Path, name: str, record: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-    partial = out / f".vision-{name}"
-    partial.write_text(json.dumps(record))
-    os.replace(partial, out / f"vision-{name}.json")
-    with partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, out / f"vision-{name}.npz")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
