@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from tokenmargin.training.meeting import meet
+from tokenmargin.training.distributed.meeting import meet
 
 
 def gather(store: HashStore, size: int) -> list[str]:

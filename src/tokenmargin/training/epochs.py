@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import epoch_order
-from tokenmargin.training.splits import AbstractSplit, ByTexts
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
 __all__ = ["Course", "Progress", "Row", "Schedule", "Status", "Trainable", "run_epochs"]
 
