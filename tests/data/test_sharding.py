@@ -16,7 +16,7 @@ from tokenmargin.data.sentences import make_sentences
 from tokenmargin.data.sharded.corpus import ShardedText, load_sharded
 from tokenmargin.data.sharded.prepare import prepare_sharded
 from tokenmargin.data.sources import SourceError, binary_labels
-from tokenmargin.engines import AbstractEngine, Lost, SerialEngine
+from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 
 MADE = make_sentences(300, np.random.default_rng(3), sentences=4)
 TEXTS = [*MADE.texts, "zweimal", "Étude étude <br/> 雪", "!!!", *MADE.texts[:40]]
@@ -91,7 +91,7 @@ class Unreliable(AbstractEngine):
     def map(self, task, pieces: Iterator[range]):
         for done, piece in enumerate(pieces):
             if done == self.life:
-                yield piece, Lost("the machine is gone")
+                yield piece, LostTask("the machine is gone")
                 return
             task(piece)
             yield piece, task(piece)

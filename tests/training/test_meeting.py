@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from tokenmargin.training.distributed.meeting import meet
+from tokenmargin.training.distributed.meeting import rendezvous
 
 
 def gather(store: HashStore, size: int) -> list[str]:
     """All ranks meet, each leaves its mark for the others; what each reads of the last rank's."""
 
     def member(rank: int) -> str:
-        ours = meet(store, rank, size, timeout=20.0)
+        ours = rendezvous(store, rank, size, timeout=20.0)
         ours.set(f"mark/{rank}", f"{rank} of this attempt")
         ours.wait([f"mark/{size - 1}"])
         return ours.get(f"mark/{size - 1}").decode()
@@ -34,6 +34,6 @@ def test_a_rank_that_does_not_come_is_named():
     with pytest.raises(
         TimeoutError, match="the ranks did not meet in time: 0 of 1 other ranks came; do all of them run"
     ):
-        meet(HashStore(), 0, 2, timeout=0.05)
+        rendezvous(HashStore(), 0, 2, timeout=0.05)
     with pytest.raises(TimeoutError, match="the first rank did not answer"):
-        meet(HashStore(), 1, 2, timeout=0.05)
+        rendezvous(HashStore(), 1, 2, timeout=0.05)

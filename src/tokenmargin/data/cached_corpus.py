@@ -16,13 +16,13 @@ from tokenmargin.data.prepared import PreparedText, load_prepared
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.data.sources import binary_labels, read_labelled
 
-__all__ = ["ABSENT", "Found", "corpus_inputs", "find_corpus"]
+__all__ = ["ABSENT", "CachedCorpus", "corpus_inputs", "find_corpus"]
 
 ABSENT = "absent"
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class CachedCorpus:
     """A prepared corpus, and what should be said of it."""
 
     prepared: PreparedText
@@ -31,7 +31,7 @@ class Found:
 
 def find_corpus(
     name: str, *, substitute: bool, cache: Path | None = None, progress: Callable[[str], None] | None = None
-) -> Found:
+) -> CachedCorpus:
     """A dataset of paper A through its pipeline, from the cache.
 
     **Arguments**
@@ -47,7 +47,7 @@ def find_corpus(
             raise DatasetError(f"{name} is not in the cache: tokenmargin data get {name}")
         made = make_sentences(4000, np.random.default_rng(0), sentences=6, verdicts=2)
         note = f"{name} is not in the cache (tokenmargin data get {name}): generated sentences stand in for it"
-        return Found(prepare(made.texts, binary_labels(made.labels), replace(PLAIN, stop_words="nltk")), (note,))
+        return CachedCorpus(prepare(made.texts, binary_labels(made.labels), replace(PLAIN, stop_words="nltk")), (note,))
     vocabulary = folder / "datasets" / "bert-vocabulary.txt"
     notes: tuple[str, ...] = ()
     pipeline = replace(PAPER, vocabulary=vocabulary)
@@ -59,7 +59,7 @@ def find_corpus(
         table = read_labelled(source)
         kept.parent.mkdir(parents=True, exist_ok=True)
         prepare(table.texts, binary_labels(table.labels), pipeline, progress=progress).save(kept)
-    return Found(load_prepared(kept), notes)
+    return CachedCorpus(load_prepared(kept), notes)
 
 
 def corpus_inputs(name: str, *, cache: Path | None = None) -> dict[str, str]:

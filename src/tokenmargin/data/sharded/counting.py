@@ -22,7 +22,7 @@ from tokenmargin.data.pipeline import Pipeline, fold
 from tokenmargin.data.sharded.slices import Slice, read_slice
 from tokenmargin.data.sources import SourceError
 from tokenmargin.data.words import find_words
-from tokenmargin.engines import AbstractEngine, Lost
+from tokenmargin.engines import AbstractEngine, LostTask
 
 if TYPE_CHECKING:
     import polars as pl
@@ -141,7 +141,7 @@ def run_all(
     """`task` on every one of `count` pieces, in order, however they were done."""
     found: dict[int, Any] = {}
     for piece, outcome in engine.map(task, _each(count)):
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, LostTask):
             raise SourceError(
                 f"part {piece.start} of {count} was lost with its worker ({outcome.reason}); "
                 "what is done is kept: run the same command again"

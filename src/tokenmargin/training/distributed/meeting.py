@@ -13,12 +13,12 @@ import time
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-__all__ = ["meet"]
+__all__ = ["rendezvous"]
 
 PAUSE = 0.01
 
 
-def meet(store: Store, rank: int, size: int, *, timeout: float) -> Store:
+def rendezvous(store: Store, rank: int, size: int, *, timeout: float) -> Store:
     """A store that only the living ranks of this attempt use."""
     deadline = time.monotonic() + timeout
     name = _invite(store, size, deadline) if rank == 0 else _answer(store, rank, deadline)

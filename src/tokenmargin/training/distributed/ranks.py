@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from tokenmargin.training.distributed.meeting import meet
+from tokenmargin.training.distributed.meeting import rendezvous
 
 __all__ = ["Ranks", "join_ranks"]
 
@@ -126,7 +126,7 @@ def join_ranks(device: str = "cpu", *, timeout: float = 600.0) -> Iterator[Ranks
     crowded = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > torch.cuda.device_count()
     backend = "nccl" if place.type == "cuda" and not crowded else "gloo"
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
-    store = meet(store, rank, size, timeout=timeout)
+    store = rendezvous(store, rank, size, timeout=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
         yield Ranks(rank, size, place)

@@ -25,7 +25,7 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from tokenmargin.data.images import ImageSet, load_images
-from tokenmargin.training.epochs import Course, Progress, run_epochs
+from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
 from tokenmargin.training.study import machine, write_results
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
@@ -171,7 +171,7 @@ def run_job(
     observe_at: Callable[[int], bool] = lambda epoch: True,
     progress: Callable[[Progress], None] | None = None,
     tell: Callable[[str], None] | None = None,
-) -> tuple[Course, dict[str, Any], dict[str, Array]]:
+) -> tuple[TrainingHistory, dict[str, Any], dict[str, Array]]:
     """Train in a folder, or go on there, and gather what the figures need: the record and the arrays.
 
     **Arguments**
