@@ -382,7 +382,7 @@ class Gram(AbstractGeometry):
         products = matrix[:, plus] - (matrix[:, minus] if minus is not None else 0.0)
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
-        kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
+        kept = values > len(values) * np.finfo(float).eps * values.max(initial=0.0)
         rows = vectors[:, kept] * np.sqrt(values[kept])
         rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows

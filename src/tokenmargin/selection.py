@@ -44,6 +44,7 @@ __all__ = [
     "score_gaps",
     "select",
     "selected_tokens",
+    "spelled",
 ]
 
 Selection: TypeAlias = Sequence[int] | Array
@@ -200,6 +201,15 @@ def named_sets(chosen: Bool[Array, "n T"]) -> list[int | list[int]]:
     """
     tokens = [np.flatnonzero(row).tolist() for row in chosen]
     return [row[0] if len(row) == 1 else row for row in tokens]
+
+
+def spelled(chosen: Bool[Array, "n T"], between: str = " ") -> str:
+    """A selection in a line of text; tokens that are selected together are joined by a plus.
+
+    >>> spelled(np.array([[True, False, False], [False, True, True]]))
+    '0 1+2'
+    """
+    return between.join("+".join(map(str, np.flatnonzero(row).tolist())) for row in chosen)
 
 
 def is_locally_optimal(

@@ -67,7 +67,9 @@ class _Input:
         if vectors.size * (len(order) - 1) <= KEPT:
             self._kept = self._rows(np.arange(len(order)))
 
-    def rows(self, selected: Int[Array, " B"]) -> tuple[Float[Array, "B o r"], Float[Array, "B o"], Float[Array, "B o"]]:
+    def rows(
+        self, selected: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B o r"], Float[Array, "B o"], Float[Array, "B o"]]:
         """Unit rows from the selected tokens to the others, their lengths, and what is asked: 1, or 0 of equals."""
         if self._kept is None:
             return self._rows(selected)
@@ -109,12 +111,12 @@ def atlas(
     blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
         block = next(blocks[-1], None)
-        if block is None:
-            blocks.pop()
-            continue
-        blocks.append(walk.extended(block))
         if progress is not None:
             progress(walk.feasible + walk.infeasible)
+        if block is None:
+            blocks.pop()
+        else:
+            blocks.append(walk.extended(block))
     return Atlas(
         limits=name_global(problem, walk.limits),
         selections=walk.leaves[0],
@@ -181,7 +183,9 @@ class _Walk:
 
     def root(self) -> _Block:
         """The empty prefix: nothing is asked of p = 0, which is its solution."""
-        return _Block(np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, self.dimension)), np.zeros((1, 4)))
+        return _Block(
+            np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, self.dimension)), np.zeros((1, 4))
+        )
 
     def extended(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""

@@ -34,7 +34,16 @@ from tokenmargin.selection import (
     near_tokens,
 )
 
-__all__ = ["Atlas", "Kind", "LimitDirection", "all_best", "limit_constraints", "limit_direction", "name_global", "read_direction"]
+__all__ = [
+    "Atlas",
+    "Kind",
+    "LimitDirection",
+    "all_best",
+    "limit_constraints",
+    "limit_direction",
+    "name_global",
+    "read_direction",
+]
 
 Kind = Literal["GMM", "LMM", "not locally optimal", "infeasible", "inaccurate"]
 
@@ -194,7 +203,7 @@ def limit_direction(problem: TokenProblem, selected: Selection) -> LimitDirectio
 
 
 def read_direction(problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution) -> LimitDirection:
-    """What the solution of `limit_constraints` is; where optimal tokens tie, "LMM" leaves open whether it is the GMM."""
+    """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
     logits = problem.keys.logits(solution.vector)
     alike = equals(problem, selected)
     near = near_tokens(logits, selected) & problem.mask & ~alike
@@ -202,8 +211,10 @@ def read_direction(problem: TokenProblem, selected: Int[Array, " n"], solution: 
     if not solution.is_optimal:
         near = np.zeros_like(near)
         only = np.arange(problem.T) == selected[:, None]
-        return LimitDirection(selected, only, solution, near, np.full(problem.n, np.nan), solution.status)
-    lead = np.where(alike, logits, -np.inf)
+        status: Kind = "infeasible" if solution.status == "infeasible" else "inaccurate"
+        return LimitDirection(selected, only, solution, near, np.full(problem.n, np.nan), status)
+    # Copies have the first one's logit, whatever the rounding of their own.
+    lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
     kind: Kind = "LMM"
     if not (gaps > 0).all():
