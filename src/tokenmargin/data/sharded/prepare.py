@@ -117,7 +117,7 @@ def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> t
 
 
 def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, texts: int) -> pl.DataFrame:
-    """A row per token: occurrences by label, and the signed frequency.
+    """A row per token: occurrences by label, and the signed share.
 
     Both passes have counted the occurrences. Fractions 1/T were rounded down to units of `4^-BITS`, so a sum within
     one unit per occurrence of zero may be zero, and is then called so.
@@ -131,9 +131,9 @@ def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, 
         raise SourceError("the second pass counted other tokens than the first: the source was changed meanwhile")
     occurrences = counts.sum(0)
     total = np.ldexp(found["high"].astype(float), -BITS) + np.ldexp(found["low"].astype(float), -2 * BITS)
-    alpha = np.where(np.abs(total) <= np.ldexp(occurrences.astype(float), -2 * BITS), 0.0, total) / max(texts, 1)
+    share = np.where(np.abs(total) <= np.ldexp(occurrences.astype(float), -2 * BITS), 0.0, total) / max(texts, 1)
     return pl.DataFrame(
-        {"token": vocabulary, "negative": counts[0], "positive": counts[1], "signed frequency": alpha},
+        {"token": vocabulary, "negative": counts[0], "positive": counts[1], "signed share": share},
         schema_overrides={"token": pl.String},
     )
 
