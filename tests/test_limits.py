@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from benchmarks.limits_audit import Tally, audit, case
 
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.attention import PromptObjective
-from tokenmargin.basins import basin_map, basins, random_starts, share_interval
+from tokenmargin.basins import basin_map, basins, random_starts
 from tokenmargin.dynamics import FlowSettings
 from tokenmargin.geometry import Coordinates
 from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
@@ -176,5 +177,5 @@ def test_a_map_covers_the_plane() -> None:
 
 
 def test_interval_of_a_share() -> None:
-    assert share_interval(0, 10)[0] == 0.0
-    assert share_interval(10, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
