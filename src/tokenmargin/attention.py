@@ -173,6 +173,11 @@ class AbstractObjective(abc.ABC):
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         """Name and geometry of each block of the parameter, in order."""
 
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        """The scores of the tokens where training does not change them; copies share their mean."""
+        return None
+
     @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
         """Where training starts unless told otherwise."""
@@ -252,6 +257,10 @@ class PromptObjective(AbstractObjective):
     @property
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         return (("prompt", self.problem.keys),)
+
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        return self.problem.shared_scores
 
     def start(self) -> Float[Array, " D"]:
         return self.problem.keys.zero()

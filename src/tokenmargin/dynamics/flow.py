@@ -96,8 +96,8 @@ class FlowPath:
 
     @property
     def saturation(self) -> float:
-        """Mean largest softmax weight at the end."""
-        return float(saturation(self.objective.problem.keys, self.prompt))
+        """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
+        return float(saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores))
 
     @property
     def log_gradient(self) -> float:
