@@ -6,7 +6,7 @@ To add an experiment: write its module, and one line in `PLACES`.
 from importlib import import_module
 
 from tokenmargin.engines import AbstractEngine, LocalEngine, RayEngine
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
+from tokenmargin.experiments.experiment import AbstractExperiment, Basis, Curves, Finding, Result, Table, Verdict
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
 from tokenmargin.experiments.sweeps import sweep
@@ -16,6 +16,7 @@ __all__ = [
     "AbstractEngine",
     "AbstractExperiment",
     "Axis",
+    "Basis",
     "Curves",
     "Finding",
     "Grid",
