@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from tokenmargin.estimator import TokenSelectionClassifier
-from tokenmargin.estimator.trust import agreement, deletion_test
+from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.trust import agreement, deletion_test
 
 TRAIN = 25_000
 Halves = tuple[list[str], np.ndarray, list[str], np.ndarray]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokenmargin.text.sentences import OPINIONS, make_sentences
-from tokenmargin.text.words import find_words
+from tokenmargin.data.sentences import OPINIONS, make_sentences
+from tokenmargin.data.words import find_words
 from tokenmargin.token_model import WORD, TokenModel, TokenModelError, load_token_model
 
 SHIPPED = Path(__file__).parent.parent / "src/tokenmargin/report/playground/sentences.json"

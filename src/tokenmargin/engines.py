@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AbstractEngine", "LocalEngine", "Lost", "RayEngine", "SerialEngine"]
+__all__ = ["AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine"]
 
 IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTask:
     """A piece of work whose worker died, with the engine's words."""
 
     reason: str
@@ -33,7 +33,7 @@ class AbstractEngine(abc.ABC):
 
     @abc.abstractmethod
     def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
-        """Give `(piece, task(piece))` in the order in which they end, or `(piece, Lost)` when the worker died.
+        """Give `(piece, task(piece))` in the order in which they end, or `(piece, LostTask)` when the worker died.
 
         `pieces` is asked for more only when there is room. After a loss an engine may stop early: what it has not given
         back by then has not been done.
@@ -86,7 +86,7 @@ class LocalEngine(AbstractEngine):
                     yield piece, outcome
             except TerminatedWorkerError as error:
                 for piece in sorted(flying, key=lambda piece: piece.start):
-                    yield piece, Lost(str(error).partition("\n")[0])
+                    yield piece, LostTask(str(error).partition("\n")[0])
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RayEngine(AbstractEngine):
                 try:
                     yield piece, ray.get(reference)
                 except (NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError) as error:
-                    yield piece, Lost(str(error).partition("\n")[0])
+                    yield piece, LostTask(str(error).partition("\n")[0])
 
 
 def _with_piece(task: Callable[[range], Any], piece: range) -> tuple[range, Any]:

@@ -10,12 +10,12 @@ import pytest
 from benchmarks import vision_figures
 from scipy.stats import spearmanr
 
+from tokenmargin.data.datasets import DatasetError
+from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.experiments import command
 from tokenmargin.experiments.vision import Figure6, Figure7, correlation_interval, rank_correlations
 from tokenmargin.report.figures import draw
-from tokenmargin.text.datasets import DatasetError
-from tokenmargin.text.images import ImageSet, make_glyphs
-from tokenmargin.training import vision_study
+from tokenmargin.training.vision import study as vision_study
 
 SMALL = {"images": 400, "test_images": 100, "epochs": 4, "patch": 8, "batch": 20, "rate": 3e-3}
 

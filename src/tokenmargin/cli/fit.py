@@ -64,7 +64,7 @@ def fit(
         Write one JSON object to standard output.
     """
     with needs_extra("classify"):
-        from tokenmargin.estimator import ModelFileError, TokenSelectionClassifier, save_model
+        from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
     rows = read_rows(source, text=text, label=label)
     classes = Counter(rows.labels)
     if len(classes) < 2:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmargin.training.batches import Sequences
+    from tokenmargin.training.distributed.splits import AbstractSplit
     from tokenmargin.training.probe import Frequencies
-    from tokenmargin.training.splits import AbstractSplit
     from tokenmargin.training.trainer import Progress, TrainingRun
 
 __all__ = ["train"]
@@ -107,8 +107,8 @@ def train(
     with needs_extra("train"):
         import torch
 
-        from tokenmargin.training.ranks import join_ranks
-        from tokenmargin.training.splits import ByDimension, ByTexts
+        from tokenmargin.training.distributed.ranks import join_ranks
+        from tokenmargin.training.distributed.splits import ByDimension, ByTexts
         from tokenmargin.training.trainer import TrainingConfig
         from tokenmargin.training.trainer import train as run
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -170,8 +170,8 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     """Training data, vocabulary and frequencies: of a prepared file, or of a folder of shards that stay on the disk."""
     import numpy as np
 
-    from tokenmargin.text.prepared import load_prepared
-    from tokenmargin.text.sharded import load_sharded
+    from tokenmargin.data.prepared import load_prepared
+    from tokenmargin.data.sharded.corpus import load_sharded
     from tokenmargin.training.batches import TokenData
     from tokenmargin.training.mapped import MappedSequences
 

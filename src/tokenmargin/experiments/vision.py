@@ -24,8 +24,8 @@ from tokenmargin.experiments.provenance import code_digest
 from tokenmargin.experiments.tables import PAPER_B, columns
 
 if TYPE_CHECKING:
-    from tokenmargin.text.images import ImageSet
-    from tokenmargin.training.vision import VisionConfig
+    from tokenmargin.data.images import ImageSet
+    from tokenmargin.training.vision.learner import VisionConfig
 
 __all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "rank_correlations", "vision_tables"]
 
@@ -76,21 +76,21 @@ class VisionAttention(AbstractExperiment):
 
     def config(self) -> VisionConfig:
         """The settings of the trainer: bfloat16 on a GPU, float32 elsewhere."""
-        from tokenmargin.training.vision import VisionConfig
+        from tokenmargin.training.vision.learner import VisionConfig
 
         names = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")
         precision: Literal["bfloat16", "float32"] = "bfloat16" if self._device() == "cuda" else "float32"
         return VisionConfig(**{name: getattr(self, name) for name in names}, precision=precision)
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.text.images import image_inputs
+        from tokenmargin.data.images import image_inputs
 
         return image_inputs()
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        from tokenmargin.text.images import find_images
+        from tokenmargin.data.images import find_images
         from tokenmargin.training.epochs import Progress
-        from tokenmargin.training.vision_study import VisionJob, run_job
+        from tokenmargin.training.vision.study import VisionJob, run_job
 
         found = find_images(substitute=self.substitute).limited(training=self.images, test=self.test_images)
         device = self._device()
@@ -128,7 +128,7 @@ class VisionAttention(AbstractExperiment):
 
     def _folder(self, images: ImageSet) -> Path:
         """Where the run is kept: another place for other settings, images or code."""
-        from tokenmargin.text.datasets import cache_folder
+        from tokenmargin.data.datasets import cache_folder
 
         identity = [asdict(self.config()), images.digest, code_digest(type(self))]
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
 from tokenmargin._version import __version__
-from tokenmargin.estimator import Explanation, TokenSelectionClassifier
-from tokenmargin.estimator.trust import Trust
+from tokenmargin.classifier import Explanation, TokenSelectionClassifier
+from tokenmargin.classifier.trust import Trust
 
 __all__ = ["ModelReport", "model_figures", "write_model_report"]
 

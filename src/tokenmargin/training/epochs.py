@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import epoch_order
-from tokenmargin.training.splits import AbstractSplit, ByTexts
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
-__all__ = ["Course", "Progress", "Row", "Schedule", "Status", "Trainable", "run_epochs"]
+__all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
 
 Status = Literal["finished", "loss reached", "out of time", "interrupted"]
 Row = dict[str, float | int]
@@ -82,7 +82,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingHistory:
     """How a run went: one row of metrics per finished epoch, why it ended, seconds of all calls, notes."""
 
     metrics: list[Row]
@@ -117,7 +117,7 @@ def run_epochs(
     observe_at: Callable[[int], bool] = lambda epoch: True,
     chunk: int = 64,
     progress: Callable[[Progress], None] | None = None,
-) -> Course:
+) -> TrainingHistory:
     """Train on n rows, or go on with the training that `folder` holds; the arguments are those of `train`.
 
     Where `observe_at(0)`, the model is also observed before the first step, in a row of its own without a loss.
@@ -171,7 +171,7 @@ def run_epochs(
     position.seconds = time.monotonic() - began
     if place is not None:
         _save(model, config, position, place, split)
-    return Course(position.metrics, status, position.seconds, notes)
+    return TrainingHistory(position.metrics, status, position.seconds, notes)
 
 
 def _resume(

@@ -20,9 +20,9 @@ from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
 from tokenmargin.training.batches import Sequences
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
-from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.text.pipeline import Pipeline, prepare
-from tokenmargin.text.sentences import make_sentences
+from tokenmargin.data.pipeline import Pipeline, prepare
+from tokenmargin.data.sentences import make_sentences
 from tokenmargin.token_model import TokenModel
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.trainer import TrainingConfig, train
