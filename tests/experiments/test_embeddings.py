@@ -34,7 +34,7 @@ def test_synthetic_figure_shows_what_it_claims():
     for table in result.tables.values():
         assert len({len(column) for column in table.values()}) == 1
     figure = draw(result)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["<E, p>", "<E, v>"]
+    assert [axes.get_ylabel() for axes in figure.axes] == [rf"$\langle E_s, {name}\rangle$" for name in "pv"]
 
 
 def assert_cloud_is_measured(result):

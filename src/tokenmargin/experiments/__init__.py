@@ -47,6 +47,7 @@ PLACES = (
     "prompt_paths:Figure1a",
     "prompt_paths:Figure1b",
     "prompt_paths:Figure1c",
+    "local_cone:Figure2",
     "joint_paths:Figure3a",
     "joint_paths:Figure3b",
     "joint_paths:Figure3c",
