@@ -52,8 +52,9 @@ def assert_equal(sharded: ShardedText, whole: PreparedText) -> None:
     np.testing.assert_array_equal(sharded.counts, corpus.counts)
     np.testing.assert_array_equal(sharded.posterior_difference, corpus.posterior_difference)
     # Both divide sums of fractions that carry one rounding each; zeros are zeros in both.
-    np.testing.assert_allclose(sharded.signed_frequency, corpus.signed_frequency, rtol=1e-12, atol=1e-16)
-    np.testing.assert_array_equal(sharded.signed_frequency == 0, corpus.signed_frequency == 0)
+    np.testing.assert_allclose(sharded.signed_share, corpus.signed_share, rtol=1e-12, atol=1e-16)
+    np.testing.assert_array_equal(sharded.signed_share == 0, corpus.signed_share == 0)
+    np.testing.assert_array_equal(sharded.signed_frequency, corpus.signed_frequency)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,9 @@ def test_slices_give_what_one_pass_gives(source, tmp_path, size, pipeline):
     assert again.vocabulary == found.vocabulary
 
 
-def test_the_signed_frequencies_do_not_depend_on_the_cut(source, tmp_path):
+def test_the_signed_shares_do_not_depend_on_the_cut(source, tmp_path):
     parts = [prepare_sharded(source, tmp_path / str(size), slice_bytes=size) for size in (700, 5_000, 10**8)]
-    assert len({part.signed_frequency.tobytes() for part in parts}) == 1
+    assert len({part.signed_share.tobytes() for part in parts}) == 1
     assert len({len(part.texts) for part in parts}) == 3
 
 

@@ -17,7 +17,7 @@ from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, loa
 
 __all__ = ["FORMAT", "MANIFEST", "STATISTICS", "ShardedText", "load_sharded", "shard_path"]
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 
@@ -28,7 +28,7 @@ class ShardedText:
     **Attributes**
     - `vocabulary`: the tokens, the most frequent first.
     - `counts`: occurrences of each token in negative (row 0) and in positive (row 1) texts.
-    - `signed_frequency`: `alpha_s`, the mean over texts of label times share of the token (3).
+    - `signed_share`: the mean over texts of label times share of the token.
     - `texts`: how many texts each shard holds.
     - `steps`, `choices`: what the pipeline did, and its settings.
     - `source`: the labels that count as -1 and +1, and the rows that could not be used.
@@ -37,7 +37,7 @@ class ShardedText:
     folder: Path
     vocabulary: tuple[str, ...]
     counts: Int[Array, "2 m"]
-    signed_frequency: Float[Array, " m"]
+    signed_share: Float[Array, " m"]
     texts: tuple[int, ...]
     steps: tuple[Step, ...]
     choices: Mapping[str, object]
@@ -57,6 +57,12 @@ class ShardedText:
     def tokens(self) -> int:
         """Number of tokens."""
         return int(self.counts.sum())
+
+    @property
+    def signed_frequency(self) -> Float[Array, " m"]:
+        """`alpha_s` by counting (3): occurrences under +1 less those under -1, over all tokens."""
+        negative, positive = self.counts
+        return np.asarray((positive - negative) / max(self.tokens, 1))
 
     @property
     def posterior_difference(self) -> Float[Array, " m"]:
@@ -93,7 +99,7 @@ def load_sharded(folder: str | Path) -> ShardedText:
             folder=folder,
             vocabulary=tuple(table["token"].to_pylist()),
             counts=np.stack([table[name].to_numpy() for name in ("negative", "positive")]),
-            signed_frequency=table["signed frequency"].to_numpy(),
+            signed_share=table["signed share"].to_numpy(),
             texts=tuple(manifest["texts"]),
             steps=tuple(Step(**step) for step in manifest["steps"]),
             choices=manifest["choices"],

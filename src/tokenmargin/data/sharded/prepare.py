@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray as Array
 
+from tokenmargin._files import remove_leftovers, write_json
 from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens
 from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
 from tokenmargin.data.sharded.counting import SHOWN, SliceCount, merge_parts, run_all, write_table
@@ -27,7 +28,6 @@ from tokenmargin.data.sharded.worker import (
     number_slice,
     sums_path,
     words_path,
-    write_json,
 )
 from tokenmargin.data.sources import SourceError, binary_labels
 from tokenmargin.engines import AbstractEngine, SerialEngine
@@ -117,7 +117,7 @@ def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> t
 
 
 def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, texts: int) -> pl.DataFrame:
-    """A row per token: occurrences by label, and the signed frequency.
+    """A row per token: occurrences by label, and the signed share.
 
     Both passes have counted the occurrences. Fractions 1/T were rounded down to units of `4^-BITS`, so a sum within
     one unit per occurrence of zero may be zero, and is then called so.
@@ -131,9 +131,9 @@ def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, 
         raise SourceError("the second pass counted other tokens than the first: the source was changed meanwhile")
     occurrences = counts.sum(0)
     total = np.ldexp(found["high"].astype(float), -BITS) + np.ldexp(found["low"].astype(float), -2 * BITS)
-    alpha = np.where(np.abs(total) <= np.ldexp(occurrences.astype(float), -2 * BITS), 0.0, total) / max(texts, 1)
+    share = np.where(np.abs(total) <= np.ldexp(occurrences.astype(float), -2 * BITS), 0.0, total) / max(texts, 1)
     return pl.DataFrame(
-        {"token": vocabulary, "negative": counts[0], "positive": counts[1], "signed frequency": alpha},
+        {"token": vocabulary, "negative": counts[0], "positive": counts[1], "signed share": share},
         schema_overrides={"token": pl.String},
     )
 
@@ -156,4 +156,5 @@ def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()
+    remove_leftovers(place)
     shutil.rmtree(work)
