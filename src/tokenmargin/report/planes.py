@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
@@ -40,7 +42,7 @@ def draw_prompt_paths(result: Result, ax: Axes) -> None:
         _draw_flow(angles, tables)
 
 
-def _draw_near(ax: Axes, tables: dict[str, Table] | Table) -> Float[Array, "m 2"]:
+def _draw_near(ax: Axes, tables: Mapping[str, Table]) -> Float[Array, "m 2"]:
     """Rays, hyperplane and paths around the tokens and starts; returns what the window should show."""
     tokens, limits, paths, directions = (tables[name] for name in ("tokens", "limits", "paths", "directions"))
     corners = np.stack([np.concatenate([tokens[c], limits[f"start_{c}"]]) for c in "xy"], axis=1)
@@ -63,7 +65,7 @@ def _draw_near(ax: Axes, tables: dict[str, Table] | Table) -> Float[Array, "m 2"
     return np.concatenate(shown)
 
 
-def _draw_flow(ax: Axes, tables: dict[str, Table] | Table) -> None:
+def _draw_flow(ax: Axes, tables: Mapping[str, Table]) -> None:
     """Gradient flow from the same starts goes on where the runs end, to a norm of 1e8."""
     course, last = tables["flow"], tables["limits"]["norm"]
     for start, kind in enumerate(tables["limits"]["limit"]):
@@ -76,7 +78,7 @@ def _draw_flow(ax: Axes, tables: dict[str, Table] | Table) -> None:
     legend_below(ax, columns=2)
 
 
-def _courses(tables: dict[str, Table] | Table) -> list[tuple[Array, Array, str, str | None]]:
+def _courses(tables: Mapping[str, Table]) -> list[tuple[Array, Array, str, str | None]]:
     paths, kinds = tables["paths"], tables["limits"]["limit"].tolist()
     courses = []
     for start, kind in enumerate(kinds):
@@ -103,9 +105,9 @@ def draw_joint_paths(result: Result, ax: Axes) -> None:
         "v_mm": (LOCAL, "$v^{mm}$"),
     }
     for name, x, y in zip(directions["direction"], directions["x"], directions["y"], strict=True):
-        colour, label = looks[str(name)]
-        if colour is not None:
-            draw_ray(plane, x, y, colour=colour, label=label, reach=1.4 * reach)
+        shade, label = looks[str(name)]
+        if shade is not None:
+            draw_ray(plane, x, y, colour=shade, label=label, reach=1.4 * reach)
     draw_tokens(plane, tokens, scores=False)
     finish_plane(plane, np.concatenate(shown), names=("first coordinate of $p$, $v$ and the tokens", NAMES[1]))
     limit = "p_relax" if relaxed else "p_mm"

@@ -62,7 +62,7 @@ def draw_tokens(ax: Axes, tokens: Table, *, scores: bool = True) -> None:
         marker, size = ("*", 150.0) if tokens["optimal"][k] else ("s", 50.0) if local[k] else ("o", 34.0)
         colour = INPUT_COLOURS[int(tokens["input"][k]) % len(INPUT_COLOURS)]
         ax.scatter(
-            *place, s=size * (1 + 1.6 * below), marker=marker, facecolors="none" if below else colour,
+            place[0], place[1], s=size * (1 + 1.6 * below), marker=marker, facecolors="none" if below else colour,
             edgecolors=colour if below else "white", linewidths=1.4 if below else 0.5, zorder=4,
         )  # fmt: skip
         if beside and tuple(place) not in written:
