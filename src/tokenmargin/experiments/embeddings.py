@@ -131,9 +131,9 @@ class TrainedEmbeddings(AbstractExperiment):
         )
 
     def _device(self) -> str:
-        import torch
+        from tokenmargin.training.device import choose_device
 
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return choose_device(self.device)
 
     def _notes(self, corpus: TokenCorpus, runs: Table) -> tuple[str, ...]:
         share = float((corpus.labels > 0).mean())

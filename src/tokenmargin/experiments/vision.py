@@ -121,9 +121,9 @@ class VisionAttention(AbstractExperiment):
         raise AssertionError("each figure gives its findings")
 
     def _device(self) -> str:
-        import torch
+        from tokenmargin.training.device import choose_device
 
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return choose_device(self.device)
 
     def _folder(self, images: ImageSet) -> Path:
         """Where the run is kept: another place for other settings, images or code."""
