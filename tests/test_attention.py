@@ -244,15 +244,15 @@ def test_the_parameter_splits_into_its_blocks() -> None:
 
 
 def test_the_printed_smoothness_is_the_formula_and_never_smaller() -> None:
-    """(24) by hand on Figure 8, where W = diag(1, 1, 0) and v = (0, 0, 1); and against ours on random problems."""
-    problem = figure8()
-    objective = PromptObjective(problem)
-    sizes = np.array([np.linalg.norm(x, 2) for x in problem.values.laid_out])
+    """(24) by hand on Figure 8, where W = I and v = (1, 3), and on Figure 1b, where W = diag(1, 1, 0)."""
     m0, m1 = 1 / 4, 1 / 2  # of the logistic loss on scores in 0..1, both at 0
-    by_hand = float((m0 * sizes**4 + 3 * m1 * sizes**3).mean())
-    assert objective.printed_smoothness() == pytest.approx(by_hand, rel=1e-12)
-    assert 1 / by_hand == pytest.approx(0.0551, abs=5e-5)
-    assert objective.printed_smoothness(weights_norm=2.0) == pytest.approx(4 * by_hand, rel=1e-12)
+    for problem, head in ((figure8(), np.sqrt(10)), (figure1b(), 1.0)):
+        sizes = np.array([np.linalg.norm(x, 2) for x in problem.values.laid_out])
+        by_hand = float((m0 * head**2 * sizes**4 + 3 * m1 * head * sizes**3).mean())
+        assert PromptObjective(problem).printed_smoothness() == pytest.approx(by_hand, rel=1e-12)
+    assert 1 / PromptObjective(figure8()).printed_smoothness() == pytest.approx(0.0163, abs=5e-5)
+    doubled = PromptObjective(figure1b()).printed_smoothness(weights_norm=2.0)
+    assert doubled == pytest.approx(4 * by_hand, rel=1e-12)
     for seed in range(20):
         drawn = PromptObjective(random_problem(3, 4, 5, rng=np.random.default_rng(seed)))
         assert drawn.printed_smoothness() >= drawn.smoothness()

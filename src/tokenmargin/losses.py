@@ -202,4 +202,4 @@ def signed_excess(
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, axis=-1, return_sign=True)
-    return np.asarray(total - np.log(len(reference)))[()], np.asarray(total_sign)[()]  # numbers for one point
+    return np.asarray(total - np.log(len(reference))), np.asarray(total_sign)
