@@ -209,15 +209,18 @@ def test_the_step_size_rule_needs_something_to_train() -> None:
 def test_within_whole_runs_an_interrupt_ends_everything() -> None:
     """A figure or a claim of many runs must not take one that ended early for a whole one."""
 
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+    def interrupt(reached: float) -> None:
+        if reached > 0.5:
+            raise KeyboardInterrupt
 
     objective = PromptObjective(figure1a())
     runs = (
         lambda: evolve(objective, NormalizedGradientDescent(0.1), steps=100, progress=interrupt),
         lambda: flow(objective, progress=interrupt),
         lambda: evolve_many([objective.problem], NormalizedGradientDescent(0.1), steps=100, progress=interrupt),
-        lambda: regularisation_path(objective, [1.0, 2.0], rng=np.random.default_rng(0), starts=1, progress=interrupt),
+        lambda: regularisation_path(
+            objective, [1.0, 2.0, 4.0], rng=np.random.default_rng(0), starts=1, progress=interrupt
+        ),
     )
     for run in runs:
         assert run().interrupted

@@ -140,6 +140,8 @@ def regularisation_path(
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
+        if not np.any(grid[:done] >= np.asarray(radii, dtype=float)[0]):
+            raise  # nothing is there to be kept
         interrupted, grid = interrupted_run(), grid[:done]
         branches = [branch[:done] for branch in branches]
     wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
