@@ -35,7 +35,7 @@ __all__ = ["atlas"]
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
 KEPT = 1 << 24
-"""Numbers that the rows of an input, or of the children that are solved together, may hold: 128 MiB."""
+"""Numbers that the rows of all inputs, or of the children that are solved together, may hold: 128 MiB."""
 
 
 class _Block(NamedTuple):
@@ -64,8 +64,10 @@ class _Input:
     def __init__(self, order: Int[Array, " t"], vectors: Float[Array, "t r"], scores: Float[Array, " t"]) -> None:
         self.order, self.vectors, self.scores = order, vectors, scores
         self._kept: tuple[Array, Array, Array] | None = None
-        if vectors.size * (len(order) - 1) <= KEPT:
-            self._kept = self._rows(np.arange(len(order)))
+
+    def keep(self) -> None:
+        """Form the rows of all tokens now, instead of those asked for each time."""
+        self._kept = self._rows(np.arange(len(self.order)))
 
     def rows(
         self, selected: Int[Array, " B"]
@@ -138,6 +140,9 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         scores = problem.shared_scores[i]
         order = visible[np.argsort(-scores[visible], kind="stable")]
         inputs.append(_Input(order, vectors[keys.index[i, order]], scores[order]))
+    if sum(tokens.vectors.size * len(tokens.order) for tokens in inputs) <= KEPT:
+        for tokens in inputs:
+            tokens.keep()
     return inputs
 
 
@@ -190,16 +195,18 @@ class _Walk:
     def extended(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
         size = len(self.inputs[block.prefixes.shape[1]].order)
-        together = KEPT // (self.dimension * (block.multipliers.shape[1] + size) * len(block.prefixes))
-        for begin in range(0, size, max(together, 1)):
+        most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
+        together = max(most // len(block.prefixes), 1)
+        for begin in range(0, size, together):
             if self.spent and begin:
                 return
-            children = self._children(block, np.arange(begin, min(begin + max(together, 1), size)))
+            children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
                 self._record(children)
                 continue
-            for s in range(0, len(children.vectors), BLOCK):
-                yield _Block(*(array[s : s + BLOCK] for array in children))
+            width = max(min(BLOCK, most), 1)
+            for s in range(0, len(children.vectors), width):
+                yield _Block(*(array[s : s + width] for array in children))
 
     def _children(self, block: _Block, chosen: Int[Array, " t"]) -> _Block:
         """The prefixes followed by each of the chosen tokens (ranks) of the next input, less what is ruled out."""

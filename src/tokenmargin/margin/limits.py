@@ -133,7 +133,7 @@ class Atlas:
         left = self.selections - self.feasible - self.infeasible - len(self.undecided)
         parts = []
         if left:
-            parts.append(f"{left} of {self.selections} selections were not looked at: the budget was spent")
+            parts.append(f"{_number(left)} of {_number(self.selections)} selections not looked at: the budget is spent")
         if self.undecided:
             count = len(self.undecided)
             parts.append(f"{count} selection{'s are' if count > 1 else ' is'} too close to call in double precision")
@@ -160,7 +160,13 @@ class Atlas:
 
     def __repr__(self) -> str:
         seen = "complete" if self.complete else f"partial: {self.unsearched}"
-        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {self.selections} selections, {seen})"
+        count = _number(self.selections)
+        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def _number(count: int) -> str:
+    """A count to be read: its order of magnitude when it is beyond counting."""
+    return str(count) if count < 10**15 else f"10^{len(str(count)) - 1}"
 
 
 def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool = True) -> Constraints:
