@@ -22,8 +22,16 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
+from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.limits import Atlas, LimitDirection, limit_constraints, name_global, read_direction
+from tokenmargin.margin.limits import (
+    Atlas,
+    LimitDirection,
+    limit_constraints,
+    name_global,
+    read_direction,
+    shares_differences,
+)
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
 from tokenmargin.margin.system import solve_systems
@@ -93,6 +101,7 @@ def atlas(
     problem: TokenProblem,
     *,
     budget: int | None = None,
+    loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Atlas:
     """Every feasible and locally optimal selection of `problem`, with its certified direction.
@@ -100,6 +109,7 @@ def atlas(
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
+    - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
     - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.instances import figure8
@@ -109,7 +119,7 @@ def atlas(
     [0 1] [1. 0. 0.] False
     """
     began = time.perf_counter()
-    walk = _Walk(problem, math.inf if budget is None else budget)
+    walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
         block = next(blocks[-1], None)
@@ -171,8 +181,9 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """The state of one walk through the tree of selections: counters, budget and what was found."""
 
-    def __init__(self, problem: TokenProblem, budget: int | float) -> None:
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
+        self.problem, self.budget, self.loss = problem, budget, loss
+        self.shares = shares_differences(problem)
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
         self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
@@ -271,8 +282,8 @@ class _Walk:
         near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
-        for b in np.flatnonzero((gaps > 0).all(axis=1) & moved).tolist():
-            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]))
+        for b in np.flatnonzero((self.shares | (gaps > 0).all(axis=1)) & moved).tolist():
+            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
             if limit.kind == "inaccurate":
                 self.feasible -= 1
                 self.undecided.append(tuple(positions[b].tolist()))
