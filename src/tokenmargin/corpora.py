@@ -1,5 +1,4 @@
-"""Corpora to start from: the K-level model of paper A's Figure 2, random corpora that satisfy Assumption 4; and parts of
-a corpus."""
+"""Corpora to start from: the K-level model of paper A, random corpora that satisfy Assumption 4, parts of a corpus."""
 
 from __future__ import annotations
 
