@@ -137,8 +137,11 @@ def _together(both: dict[str, Any]) -> str:
     )
 
 
+NEAR = 15.0  # degrees from a direction within which it makes sense to say that a path comes nearer
+
+
 def _course(degrees: list[float]) -> str:
-    """Where a path is, and whether it has come nearer in its second half."""
+    """Where a path is, and, close to the direction, whether it has come nearer in its second half."""
     half, end = degrees
-    way = "coming nearer to" if end < half else "not coming nearer to"
-    return f"is {end:.3g} degrees from, and {way}," if end > 0.5 else f"is {end:.2g} degrees from"
+    nearer = end < half and 0.5 < end < NEAR
+    return f"is {end:.3g} degrees from, and coming nearer to," if nearer else f"is {end:.3g} degrees from"
