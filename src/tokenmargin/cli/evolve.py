@@ -186,7 +186,7 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
     problem, selected = path.objective.problem, path.selected
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
-    named = limit_direction(problem, selected)
+    named = limit_direction(problem, selected, loss=path.objective.loss)
     solution = relaxed_max_margin(problem, selected) if separable else named.solution
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (
