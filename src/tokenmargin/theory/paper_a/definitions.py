@@ -33,8 +33,8 @@ def choices(problem: TokenProblem, p: Float[Array, " D"], *, tie: float = 0.0) -
     """First choices, second choices and the rest of every sequence (Definition 15).
 
     **Arguments**
-    - `tie`: logits closer than this count as equal. The definition means exactly equal; vectors found by a solver tie up
-      to its residual.
+    - `tie`: logits closer than this count as equal. The definition means exactly equal; vectors found by a solver tie
+      up to its residual.
 
     >>> problem = TokenProblem.of([[[2.0], [2.0], [1.0], [0.0]]], [1], scores=[[1.0, 0.0, 0.0, 0.0]])
     >>> choices(problem, np.ones(1)).second.tolist()
@@ -53,7 +53,9 @@ def ranked_choices(logits: Float[Array, "n T"], *, tie: float = 0.0) -> Choices:
     second = (others >= best - tie) & np.isfinite(others)
     rest = visible & ~first & ~second
     last = np.where(rest, logits, -np.inf).max(axis=1, keepdims=True)
-    gaps = np.concatenate([(top - best)[np.isfinite(best)], (best - last)[np.isfinite(last)]])
+    gaps = np.concatenate(
+        [top[np.isfinite(best)] - best[np.isfinite(best)], best[np.isfinite(last)] - last[np.isfinite(last)]]
+    )
     return Choices(first, second, rest, float(gaps.min(initial=np.inf)))
 
 

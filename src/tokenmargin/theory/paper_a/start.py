@@ -26,12 +26,12 @@ def probability_beyond(size: int, dimension: float, delta: float) -> tuple[float
     """
     d, L = float(dimension), np.log(size**2 / delta)
     one = erfc(np.sqrt(L))
-    long_ = (size + 1) * chi2.sf(4 * d, d)
-    low, high = -np.expm1((size + 1) * np.log1p(-one)), (size + 1) * one + long_
+    too_long = (size + 1) * (chi2.sf(4 * d, d) if d <= 1e9 else np.exp(-0.8 * d))
+    low, high = -np.expm1((size + 1) * np.log1p(-one)), (size + 1) * one + too_long
     if d > 1e9:
         return float(low), float(high + size * one * _tilted(L, d))
     r = np.linspace(0, 1 + 60 / np.sqrt(d), CELLS)[1:]
-    mass = np.diff(chi2.cdf(d * r, d)) if d < 4 * L else -np.diff(chi2.sf(d * r, d))
+    mass = -np.diff(chi2.sf(d * r, d))  # exact in the upper tail, where products are too large
     beyond = erfc(np.sqrt(L / r))
     some = -np.expm1(size * np.log1p(-beyond[:-1])) @ mass
     every = size * (beyond[1:] @ mass + chi2.cdf(d * r[0], d) * beyond[0] + chi2.sf(d * r[-1], d))
