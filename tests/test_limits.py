@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.attention import PromptObjective
-from tokenmargin.basins import basin_map, basins, random_starts, share_interval
+from tokenmargin.basins import basin_map, basins, random_starts
 from tokenmargin.dynamics import FlowSettings
 from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.limits import limit_of
@@ -106,5 +107,5 @@ def test_a_map_covers_the_plane() -> None:
 
 
 def test_interval_of_a_share() -> None:
-    assert share_interval(0, 10)[0] == 0.0
-    assert share_interval(10, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)

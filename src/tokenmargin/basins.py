@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.geometry import Coordinates
@@ -17,7 +18,7 @@ from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin import MarginSolution, max_margin
 from tokenmargin.problem import TokenProblem
 
-__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts", "share_interval"]
+__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +74,6 @@ class Basins:
         return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
 
 
-def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95% confidence interval of a share.
-
-    >>> tuple(round(end, 3) for end in share_interval(8, 10))
-    (0.49, 0.943)
-    """
-    z, share = 1.959964, count / total
-    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return float(max(centre - half, 0.0)), float(min(centre + half, 1.0))
-
-
 def random_starts(
     problem: TokenProblem, count: int, *, radius: float, rng: np.random.Generator
 ) -> Float[Array, "starts D"]:
@@ -136,7 +125,7 @@ def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
     for selected, count in zip(reached, counts.tolist(), strict=True):
         solution = max_margin(problem, selected)
         kind = kind_of(problem, selected, solution)
-        interval = share_interval(count, len(settled))
+        interval = wilson_interval(count, len(settled))
         found.append(Basin(tuple(selected.tolist()), kind, solution, count, count / len(settled), interval))
     found.sort(key=lambda basin: -basin.count)
     number = {basin.selected: j for j, basin in enumerate(found)}

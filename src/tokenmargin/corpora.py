@@ -128,7 +128,8 @@ def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> Toke
     if n < 2 or n % 2 or T < 2:
         raise ValueError(f"n must be even and T at least 2, got n={n}, T={T}")
     half, fill = n // 2, T - 1
-    decisive, words = [], []
+    decisive: list[Array] = []
+    words: list[str] = []
     for sign in ("positive", "negative"):
         _, own = np.unique(rng.integers(rng.integers(half) + 1, size=half), return_inverse=True)
         decisive.append(len(words) + own)

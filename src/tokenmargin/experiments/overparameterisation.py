@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.basins import share_interval
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve_many
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.tables import PAPER_B
@@ -100,7 +100,7 @@ def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
         row: dict[str, float] = {"d": d, "trials": len(kinds)}
         for kind in KINDS:
             count = int((kinds == kind).sum())
-            low, high = share_interval(count, len(kinds))
+            low, high = wilson_interval(count, len(kinds))
             name = kind.replace(" ", "_")
             row |= {name: count / len(kinds), f"{name}_low": low, f"{name}_high": high}
         rows.append(row)

@@ -7,8 +7,6 @@ its checkpoints, so the second figure finds it there, and one that was killed go
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.stats import rankdata
 
+from tokenmargin._files import json_digest
+from tokenmargin._statistics import spearman
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest
 from tokenmargin.experiments.tables import PAPER_B, columns
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tokenmargin.data.images import ImageSet
     from tokenmargin.training.vision.learner import VisionConfig
 
-__all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "rank_correlations", "vision_tables"]
+__all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "vision_tables"]
 
 SHOWN_EPOCHS = 6
 CHANCE = 0.1
@@ -133,7 +132,7 @@ class VisionAttention(AbstractExperiment):
         from tokenmargin.data.datasets import cache_folder
 
         identity = [asdict(self.config()), images.digest, code_digest(type(self))]
-        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+        name = json_digest(identity)[:12]
         return cache_folder() / "vision" / name
 
 
@@ -262,7 +261,7 @@ def _correlations(curves: Table, arrays: Mapping[str, Array]) -> Table:
     trained = curves["epoch"] > 0  # the start is no result of training
     sparsity, norm = curves["sparsity"][trained], curves["norm"][trained]
     heads, norms = (arrays[name].reshape(len(arrays[name]), -1) for name in ("layer_sparsity", "layer_norm"))
-    each = rank_correlations(heads[trained].T, norms[trained].T)
+    each = spearman(heads[trained].T, norms[trained].T)
     last = each[-arrays["layer_sparsity"].shape[2] :]
     changes = np.diff(sparsity), np.diff(norm)
 
@@ -286,13 +285,6 @@ def _spread(what: str, values: Array) -> tuple[str, int, tuple[float, float, flo
     return what, len(known), (float(known.mean()), float(known.min()), float(known.max()))
 
 
-def rank_correlations(x: Float[Array, "m n"], y: Float[Array, "m n"]) -> Float[Array, " m"]:
-    """Spearman's correlation of every row of x with that of y; NaN where one of the two is constant."""
-    x, y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
-    scale = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
-    return np.divide((x * y).sum(axis=1), scale, out=np.full(len(x), np.nan), where=scale > 0)
-
-
 def correlation_interval(
     x: Float[Array, " n"], y: Float[Array, " n"], *, block: int | None = None, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
@@ -307,10 +299,10 @@ def correlation_interval(
     block = max(1, round(n ** (1 / 3))) if block is None else block
     starts = np.random.default_rng(seed).integers(0, n, (draws, -(-n // block)))
     places = ((starts[..., None] + np.arange(block)) % n).reshape(draws, -1)[:, :n]
-    found = rank_correlations(x[places], y[places])
+    found = spearman(x[places], y[places])
     found = found[np.isfinite(found)]
     low, high = np.quantile(found, (0.025, 0.975)) if found.size else (np.nan, np.nan)
-    return float(rank_correlations(x[None], y[None])[0]), float(low), float(high)
+    return float(spearman(x, y)), float(low), float(high)
 
 
 def _notes(record: Mapping[str, Any], tables: Mapping[str, Table]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from tokenmargin._files import atomic_path, remove_leftovers
 from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
@@ -124,6 +124,8 @@ def run_epochs(
     """
     split = split or ByTexts()
     place = None if folder is None else Path(folder)
+    if place is not None and split.ranks.first:
+        remove_leftovers(place)
     position, notes = _resume(model, config, place, split)
     per_epoch = -(-n // config.batch)
     first = saved = time.monotonic()
@@ -213,9 +215,8 @@ def _write_metrics(metrics: Sequence[Row], path: Path) -> None:
 
     names = list(dict.fromkeys(name for row in metrics for name in row))
     table = pa.table({name: pa.array([row.get(name) for row in metrics], pa.float64()) for name in names})
-    partial = path.with_name(f".{path.name}")
-    pq.write_table(table, partial)
-    os.replace(partial, path)
+    with atomic_path(path) as beside:
+        pq.write_table(table, beside)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,6 @@ not depend on how the corpus was cut, where it was counted, or in what order.
 
 from __future__ import annotations
 
-import os
-import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tokenmargin._files import atomic_path
 from tokenmargin.data.pipeline import Pipeline, fold
 from tokenmargin.data.sharded.slices import Slice, read_slice
 from tokenmargin.data.sources import SourceError
@@ -27,7 +26,7 @@ from tokenmargin.engines import AbstractEngine, LostTask
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["SliceCount", "count_words", "merge_parts", "own_name", "run_all", "write_table"]
+__all__ = ["SliceCount", "count_words", "merge_parts", "run_all", "write_table"]
 
 MERGED_AT_ONCE = 16
 SHOWN = 20  # rejected rows remembered of a slice
@@ -104,14 +103,8 @@ def _added(table: pl.DataFrame) -> pl.DataFrame:
 
 def write_table(table: pl.DataFrame, path: Path) -> None:
     """Write a parquet file, whole or not at all."""
-    mine = own_name(path)
-    table.write_parquet(mine)
-    os.replace(mine, path)
-
-
-def own_name(path: Path) -> Path:
-    """A name beside `path` that no other process uses: the same work may be going on elsewhere."""
-    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
+    with atomic_path(path) as beside:
+        table.write_parquet(beside)
 
 
 def merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *, name: str) -> pl.DataFrame:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray as Array
 
+from tokenmargin._files import remove_leftovers, write_json
 from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens
 from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
 from tokenmargin.data.sharded.counting import SHOWN, SliceCount, merge_parts, run_all, write_table
@@ -27,7 +28,6 @@ from tokenmargin.data.sharded.worker import (
     number_slice,
     sums_path,
     words_path,
-    write_json,
 )
 from tokenmargin.data.sources import SourceError, binary_labels
 from tokenmargin.engines import AbstractEngine, SerialEngine
@@ -156,4 +156,5 @@ def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()
+    remove_leftovers(place)
     shutil.rmtree(work)

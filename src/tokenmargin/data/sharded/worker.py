@@ -7,28 +7,27 @@ its slice and the plan alone, so doing a slice twice, because a machine was lost
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tokenmargin._files import json_digest, write_json
 from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.data.prepared import ARRAYS, PreparedText
 from tokenmargin.data.sharded.corpus import shard_path
-from tokenmargin.data.sharded.counting import SliceCount, count_words, own_name, write_table
+from tokenmargin.data.sharded.counting import SliceCount, count_words, write_table
 from tokenmargin.data.sharded.slices import Slice, read_slice
 from tokenmargin.data.words import find_words
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["BITS", "Numbering", "Plan", "count_slice", "number_slice", "sums_path", "words_path", "write_json"]
+__all__ = ["BITS", "Numbering", "Plan", "count_slice", "number_slice", "sums_path", "words_path"]
 
 BITS = 30  # of a fraction 1/T in each of two integers; sums over 2^33 tokens stay exact
 
@@ -52,11 +51,11 @@ class Plan:
             "choices": self.pipeline.describe(),
             "columns": self.columns,
         }
-        path = work / f"plan-{_key(content)}.json"
+        path = work / f"plan-{json_digest(content)[:16]}.json"
         if not path.is_file():
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
-            write_json(path, content)
+            write_json(path, content, indent=None)
         return path
 
 
@@ -71,8 +70,8 @@ class Numbering:
     def save(self, work: Path) -> Path:
         """Write it beside the plan."""
         content = vars(self)
-        path = work / f"numbering-{_key(content)}.json"
-        write_json(path, content)
+        path = work / f"numbering-{json_digest(content)[:16]}.json"
+        write_json(path, content, indent=None)
         return path
 
 
@@ -126,9 +125,7 @@ def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> int:
     work = plan_path.parent
     shard = _shard(plan, i, numbering, rank)
     target = shard_path(work.parent, i)
-    mine = own_name(target)
-    shard.save(mine)
-    os.replace(mine, target)
+    shard.save(target)
     write_table(_sums(shard, len(rank)), sums_path(work, i))
     write_json(note, shard.n)
     return shard.n
@@ -167,14 +164,3 @@ def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
         np.add.at(sums[name], shard.ids, np.repeat(term.astype(np.int64), lengths))
     seen = np.flatnonzero(sums["negative"] + sums["positive"])
     return pl.DataFrame({"token": seen, **{name: values[seen] for name, values in sums.items()}})
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    mine = own_name(path)
-    mine.write_text(json.dumps(content))
-    os.replace(mine, path)
-
-
-def _key(content: object) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]

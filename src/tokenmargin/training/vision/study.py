@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from tokenmargin._files import atomic_path
 from tokenmargin.data.images import ImageSet, load_images
 from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
 from tokenmargin.training.study import machine, write_results
@@ -119,11 +119,8 @@ class VisionProbe:
         }
 
     def _keep(self, name: str, **arrays: Array) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / ".probe"
-        with partial.open("wb") as file:
+        with atomic_path(self.folder / name) as beside, beside.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, self.folder / name)
 
     def _kept(self, name: str) -> dict[str, Array]:
         with np.load(self.folder / name) as file:
