@@ -129,9 +129,9 @@ def closed_form(x: EmbeddingInstance) -> Findings:
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
-    """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the max-margin vector is
-    `M^+ 1`."""
-    unsolved, apart, smallest = _pseudo_inverse(x)
+    """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the solution of (18) is
+    `M^+ 1`; without ties that is the max-margin vector of (9)."""
+    unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
     return Findings(
         hypotheses=(
             _solved(unsolved),
@@ -146,13 +146,14 @@ def _solved(residual: float) -> Slack:
     return below("residual of M p = 1", residual, UNSOLVED)
 
 
-def _pseudo_inverse(x: EmbeddingInstance) -> tuple[float, float, float]:
-    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^, smallest multiplier."""
+def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[float, float, float]:
+    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^ (of (9), or of (18) as printed), and
+    the smallest multiplier."""
     unsolved, apart, smallest = 0.0, 0.0, np.inf
     for problem, chosen in x.posed:
         M, residual = _least_squares(problem, chosen)
         unsolved = max(unsolved, residual)
-        solution = class_margin(problem, chosen)
+        solution = solve(printed_constraints(problem, chosen)) if printed else class_margin(problem, chosen)
         if not solution.is_optimal:
             return unsolved, np.inf, smallest
         if len(M):
