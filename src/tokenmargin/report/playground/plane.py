@@ -16,14 +16,14 @@ from tokenmargin.dynamics.evolve import evolve
 from tokenmargin.dynamics.flow import FlowSettings, flow
 from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
-from tokenmargin.geometry import Coordinates
+from tokenmargin.geometry import AbstractGeometry, Coordinates
 from tokenmargin.losses import LOSSES, AbstractLoss
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
 from tokenmargin.problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
 from tokenmargin.report.playground.schema import PlaneRequest
 from tokenmargin.report.playground.words import note
-from tokenmargin.selection import attention_weights, optimal_tokens
+from tokenmargin.selection import angle, attention_weights, optimal_tokens
 
 __all__ = ["picture"]
 
@@ -66,6 +66,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
             {"start": arc.start, "stop": arc.stop, "selected": arc.selected.tolist()} for arc in selection_arcs(problem)
         ],
         "ring": basins[:-1].tolist(),
+        "ring_norm": request.ring_norm,
         "paths": _drawn_paths(runs, basins),
         "training": {
             "basin": int(basins[-1]),
@@ -91,7 +92,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
 def _starts(request: PlaneRequest) -> Float[Array, "starts 2"]:
     count = DRAFT_STARTS if request.draft else FINE_STARTS
     turn = 2 * np.pi * np.arange(count) / count
-    circle = request.radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    circle = request.ring_norm * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     return np.vstack([circle, request.start])
 
 
@@ -115,7 +116,7 @@ def _descend(problem: TokenProblem, request: PlaneRequest, starts: Float[Array, 
     """All runs at once, to their last step or to the end of the time they are given."""
     assert isinstance(problem.keys, Coordinates)
     loss, (method, steps) = _loss(request), _method(request)
-    tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.scores[None])
+    tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.shared_scores[None])
     logits = np.ascontiguousarray(np.moveaxis(problem.keys.logits(starts), 0, -1))
     lanes = Lanes(tokens, loss, logits, np.zeros_like(logits))
     every = max(steps // FINE_FRAMES, 1)
@@ -136,7 +137,7 @@ def _basins(found: Atlas, selected: Int[Array, "starts n"]) -> Int[Array, " star
     """The limit whose tokens each run has selected; -1 where it is that of no limit, or not yet."""
     basins = np.full(len(selected), -1)
     for number, limit in enumerate(found.limits):
-        basins[(selected == limit.selected).all(axis=1)] = number
+        basins[limit.chosen[np.arange(selected.shape[1]), selected].all(axis=1)] = number
     return basins
 
 
@@ -146,10 +147,14 @@ def _drawn_paths(runs: Runs, basins: Int[Array, " starts"]) -> list[dict[str, An
 
 
 def _limit(problem: TokenProblem, limit: LimitDirection) -> dict[str, Any]:
-    """A limit with its unit vector, and the level of each selected token along it: its bands end there."""
+    """A limit with its unit vector, and the level of each selected token along it: its bands end there.
+
+    `selected` is one token of each input, to ask about; `chosen` are all of them, as (input, token).
+    """
     unit = limit.solution.vector * limit.solution.margin
     levels = problem.keys.logits(unit)[np.arange(problem.n), limit.selected]
-    return limit.to_dict() | {"unit": unit.tolist(), "levels": levels.tolist()}
+    tokens = {"selected": limit.selected.tolist(), "chosen": np.argwhere(limit.chosen).tolist()}
+    return limit.to_dict() | tokens | {"unit": unit.tolist(), "levels": levels.tolist()}
 
 
 def _follow_flow(
@@ -158,8 +163,8 @@ def _follow_flow(
     """Replace the drawn paths by gradient flow, as many as the time allows, that of the asked start first."""
     objective = PromptObjective(problem, _loss(request))
     turn = 2 * np.pi * np.arange(FLOWS) / FLOWS
-    starts = [np.array(request.start), *(request.radius * np.stack([np.cos(turn), np.sin(turn)], axis=1))]
-    reach = max(FLOW_NORM, 4 * request.radius)
+    starts = [np.array(request.start), *(request.ring_norm * np.stack([np.cos(turn), np.sin(turn)], axis=1))]
+    reach = max(FLOW_NORM, 4 * request.ring_norm)
     traced: list[tuple[Array, int]] = []
     for start in starts:
         settings = FlowSettings(tolerance=1e-5, max_steps=2000)
@@ -216,7 +221,24 @@ def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"], 
         "prompt_path": _rounded(points[:, 2:]),
         "weights": _rounded(attention_weights(keys, points[:, 2:])),
         "at": (path.at * request.steps // steps).tolist(),
+        "selected": path.selected.tolist(),
+        "best": best.tolist(),
+        "steps": int(path.at[-1]) * request.steps // steps,
+        "head_degrees": _degrees(keys, points[:, :2], head.vector) if separable else None,
+        "prompt_degrees": _degrees(keys, points[:, 2:], relaxed.vector)
+        if relaxed is not None and relaxed.is_optimal
+        else None,
     }
+
+
+def _degrees(
+    keys: AbstractGeometry, points: Float[Array, "frames 2"], direction: Float[Array, " D"]
+) -> list[float] | None:
+    """Angle of a path to a direction, half-way and at its end: is it there, and is it still coming nearer?"""
+    if not np.linalg.norm(direction) > 0:
+        return None
+    kept = points[[len(points) // 2, -1]]
+    return np.degrees([angle(keys, point, direction) for point in kept]).round(2).tolist()
 
 
 def _direction(vector: Float[Array, " D"]) -> list[float] | None:
