@@ -8,6 +8,7 @@ selection. A quarter are in Theorem 5's regime.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,22 @@ def by_levels(rng: np.random.Generator) -> EmbeddingInstance:
     return _instance(corpus, rng, dimension=int(rng.integers(2, 300)), step=float(10 ** rng.uniform(-1, 2)))
 
 
-FAMILIES: tuple[Family, ...] = (
-    in_the_regime, moderate, tiny, any_words, in_the_regime, single_tokens, one_sequence, by_levels,
-)  # fmt: skip
+def _kept(make: Family) -> Family:
+    """The same instance for every claim that draws it: its flows, kept with it, are followed once."""
+    kept: dict[int, EmbeddingInstance] = {}
+
+    @wraps(make)
+    def draw(rng: np.random.Generator) -> EmbeddingInstance:
+        key = int(rng.integers(1 << 62))
+        if key not in kept:
+            kept[key] = make(rng)
+        return kept[key]
+
+    return draw
+
+
+FAMILIES: tuple[Family, ...] = tuple(
+    _kept(make)
+    for make in (in_the_regime, moderate, tiny, any_words, in_the_regime, single_tokens, one_sequence, by_levels)
+)
 OF_CLAIM: dict[str, tuple[Family, ...]] = {}

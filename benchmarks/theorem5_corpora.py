@@ -1,6 +1,6 @@
 """Theorem 5 of paper A, and Lemma 19's conclusion, over corpora: each a replication of its own.
 
-    python -m benchmarks.theorem5_corpora [--count 100]
+    python -m benchmarks.theorem5_corpora [--count 100] [--jobs 1]
 
 In the dimension of (10) the starts of one corpus differ by 1e-22 and less, so they are one experiment; what can vary
 is the corpus. Each is drawn from all that Assumption 4 leaves open: how many sequences an important token decides,
@@ -14,7 +14,9 @@ import argparse
 import hashlib
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -98,11 +100,13 @@ def row(n: int, T: int, runs: list[Replication]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100, help="corpora per size")
-    count = parser.parse_args().count
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    options = parser.parse_args()
     print(f"| {' | '.join(HEAD)} |\n" + "|---" * len(HEAD) + "|", flush=True)
     began, failed = time.perf_counter(), 0
     for n, T in SIZES:
-        runs = [replicate(n, T, seed) for seed in range(count)]
+        with ProcessPoolExecutor(options.jobs) as pool:
+            runs = list(pool.map(partial(replicate, n, T), range(options.count)))
         failed += sum(not (run.grew and run.selected and run.only and run.lacking <= MISALIGNED) for run in runs)
         print(row(n, T, runs), flush=True)
     print(f"\n{time.perf_counter() - began:.0f} s; the conclusion fails on {failed} corpora")

@@ -184,7 +184,7 @@ def descent(x: EmbeddingInstance) -> Findings:
 @cache  # the flows of an instance are kept with it, and several claims look at the same ones
 def no_longer_flat() -> EmbeddingInstance:
     """Everything of (10) but the dimension for flat attention: some important tokens are turned away from."""
-    return EmbeddingInstance.of(8, 4, dimension=300, draws=10)
+    return EmbeddingInstance.of(8, 4, dimension=300, draws=10, norm=1e3)
 
 
 @cache

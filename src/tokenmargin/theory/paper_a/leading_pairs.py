@@ -23,7 +23,7 @@ def rounding(problem: TokenProblem, *points: Float[Array, " D"]) -> float:
     """Relative error of a sum over tokens of terms that are products of exponentials of logits: each logit is a sum of
     as many products as there are dimensions, and its absolute error is the relative one of its exponential."""
     logits = (np.abs(problem.keys.logits(p))[problem.mask].max(initial=0.0) for p in points)
-    return 8 * EPS * (problem.keys.dimension + problem.n * problem.T) * (1 + max(logits))
+    return float(8 * EPS * (problem.keys.dimension + problem.n * problem.T) * (1 + max(logits)))
 
 
 class Pairs:
