@@ -110,6 +110,7 @@ def verify(
     json:
         Write a JSON list to standard output.
     """
+    from tokenmargin.dynamics import whole_runs
     from tokenmargin.theory import CLAIMS
     from tokenmargin.theory import claim as find
     from tokenmargin.theory.probability import enough_draws
@@ -126,11 +127,12 @@ def verify(
     size = {"corpus": corpus, "n": n, "T": T, "d": d, "eta": eta}
     given = problem is not None or any(value is not None for value in size.values())
     if not given:
-        reports = tuple(_own(chosen))
+        with whole_runs():
+            reports = tuple(_own(chosen))
     elif claim is None:
         raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
     else:
-        with usage_errors():
+        with usage_errors(), whole_runs():
             number = enough_draws(delta) if draws is None else draws
             instance = _instance(chosen[0], problem, size, select, delta=delta, draws=number, seed=seed)
             reports = (chosen[0].on(instance),)
