@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.instances import random_problem
-from tokenmargin.margin import class_margin, label_margin, max_margin, max_margin_batch, solve, solve_many
+from tokenmargin.margin import class_margin, label_margin, max_margin, max_margin_batch, solve
 from tokenmargin.margin.answers import INFEASIBLE, SOLVED
 from tokenmargin.margin.certificate import TOLERANCE, farkas_residual, judge, normalised
 from tokenmargin.margin.constraints import (

@@ -22,12 +22,13 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
+from tokenmargin.margin.constraints import Constraints, attention_constraints
 from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.rescue import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import solve_systems
+from tokenmargin.margin.system import Verdicts, solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
 
@@ -40,7 +41,7 @@ BLOCK = 128
 class _Block(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
-    `residuals` are the table of `Residuals`, infinite where the prefix has not been solved.
+    `residuals` are those of a proven solution, infinite where the prefix has none.
     """
 
     prefixes: Int[Array, "B j"]
@@ -51,16 +52,25 @@ class _Block(NamedTuple):
     @property
     def known(self) -> Bool[Array, " B"]:
         """Which prefixes have a proven solution."""
-        return self.residuals.max(axis=1) <= TOLERANCE
+        return np.isfinite(self.residuals).all(axis=1)
 
 
 class _Input(NamedTuple):
-    """One input with its tokens by descending score, each as the selected one: unit rows to the others."""
+    """One input with its tokens by descending score, each as the selected one: scaled rows to the others."""
 
     order: Int[Array, " t"]
     vectors: Float[Array, "t r"]
-    units: Float[Array, "t o r"]
-    lengths: Float[Array, "t o"]
+    rows: Systems
+
+    @property
+    def units(self) -> Float[Array, "t o r"]:
+        """The rows to the others, over `lengths`, powers of two."""
+        return self.rows.rows
+
+    @property
+    def lengths(self) -> Float[Array, "t o"]:
+        """What the rows were divided by."""
+        return self.rows.lengths
 
 
 def atlas(
@@ -103,7 +113,11 @@ def atlas(
 def _inputs(problem: TokenProblem) -> list[_Input]:
     """The rows `k_it - k_iu` of every pair, up to an isometry of the span of the keys."""
     keys = problem.keys
-    vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
+    if isinstance(keys, Coordinates):
+        vectors = _in_span(keys)
+    else:
+        first = keys.index[0, keys.mask[0].argmax()]
+        vectors = keys.differences(np.arange(keys.rows), np.full(keys.rows, first))
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i])
@@ -111,10 +125,9 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         tokens = vectors[keys.index[i, order]]
         # In the order of their positions, as the constraints of a selection are listed.
         others = np.stack([ranks[ranks != t] for ranks in [np.argsort(order)] for t in range(len(order))])
-        raw = tokens[:, None] - tokens[others]
-        lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
-        lengths[lengths == 0] = 1.0
-        inputs.append(_Input(order, tokens, raw / lengths[:, :, None], lengths))
+        minus = tokens[others]
+        plus = np.broadcast_to(tokens[:, None], minus.shape)
+        inputs.append(_Input(order, tokens, normalised(plus, np.ones(others.shape), minus=minus)))
     return inputs
 
 
@@ -188,6 +201,8 @@ class _Walk:
 
     def _inherited(self, block: _Block, tokens: _Input) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
+        if not isinstance(self.problem.keys, Coordinates):  # by inner products a margin is not known so simply
+            return np.full((len(block.vectors), *tokens.lengths.shape[:1], 4), np.inf)
         margins = np.matmul(block.vectors, tokens.units.reshape(-1, block.vectors.shape[1]).T)
         margins = margins.reshape(len(margins), *tokens.lengths.shape) * tokens.lengths
         separated = (margins >= 1).all(axis=2)
@@ -201,26 +216,43 @@ class _Walk:
         todo = todo[:room]
         if not room:
             return alive
-        systems = self._systems(children.prefixes[todo])
-        verdicts = solve_systems(systems, by_multipliers=not isinstance(self.problem.keys, Coordinates))
+        children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
         self.solves += room
-        children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
-        children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
-        children.residuals[todo] = verdicts.residuals.table
-        ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
+        children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals.table, np.inf)
+        ruled_out = todo[verdicts.infeasible]
         alive[ruled_out] = False
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _systems(self, prefixes: Int[Array, "B j"]) -> Systems:
-        """The max-margin problems of the prefixes, gathered from the unit rows."""
-        chosen = list(zip(self.inputs, prefixes.T, strict=False))
-        rows = np.concatenate([tokens.units[t] for tokens, t in chosen], axis=1)
-        lengths = np.concatenate([tokens.lengths[t] for tokens, t in chosen], axis=1)
-        bound = 1 / lengths
-        scale = bound.max(axis=1, initial=0.0)
-        bound /= scale[:, None]
-        return Systems(rows, bound, None, bound, lengths, scale)
+    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
+        """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
+        systems = concatenated([tokens.rows.some(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
+        if isinstance(self.problem.keys, Coordinates):
+            verdicts = solve_systems(systems)
+            if systems.rows.shape[2] < self.problem.keys.dimension:  # proofs hold for the problem's own rows alone
+                for b in np.flatnonzero(verdicts.infeasible):
+                    own = self._constraints(prefixes[b]).systems()
+                    if proof(own, verdicts.farkas.weights[b]) is None:
+                        verdicts.farkas.residual[b] = np.inf
+            multipliers = verdicts.multipliers * systems.scale[:, None]
+            return multipliers, verdicts.residuals.vectors * systems.scale[:, None], verdicts
+        verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        multipliers = np.zeros_like(verdicts.multipliers)
+        for b, prefix in enumerate(prefixes):
+            own = self._constraints(prefix).systems()
+            one = solve_systems(own)
+            multipliers[b] = one.multipliers[0] * own.scale[0] / own.lengths[0] * systems.lengths[b]
+            verdicts.residuals.table[b], verdicts.farkas.residual[b] = one.residuals.table[0], one.farkas.residual[0]
+        return multipliers, np.einsum("bk,bkr->br", multipliers, systems.rows), verdicts
+
+    def _constraints(self, prefix: Int[Array, " j"]) -> Constraints:
+        """The constraints of the inputs that a prefix decides."""
+        ranks = np.zeros(self.problem.n, dtype=np.intp)
+        ranks[: len(prefix)] = prefix
+        whole = attention_constraints(self.problem, self._positions(ranks[None])[0])
+        kept = whole.token[:, 0] < len(prefix)
+        assert whole.minus is not None, "constraints of ATT-SVM are on differences"
+        return Constraints(whole.geometry, whole.plus[kept], whole.minus[kept], whole.bound[kept], whole.token[kept])
 
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
@@ -266,11 +298,12 @@ class _Walk:
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
             return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
         lengths = np.concatenate([x.lengths[t] for x, t in zip(self.inputs, leaves.prefixes[b], strict=True)])
-        multipliers = leaves.multipliers[b] / lengths
+        multipliers = in_doubles(leaves.multipliers[b], over=lengths)
+        norm = self.problem.keys.norm(constraints.parameter(multipliers, leaves.vectors[b]))
         return MarginSolution(
             status="optimal",
             vector=constraints.parameter(multipliers, leaves.vectors[b]),
-            margin=float(1 / np.linalg.norm(leaves.vectors[b])),
+            margin=float(1 / norm) if norm > 0 else np.inf,
             multipliers=multipliers,
             tokens=constraints.token,
             certificate=Certificate(*leaves.residuals[b].tolist()),

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.arcs import selection_arcs
-from tokenmargin.margin.certificate import TOLERANCE, normalised
+from tokenmargin.margin.certificate import normalised
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.limits import Atlas, LimitDirection
 from tokenmargin.margin.solver import solve
@@ -77,16 +77,16 @@ def _solved(
     inputs = np.arange(problem.n)
     asked = np.broadcast_to(problem.mask, (len(chosen), *problem.mask.shape)).copy()
     asked[np.arange(len(chosen))[:, None], inputs, chosen] = False
-    rows = np.where(asked[..., None], laid_out[inputs, chosen][:, :, None] - laid_out, 0.0)
+    plus = np.where(asked[..., None], laid_out[inputs, chosen][:, :, None], 0.0)
+    minus = np.where(asked[..., None], laid_out, 0.0)
     if not asked.any():
         nothing = np.zeros(len(chosen), dtype=bool)
         return np.zeros((len(chosen), problem.keys.dimension)), nothing, nothing
-    shape = (len(chosen), -1)
-    systems = normalised(rows.reshape(*shape, problem.keys.dimension), asked.reshape(shape).astype(float))
+    shape = (len(chosen), -1, problem.keys.dimension)
+    bound = asked.reshape(len(chosen), -1).astype(float)
+    systems = normalised(plus.reshape(shape), bound, minus=minus.reshape(shape))
     verdicts = solve_systems(systems)
-    solved = verdicts.residuals.largest <= TOLERANCE
-    refuted = verdicts.farkas.residual <= TOLERANCE
-    return verdicts.residuals.vectors * systems.scale[:, None], solved, refuted
+    return verdicts.residuals.vectors * systems.scale[:, None], verdicts.optimal, verdicts.infeasible
 
 
 def _gaps(
