@@ -7,7 +7,6 @@ import pytest
 
 from tokenmargin.instances import figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, max_margin, selection_arcs
-from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import select, selected_tokens
 

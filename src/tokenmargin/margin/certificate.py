@@ -182,8 +182,8 @@ def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> t
 
 
 def in_doubles(
-    values: Float[Array, " r"], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
-) -> Float[Array, " r"]:
+    values: Float[Array, "..."], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
+) -> Float[Array, "..."]:
     """`values times / over`, powers of two, without rounding; beyond the range of doubles, its ends.
 
     A number that is not zero does not become zero: which multipliers are positive is not lost.
@@ -212,11 +212,11 @@ def kkt_residuals(
     - primal: the largest violation in units of its own `size`, plus `(r + 4) eps length |y|`, which bounds the error
       of an inner product in r dimensions, of the difference that made the row, and of the vector when it is scaled;
     - gap: `1 - lower / |y|`, where no solution is shorter than `lower = bound' multipliers / |rows' multipliers|`,
-      plus `(k + 4) eps length sum |multipliers| / |y|`, which bounds the error of that combination.
+      plus `(a + 4) eps length sum |multipliers| / |y|`, which bounds the error of that combination of a rows.
 
     `length` is that of the longest row. Residuals are infinite at zero.
     """
-    k, r = rows.shape
+    r = rows.shape[1]
     built = multipliers.dot(rows)
     y = built if vector is None else vector
     squared = y.dot(y).item()
@@ -232,7 +232,8 @@ def kkt_residuals(
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     least, total = signed.item(signed.argmin()), np.abs(multipliers).sum().item()
     dual = -least / np.abs(multipliers).max().item() if least < 0 else 0.0
-    rounding = (k + 4) * EPS * length * total / reach + (k + 2 * r + 4) * EPS
+    a = np.count_nonzero(multipliers)
+    rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS
     gap = abs(1 - bound.dot(multipliers).item() / (reach * norm)) + rounding
     if equality is not None:
         slack = np.where(equality, -np.abs(slack), slack)
@@ -296,7 +297,7 @@ def farkas_residual(
     total = np.abs(weights).dot(np.sqrt(np.einsum("kr,kr->k", rows, rows))).item()
     if total == 0:
         return 0.0
-    return float(np.linalg.norm(weights.dot(rows))) / total + (len(rows) + 4) * EPS
+    return float(np.linalg.norm(weights.dot(rows))) / total + (np.count_nonzero(weights) + 4) * EPS
 
 
 def farkas_residual_by_products(

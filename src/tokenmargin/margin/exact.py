@@ -44,8 +44,10 @@ def proven_infeasible(
         if lows is not None and not np.isfinite(lows).all():
             return None
         free = np.zeros(len(support), dtype=bool) if equality is None else equality[support]
-        kept = weights[support]
-        if _surely_positive(chosen, kept, free) or _positive_exactly(chosen, lows, bound[support], kept, free):
+        kept = weights[support] / np.abs(weights[support]).max()
+        if not _surely_positive(chosen, kept, free):
+            kept = _exact_weights(chosen, lows, bound[support], kept, free)
+        if kept is not None:
             proven = np.zeros_like(weights)
             proven[support] = kept
             return proven
@@ -70,31 +72,36 @@ def _surely_positive(rows: Float[Array, "s r"], weights: Float[Array, " s"], fre
     return bool(least > 0 and weights[others].min() * least > rho)
 
 
-def _positive_exactly(
+def _exact_weights(
     rows: Float[Array, "s r"],
     lost: Float[Array, "s r"] | None,
     bound: Float[Array, " s"],
     weights: Float[Array, " s"],
     free: Bool[Array, " s"],
-) -> bool:
-    """Whether `(rows + lost)' u = 0` for some u, near the weights, with no negative entry and `bound' u > 0`.
+) -> Float[Array, " s"] | None:
+    """The u, rounded, with `(rows + lost)' u = 0` exactly, no negative entry and `bound' u > 0`; None if this has none.
 
     The rows that depend on others keep their weights as they are, read as rationals; the others follow exactly.
     """
     s, r = rows.shape
     if s * r * min(s, r) > _MOST:
-        return False
+        return None
     order = np.argsort(np.abs(weights), kind="stable")  # the heaviest are likeliest to stay as they are
     matrix = [list(column) for column in _integers(rows, lost)[0][order].T]
     pivots = _eliminate(matrix)
     u = {j: Fraction(weights[order[j]].item()) for j in range(s) if j not in pivots}
     if not u:
-        return False
+        return None
     for i, j in enumerate(pivots):
         u[j] = -sum((matrix[i][f] * u[f] for f in u.keys() - set(pivots)), start=Fraction(0)) / matrix[i][j]
     if any(u[j] < 0 and not free[order[j]] for j in range(s)):
-        return False
-    return sum((Fraction(bound[order[j]].item()) * u[j] for j in range(s)), start=Fraction(0)) > 0
+        return None
+    if not sum((Fraction(bound[order[j]].item()) * u[j] for j in range(s)), start=Fraction(0)) > 0:
+        return None
+    largest = max(map(abs, u.values()))
+    rounded = np.empty(s)
+    rounded[order] = [float(u[j] / largest) for j in range(s)]
+    return rounded
 
 
 def _eliminate(matrix: list[list[int]]) -> list[int]:

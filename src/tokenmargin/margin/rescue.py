@@ -30,6 +30,7 @@ _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _VANISHED = 1e-13  # a remainder at the level of rounding
 _PLAUSIBLE = 1e-6  # Farkas residual from which a proof of infeasibility is not worth trying
+_INWARDS = (0.5, 2.0)  # shares of the largest rounding by which a vector is moved inwards, the least first
 _ORDINARY = 1e250  # scales up to this, and down to its reciprocal, leave vectors their digits
 
 
@@ -78,6 +79,9 @@ def refutation(one: Systems, weights: Float[Array, " k"]) -> float:
 
 def rescue(one: Systems, proposal: Float[Array, " k"]) -> Finding:
     """A proven Farkas vector, or the best multipliers (and vector) found, for a system whose proposal did not pass."""
+    empty = _empty_row(one)
+    if empty is not None:
+        return Finding(np.zeros_like(proposal), _nothing(one), empty, 0.0)
     best, reached = proposal, judged(one, proposal)
     witness, rho = np.zeros_like(proposal), np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
@@ -99,6 +103,16 @@ def rescue(one: Systems, proposal: Float[Array, " k"]) -> Finding:
                 if residuals.largest <= one.tolerance:
                     return Finding(best, reached, np.zeros_like(u), np.inf)
     return Finding(best, reached, witness, rho)
+
+
+def _empty_row(one: Systems) -> Float[Array, " k"] | None:
+    """A Farkas vector by itself: a row that is exactly zero asks for a margin between two tokens at one place."""
+    zero = ~one.rows[0].any(axis=1) & (one.bound[0] > 0)
+    if one.noise is not None:
+        zero &= one.noise[0] == 0
+    elif one.lost is not None:
+        zero &= ~one.lost[0].any(axis=1)
+    return zero.astype(float) / zero.sum() if zero.any() else None
 
 
 def _nothing(one: Systems) -> Residuals:
@@ -129,7 +143,8 @@ def _candidates(
         yield refined, None
         return
     yield refined, y
-    yield refined, _inwards(one, y)
+    for share in _INWARDS:
+        yield refined, _inwards(one, y, share)
 
 
 def _without_negative(one: Systems, multipliers: Float[Array, " k"]) -> Float[Array, " k"]:
@@ -138,14 +153,14 @@ def _without_negative(one: Systems, multipliers: Float[Array, " k"]) -> Float[Ar
     return clipped if one.equality is None else np.where(one.equality, multipliers, clipped)
 
 
-def _inwards(one: Systems, y: Float[Array, " r"]) -> Float[Array, " r"]:
-    """`y` moved so that constraints on the verge hold in spite of rounding, by about as much as rounding is."""
+def _inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Array, " r"]:
+    """`y` moved so that constraints on the verge hold in spite of rounding, by a share of what that is at most."""
     rows, bound = one.rows[0], one.bound[0]
     verge = (rows.shape[1] + 4) * EPS * np.linalg.norm(y)
     tied = np.zeros(len(rows), dtype=bool) if one.equality is None else one.equality
     near = np.flatnonzero(tied | (rows @ y - bound < 4 * verge))
     inverse = np.linalg.pinv(rows[near], rcond=len(near) * EPS)
-    target = bound[near] + np.where(tied[near], 0.0, 2 * verge)
+    target = bound[near] + np.where(tied[near], 0.0, share * verge)
     for _ in range(2):
         y = y + inverse @ (target - rows[near] @ y)
     return y

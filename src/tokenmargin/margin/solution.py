@@ -101,12 +101,17 @@ class MarginSolution:
             return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}"
         if self.status == "infeasible":
             return "no direction satisfies the constraints: a non-negative combination of them is exactly zero"
-        if certificate.farkas < certificate.residual:
+        if certificate.primal < 1:
+            return (
+                "not decided to tolerance: the vector found satisfies the constraints when lengthened, "
+                f"and has a residual of {certificate.residual:.0e}"
+            )
+        if certificate.farkas < np.inf:
             return (
                 f"not decided: no direction has a margin over {certificate.farkas:.0e} of the length of the "
                 "differences, but whether one has any is beyond double precision"
             )
-        return f"not decided in double precision: the best vector found has a residual of {certificate.residual:.0e}"
+        return "not decided: beyond the range or the digits of doubles"
 
     def __repr__(self) -> str:
         return (

@@ -75,6 +75,8 @@ def _solved(
     tolerance = TOLERANCE if isinstance(constraints.geometry, Coordinates) else PRODUCTS_TOLERANCE
     status: Status = "optimal" if certificate.residual <= tolerance else "inaccurate"
     vector = constraints.parameter(multipliers, y)
+    if not np.isfinite(vector).all():
+        status, vector = "inaccurate", constraints.geometry.zero()
     return MarginSolution(status, vector, margin, multipliers, constraints.token, certificate, None, seconds)
 
 

@@ -81,7 +81,7 @@ def _judge(rows, bound, size, space, a, y, table):
     table[0] = primal if squared > 0 else np.inf
     table[1] = 0.0
     table[2] = product / squared
-    table[3] = abs(1 - gained / squared) + (k + 4) * EPS * total / norm + (k + 2 * r + 4) * EPS
+    table[3] = abs(1 - gained / squared) + (a + 4) * EPS * total / norm + (a + 2 * r + 4) * EPS
     return norm
 
 
