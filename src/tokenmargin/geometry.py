@@ -289,7 +289,8 @@ class Coordinates(AbstractGeometry):
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
         rows = self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
         if minus is not None:
-            rows -= self.vectors.take(minus, axis=0)
+            with np.errstate(over="ignore"):  # what is beyond doubles is infinite, and whoever asked sees it
+                rows -= self.vectors.take(minus, axis=0)
         return rows
 
     @property

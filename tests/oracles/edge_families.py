@@ -19,7 +19,7 @@ def _selected(rng: np.random.Generator, keys: np.ndarray) -> np.ndarray:
     """Random tokens, or (half of the time) those that a hidden direction selects, so that both answers occur."""
     if rng.random() < 0.5:
         return rng.integers(0, keys.shape[1], len(keys))
-    return (keys / np.abs(keys).max() @ rng.standard_normal(keys.shape[2])).argmax(axis=1)
+    return (keys / (np.abs(keys).max() or 1.0) @ rng.standard_normal(keys.shape[2])).argmax(axis=1)
 
 
 def _posed(rng: np.random.Generator, keys: np.ndarray) -> Posed:

@@ -226,7 +226,8 @@ class _Walk:
 
     def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
         """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
-        systems = concatenated([tokens.rows.some(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
+        decided = self.inputs[: prefixes.shape[1]]
+        systems = concatenated([tokens.rows for tokens in decided], list(prefixes.T))
         if isinstance(self.problem.keys, Coordinates):
             verdicts = solve_systems(systems)
             if systems.rows.shape[2] < self.problem.keys.dimension:  # proofs hold for the problem's own rows alone

@@ -70,6 +70,8 @@ class Systems(NamedTuple):
 
     def one(self, b: int) -> Systems:
         """The stack that holds system `b` alone."""
+        if len(self.rows) == 1:
+            return self
         return self.some(slice(b, b + 1))
 
     def some(self, which: slice | Int[Array, " c"]) -> Systems:
@@ -131,18 +133,18 @@ def normalised(
     )
 
 
-def concatenated(parts: Sequence[Systems]) -> Systems:
-    """Systems with the constraints of all `parts` together: bounds of 1 on every row, no ties."""
-    lengths = np.concatenate([part.lengths for part in parts], axis=1)
+def concatenated(parts: Sequence[Systems], chosen: Sequence[Int[Array, " B"]]) -> Systems:
+    """The systems made of system `chosen[j][b]` of every part j: bounds of 1 on every row, no ties."""
+    pairs = list(zip(parts, chosen, strict=True))
+    lengths = np.concatenate([part.lengths[b] for part, b in pairs], axis=1)
     bound, scale = _scaled_bounds(np.ones_like(lengths), np.frexp(lengths)[1] - 1)
-    lost = None
-    if any(part.lost is not None for part in parts):
-        zeros = (np.zeros_like(part.rows) if part.lost is None else part.lost for part in parts)
-        lost = np.concatenate(list(zeros), axis=1)
     in_range = (bound > 0).all(axis=1) & np.isfinite(scale) & (scale > 0)
-    for part in parts:
-        in_range &= True if part.in_range is None else part.in_range
-    rows = np.concatenate([part.rows for part in parts], axis=1)
+    for part, b in pairs:
+        in_range &= True if part.in_range is None else part.in_range[b]
+    rows, lost = np.concatenate([part.rows[b] for part, b in pairs], axis=1), None
+    if any(part.lost is not None for part in parts):
+        none = (np.zeros_like(part.rows) if part.lost is None else part.lost for part in parts)
+        lost = np.concatenate([low[b] for low, b in zip(none, chosen, strict=True)], axis=1)
     return Systems(rows, bound, None, bound, lengths, scale, lost, None if in_range.all() else in_range)
 
 

@@ -18,7 +18,6 @@ __all__ = ["exact_residuals", "proven_by_products", "proven_infeasible"]
 
 _MOST = 60_000  # multiplications of an elimination up to which it is done in integers
 _MOST_PRODUCTS = 200_000  # and of a certificate
-_SMALL = 3  # dimensions up to which integers are faster than the bound by singular values
 _FLOORS = (0.0, 1e-12, 1e-8, 1e-5)  # shares of the largest weight below which one may be noise
 
 
@@ -62,7 +61,7 @@ def _surely_positive(rows: Float[Array, "s r"], weights: Float[Array, " s"], fre
     Rounding of rho is at most `(s + 4) eps sum u`; that of singular values, and of the rows, some eps of the largest.
     """
     s, r = rows.shape
-    if s != r + 1 or r <= _SMALL or free.any():
+    if s != r + 1 or free.any():
         return False
     heaviest = weights.argmax()
     others = np.delete(np.arange(s), heaviest)
@@ -89,18 +88,25 @@ def _exact_weights(
     order = np.argsort(np.abs(weights), kind="stable")  # the heaviest are likeliest to stay as they are
     matrix = [list(column) for column in _integers(rows, lost)[0][order].T]
     pivots = _eliminate(matrix)
-    u = {j: Fraction(weights[order[j]].item()) for j in range(s) if j not in pivots}
-    if not u:
+    rest = [j for j in range(s) if j not in pivots]
+    if not rest:
         return None
+    # Elimination leaves one number, the last pivot, on the whole diagonal: times it, all weights are integers.
+    diagonal = matrix[len(pivots) - 1][pivots[-1]] if pivots else 1
+    size, _ = _integers(weights[order[rest]])
+    u = [0] * s
+    for j, n in zip(rest, size.tolist(), strict=True):
+        u[j] = n * abs(diagonal)
     for i, j in enumerate(pivots):
-        u[j] = -sum((matrix[i][f] * u[f] for f in u.keys() - set(pivots)), start=Fraction(0)) / matrix[i][j]
+        u[j] = -sum(matrix[i][f] * n for f, n in zip(rest, size.tolist(), strict=True)) * (1 if diagonal > 0 else -1)
     if any(u[j] < 0 and not free[order[j]] for j in range(s)):
         return None
-    if not sum((Fraction(bound[order[j]].item()) * u[j] for j in range(s)), start=Fraction(0)) > 0:
+    gains, _ = _integers(bound[order])
+    if not sum(n * b for n, b in zip(u, gains.tolist(), strict=True)) > 0:
         return None
-    largest = max(map(abs, u.values()))
+    largest = max(map(abs, u))
     rounded = np.empty(s)
-    rounded[order] = [float(u[j] / largest) for j in range(s)]
+    rounded[order] = [n / largest for n in u]
     return rounded
 
 

@@ -82,7 +82,7 @@ def rescue(one: Systems, proposal: Float[Array, " k"]) -> Finding:
     empty = _empty_row(one)
     if empty is not None:
         return Finding(np.zeros_like(proposal), _nothing(one), empty, 0.0)
-    best, reached = proposal, judged(one, proposal)
+    best, reached = proposal, judged(one, proposal) if proposal.any() else _nothing(one)
     witness, rho = np.zeros_like(proposal), np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
         # The likelier claim first: proving either ends the search.
