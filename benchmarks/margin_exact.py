@@ -87,6 +87,7 @@ def answers(keys: np.ndarray, selected: np.ndarray, batched: MarginSolution) -> 
     products = as_gram(problem)
     if products is not None:
         yield "gram", max_margin(products, selected)
+    if not problem.keys.has_copies:  # the atlas selects copies together
         yield "atlas", _of_atlas(problem, selected, batched)
 
 

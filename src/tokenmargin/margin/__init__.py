@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import corpus_margin
-from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
@@ -33,6 +33,7 @@ __all__ = [
     "Atlas",
     "Certificate",
     "Constraints",
+    "Kind",
     "LimitDirection",
     "MarginBatch",
     "MarginSolution",
@@ -44,6 +45,8 @@ __all__ = [
     "corpus_margin",
     "is_planar",
     "label_margin",
+    "limit_constraints",
+    "limit_direction",
     "max_margin",
     "max_margin_batch",
     "plane_atlas",

@@ -133,19 +133,21 @@ def normalised(
     )
 
 
-def concatenated(parts: Sequence[Systems], chosen: Sequence[Int[Array, " B"]]) -> Systems:
-    """The systems made of system `chosen[j][b]` of every part j: bounds of 1 on every row, no ties."""
-    pairs = list(zip(parts, chosen, strict=True))
-    lengths = np.concatenate([part.lengths[b] for part, b in pairs], axis=1)
-    bound, scale = _scaled_bounds(np.ones_like(lengths), np.frexp(lengths)[1] - 1)
-    in_range = (bound > 0).all(axis=1) & np.isfinite(scale) & (scale > 0)
-    for part, b in pairs:
-        in_range &= True if part.in_range is None else part.in_range[b]
-    rows, lost = np.concatenate([part.rows[b] for part, b in pairs], axis=1), None
+def concatenated(parts: Sequence[Systems]) -> Systems:
+    """Systems with the constraints of all `parts` together: bounds of 1 where the parts have one, no ties."""
+    lengths, bound, rows = (
+        np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("lengths", "bound", "rows")
+    )
+    asked = bound > 0
+    bound, scale = _scaled_bounds(asked.astype(float), np.frexp(lengths)[1] - 1)
+    in_range = ((bound > 0) == asked).all(axis=1) & np.isfinite(scale) & (scale > 0)
+    for part in parts:
+        in_range &= True if part.in_range is None else part.in_range
+    lost = None
     if any(part.lost is not None for part in parts):
-        none = (np.zeros_like(part.rows) if part.lost is None else part.lost for part in parts)
-        lost = np.concatenate([low[b] for low, b in zip(none, chosen, strict=True)], axis=1)
-    return Systems(rows, bound, None, bound, lengths, scale, lost, None if in_range.all() else in_range)
+        lost = np.concatenate([np.zeros_like(x.rows) if x.lost is None else x.lost for x in parts], axis=1)
+    size = np.where(bound > 0, bound, 1.0)
+    return Systems(rows, bound, None, size, lengths, scale, lost, None if in_range.all() else in_range)
 
 
 def _difference(plus: Float[Array, "B k r"], minus: Float[Array, "B k r"]) -> tuple[Array, Array | None]:
