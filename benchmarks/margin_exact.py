@@ -87,7 +87,7 @@ def answers(keys: np.ndarray, selected: np.ndarray, batched: MarginSolution) -> 
     products = as_gram(problem)
     if products is not None:
         yield "gram", max_margin(products, selected)
-    if not problem.keys.has_copies:  # the atlas selects copies together
+    if problem.T > 1 and not problem.keys.has_copies:  # the atlas selects copies together, and lists directions
         yield "atlas", _of_atlas(problem, selected, batched)
 
 

@@ -347,10 +347,15 @@ class Coordinates(AbstractGeometry):
 
 
 class KnownProducts(NamedTuple):
-    """Inner products of differences: that of i and j is known up to `noise_i noise_j`; they span at most `rank`."""
+    """Inner products of differences: that of i and j is known up to `noise_i noise_j`; they span at most `rank`.
+
+    `terms` are the lengths of the vectors that a difference is made of, added up: a combination of differences is
+    stored as its coefficients on the dictionary, whose rounding moves it by so much.
+    """
 
     products: Float[Array, "k k"]
     noise: Float[Array, " k"]
+    terms: Float[Array, " k"]
     rank: int | None
 
 
@@ -400,7 +405,7 @@ class Gram(AbstractGeometry):
         if np.abs(checked - checked.T).max() > 1e-12 * largest:
             raise ValueError("matrix must be symmetric: it holds inner products; symmetrise it with (G + G.T) / 2")
         # Rounding in a product of m terms leaves negative eigenvalues up to about m eps |G|; more is not a Gram matrix.
-        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest:
+        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest - _UNDERFLOW**2:
             raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
         for name, value in (("matrix", checked), ("centred", centred), ("equal", equal)):
             object.__setattr__(self, name, None if value is None else _frozen(value))
@@ -466,7 +471,8 @@ class Gram(AbstractGeometry):
             noise = np.sqrt(self.accuracy + 4 * np.finfo(float).eps) * sums + _UNDERFLOW
         if minus is not None:
             noise[plus == minus] = 0.0
-        return KnownProducts(products, noise, self.rank)
+        terms = self.lengths[plus] if minus is None else self.lengths[plus] + self.lengths[minus]
+        return KnownProducts(products, noise, terms, self.rank)
 
     def _equal_rows(self) -> Int[Array, " m"]:
         """Where it is not known which vectors are equal, those are that inner products cannot tell apart."""

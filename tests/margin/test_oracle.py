@@ -14,7 +14,7 @@ from tests.oracles.margin_families import FAMILIES
 from tokenmargin.margin import max_margin, max_margin_batch, solve
 from tokenmargin.problem import TokenProblem
 
-EXACT = ("plain", "integers", "one_token", "one_dimension", "offset", "duplicates")
+EXACT = ("plain", "integers", "one_token", "one_dimension", "duplicates")
 """Families in which every way of asking decides every problem."""
 
 

@@ -228,7 +228,8 @@ class _Walk:
         with np.errstate(over="ignore"):
             margins = margins.reshape(len(margins), *rows.lengths.shape) * rows.lengths
         # A parent's vector that has room for the rounding of these products, (r + 4) eps |row| |p|.
-        rounding = (rows.rows.shape[2] + 4) * EPS * np.linalg.norm(block.vectors, axis=1)
+        longest = self.dimension**0.5 * np.abs(block.vectors).max(axis=1)
+        rounding = (self.dimension + 4) * EPS * longest
         separated = (margins - rounding[:, None, None] * rows.lengths >= np.where(rows.bound > 0, 1.0, 0.0)).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 

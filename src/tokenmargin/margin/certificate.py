@@ -46,8 +46,8 @@ class Systems(NamedTuple):
     - `lengths`, `scale`: powers of two; a row was divided by its length, the vector is to be multiplied by the scale.
     - `lost`: what rounding took from the rows, so that `rows + lost` are exact; None for nothing, NaN for unknown.
     - `in_range`: which systems doubles can hold.
-    - `products`, `noise`: where the rows are known by inner products alone, these products; that of rows i and j is
-      known up to `noise_i noise_j`.
+    - `products`, `noise`, `terms`: where the rows are known by inner products alone, these products; that of rows i and
+      j is known up to `noise_i noise_j`. Row i is a difference of vectors whose lengths add up to `terms_i`.
     - `rank`: dimensions that the rows cannot exceed, where known.
     """
 
@@ -61,6 +61,7 @@ class Systems(NamedTuple):
     in_range: Bool[Array, " B"] | None = None
     products: Float[Array, "B k k"] | None = None
     noise: Float[Array, "B k"] | None = None
+    terms: Float[Array, "B k"] | None = None
     rank: int | None = None
 
     @property
@@ -250,6 +251,7 @@ def kkt_residuals(
 def kkt_residuals_by_products(
     products: Float[Array, "k k"],
     noise: Float[Array, " k"],
+    terms: Float[Array, " k"],
     bound: Float[Array, " k"],
     multipliers: Float[Array, " k"],
     *,
@@ -259,21 +261,22 @@ def kkt_residuals_by_products(
     """As `kkt_residuals` at `y = rows' multipliers`, where inner products of the rows are all that is known.
 
     Product (i, j) is known up to `noise_i noise_j`, so the inner product of row i with y up to
-    `noise_i noise' |multipliers|`, and |y|^2 up to the square of the last factor. The vector is empty.
+    `noise_i noise' |multipliers|`, and |y|^2 up to the square of the last factor. The vector is stored as coefficients
+    on the dictionary: their rounding, and that of sums, moves it by at most `(k + 4) eps terms' |multipliers|`.
     """
     k = len(bound)
     weights, lengths = np.abs(multipliers), np.sqrt(np.maximum(products.diagonal(), 0.0))
     slack = products.dot(multipliers)
     squared = multipliers.dot(slack).item()
-    blur, rounding = noise.dot(weights).item(), (k + 2) * EPS * lengths.dot(weights).item()
-    unknown = blur**2 + rounding * lengths.dot(weights).item()
+    blur, moved = noise.dot(weights).item(), (k + 4) * EPS * terms.dot(weights).item()
+    unknown = blur**2 + moved * (lengths.dot(weights).item() + 2 * max(squared, 0.0) ** 0.5 + moved)
     nothing = np.zeros(0)
     if not squared - unknown > _TINY:
         return Residuals(np.inf, np.inf, np.inf, np.inf, nothing, max(squared, 0.0) ** 0.5)
     slack -= bound
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     surplus = slack if equality is None else np.where(equality, -np.abs(slack), slack)
-    surplus = (surplus - blur * noise - rounding * lengths) / size
+    surplus = (surplus - blur * noise - moved * lengths) / size
     return Residuals(
         primal=max(0.0, -surplus.min().item()),
         dual=max(0.0, -signed.min().item()) / weights.max().item(),

@@ -72,6 +72,7 @@ class Constraints:
         return systems._replace(
             products=(known.products * np.outer(sign, sign) / lengths / lengths[:, None])[None],
             noise=(known.noise / lengths)[None],
+            terms=(known.terms / lengths)[None],
             rank=known.rank,
         )
 

@@ -46,9 +46,9 @@ class Finding(NamedTuple):
 def judged(one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"] | None = None) -> Residuals:
     """The residuals of a proposal: by floating point with rounding counted against it, then in exact arithmetic."""
     rows, bound, size, scale = one.rows[0], one.bound[0], one.size[0], one.scale[0]
-    if one.products is not None and one.noise is not None:
+    if one.products is not None and one.noise is not None and one.terms is not None:
         return kkt_residuals_by_products(
-            one.products[0], one.noise[0], bound, multipliers, size=size, equality=one.equality
+            one.products[0], one.noise[0], one.terms[0], bound, multipliers, size=size, equality=one.equality
         )
     if not 1 / _ORDINARY < scale < _ORDINARY:  # judge the vector as doubles will hold it
         vector = in_doubles(multipliers @ rows if vector is None else vector, times=scale)
