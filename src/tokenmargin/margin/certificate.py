@@ -77,12 +77,13 @@ class Systems(NamedTuple):
 
     def some(self, which: slice | Int[Array, " c"]) -> Systems:
         """The stack of the given systems."""
-        return Systems(
-            *(
-                part if part is None or isinstance(part, int) or name == "equality" else part[which]
-                for name, part in zip(self._fields, self, strict=True)
-            )
-        )
+        stacked = {name: part[which] for name, part in self._asdict().items() if _is_stacked(name, part)}
+        return self._replace(**stacked)
+
+
+def _is_stacked(name: str, part: object) -> bool:
+    """Whether a field of `Systems` has an entry per system."""
+    return isinstance(part, np.ndarray) and name != "equality"
 
 
 class Residuals(NamedTuple):
@@ -141,7 +142,7 @@ def concatenated(parts: Sequence[Systems]) -> Systems:
     )
     asked = bound > 0
     bound, scale = _scaled_bounds(asked.astype(float), np.frexp(lengths)[1] - 1)
-    in_range = ((bound > 0) == asked).all(axis=1) & np.isfinite(scale) & (scale > 0)
+    in_range = np.all((bound > 0) == asked, axis=1) & np.isfinite(scale) & (scale > 0)
     for part in parts:
         in_range &= True if part.in_range is None else part.in_range
     lost = None

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import AbstractGeometry, Coordinates
+from tokenmargin.geometry import AbstractGeometry, Coordinates, Gram
 from tokenmargin.margin.certificate import Systems, normalised
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
@@ -65,6 +65,7 @@ class Constraints:
             if self.minus is not None:
                 minus = (self.geometry.vectors[self.minus] * sign)[None]
             return normalised(plus[None], bound, self.equality, minus=minus)
+        assert isinstance(self.geometry, Gram), "the two geometries"
         known = self.geometry.products(self.plus, self.minus)
         sign = np.ones(len(self)) if self.sign is None else self.sign
         systems = normalised(self.rows()[None], bound, self.equality)

@@ -48,7 +48,7 @@ def _general(constraints: Constraints, began: float) -> MarginSolution:
     systems = constraints.systems()
     verdicts = solve_systems(systems)
     lengths, scale = systems.lengths[0], systems.scale[0]
-    certificate = Certificate(*verdicts.residuals.table[0].tolist(), float(verdicts.farkas.residual[0]))
+    certificate = Certificate(*verdicts.residuals.table[0].tolist())._replace(farkas=float(verdicts.farkas.residual[0]))
     if verdicts.infeasible[0]:
         farkas = in_doubles(verdicts.farkas.weights[0], over=lengths)
         farkas = farkas / (farkas @ constraints.bound)
