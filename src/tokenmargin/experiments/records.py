@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmargin._files import file_digest, json_digest, read_table, write_json, write_table
+from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
@@ -71,9 +72,10 @@ class Run:
         details = self.details()
         tables = {name: self.table(name) for name in details["tables"] if name != FINDINGS}
         found = self.table(FINDINGS)
-        columns = ("what", "measured", "low", "high", "source", "explanation")
+        columns = ("what", "measured", "low", "high", "source", "explanation", "basis")
         rows = zip(*(found[name].tolist() for name in columns), strict=True)
-        return Result(experiment, tables, tuple(Finding(*row) for row in rows), tuple(details["notes"]))
+        findings = tuple(Finding(*row) for row in rows)
+        return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
     def damaged(self) -> list[str]:
         """Tables whose bytes are not those that were written."""
@@ -152,7 +154,8 @@ def record(
             return run
         shutil.rmtree(run.folder, ignore_errors=True)
         started, clock = datetime.now(UTC), time.perf_counter()
-        result = experiment.run(progress)
+        with whole_runs():  # Ctrl-C leaves no half of a run that looks finished
+            result = experiment.run(progress)
         seconds = time.perf_counter() - clock
         write_result(result, run.folder)
         if draw is not None:
@@ -206,13 +209,15 @@ def describe_findings(result: Result) -> dict[str, Any]:
     """Expected against measured, in plain types."""
     return {
         "kind": "figure",
+        "title": result.title,
         "verdict": result.verdict,
         "findings": [
             {"what": f.what, "measured": f.measured, "expected": f.expected, "verdict": f.verdict,
-             "source": f.source, "explanation": f.explanation}
+             "bounds_from": f.bounds_from, "source": f.source, "explanation": f.explanation}
             for f in result.findings
         ],
         "notes": list(result.notes),
+        "stand_in": result.stand_in,
     }  # fmt: skip
 
 

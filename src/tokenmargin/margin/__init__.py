@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import corpus_margin
-from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction
+from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction, tied_direction
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
@@ -55,6 +55,7 @@ __all__ = [
     "selection_arcs",
     "solve",
     "support_inputs",
+    "tied_direction",
 ]
 
 

@@ -169,9 +169,9 @@ def _exponents(raw: Float[Array, "B k r"]) -> Int[Array, "B k"]:
     largest = np.frexp(np.abs(raw).max(axis=2, initial=0.0))[1]
     unit = np.ldexp(raw, -largest[:, :, None])
     exponent = largest + np.frexp(np.sqrt(np.einsum("bkr,bkr->bk", unit, unit)))[1]
-    zero = ~raw.any(axis=2)
+    zero = np.logical_not(raw.any(axis=2))
     least = np.where(zero, np.iinfo(exponent.dtype).max, exponent).min(axis=1, initial=np.iinfo(exponent.dtype).max)
-    exponent = np.where(zero, np.where(zero.all(axis=1), 0, least)[:, None], exponent)
+    exponent = np.where(zero, np.where(np.all(zero, axis=1), 0, least)[:, None], exponent)
     return np.minimum(exponent, _LARGEST_EXPONENT)
 
 
