@@ -103,7 +103,7 @@ function implicitStep(plane, x, y, h) {
 }
 
 /** Which limit holds the tokens of largest weight at p; -1 where none does, or the weight is not theirs yet. */
-export function limitAt(plane, limits, x, y, enough = SATURATED) {
+export function limitReached(plane, limits, x, y, enough = SATURATED) {
   let mean = 0;
   const leads = [];
   for (let i = 0; i < plane.n; i++) {
@@ -124,17 +124,17 @@ export function limitAt(plane, limits, x, y, enough = SATURATED) {
 
 /**
  * The number of the limit where training from a start ends, or -1. Normalised steps keep to the path of the flow; beyond
- * norm 4 they grow with the norm, so that infinity is not far.
+ * the norm of 40 steps they grow with the norm, so that infinity is not far.
  */
 export function settle(plane, limits, start, { step = 0.1, most = 2000 } = {}) {
   let [x, y] = start, found = -1, since = 0;
   for (let k = 0; k < most; k++) {
     if (!plane.field(x, y)) return -1;
-    const length = step * Math.max(1, Math.hypot(x, y) / 4);
+    const length = Math.max(step, Math.hypot(x, y) / 40);
     x += length * plane.u;
     y += length * plane.v;
     if (k % 4) continue;
-    const now = limitAt(plane, limits, x, y);
+    const now = limitReached(plane, limits, x, y);
     if (now < 0 || now !== found) [found, since] = [now, k];
     else if (k - since >= 24) return found; // it stays: p has grown by half meanwhile
   }
