@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
 
-__all__ = ["LEVELS", "k_level_corpus", "selective_corpus"]
+__all__ = ["LEVELS", "k_level_corpus", "selective_corpus", "varied_selective_corpus"]
 
 LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
@@ -109,6 +109,37 @@ def selective_corpus(
     words += [f"positive{j}" for j in range(positive.max() + 1)] + [f"negative{j}" for j in range(half)]
     labels = np.repeat([1.0, -1.0], half)
     return _from_rows(rows, labels, words)
+
+
+def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> TokenCorpus:
+    """A corpus under Assumption 4 with nothing else held equal: frequencies, repeats, and who stands beside whom vary.
+
+    Under each label the sequences draw their important token from a random number of them, so some decide many
+    sequences and some one. The irrelevant tokens of the positive half, drawn from a pool of random size and repeated as
+    it comes, are dealt out again to the negative half.
+
+    **Arguments**
+    - `n`: number of sequences, even: one important token in each and irrelevant ones that balance leave no other.
+    - `T`: length of each, at least 2.
+
+    >>> varied_selective_corpus(8, 4, rng=np.random.default_rng(0)).assumption4().holds
+    True
+    """
+    if n < 2 or n % 2 or T < 2:
+        raise ValueError(f"n must be even and T at least 2, got n={n}, T={T}")
+    half, fill = n // 2, T - 1
+    decisive: list[Array] = []
+    words: list[str] = []
+    for sign in ("positive", "negative"):
+        _, own = np.unique(rng.integers(rng.integers(half) + 1, size=half), return_inverse=True)
+        decisive.append(len(words) + own)
+        words += [f"{sign}{j}" for j in range(own.max() + 1)]
+    pool = int(rng.integers(half * fill)) + 1
+    used, dealt = np.unique(rng.integers(pool, size=half * fill), return_inverse=True)
+    halves = [dealt.reshape(half, fill), rng.permutation(dealt).reshape(half, fill)]
+    rows = np.column_stack([np.concatenate(decisive), len(words) + np.concatenate(halves)])
+    words += [f"irrelevant{j}" for j in range(len(used))]
+    return _from_rows(rng.permuted(rows, axis=1), np.repeat([1.0, -1.0], half), words)
 
 
 def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> TokenCorpus:

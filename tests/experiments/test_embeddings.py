@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tokenmargin.data.cached_corpus import find_corpus
+from tokenmargin.data.datasets import DatasetError, get_dataset
+from tokenmargin.data.sentences import make_sentences
 from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.report.figures import draw
-from tokenmargin.text.datasets import DatasetError, get_dataset
-from tokenmargin.text.library import find_corpus
-from tokenmargin.text.sentences import make_sentences
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.experiments.studies import Study
 
+from tokenmargin._files import atomic_path, read_table, write_table
 from tokenmargin.experiments import Finding, Run, find_runs, record, runs_in
 from tokenmargin.experiments.comparison import compare_runs
 from tokenmargin.experiments.experiment import verdict_of
-from tokenmargin.experiments.files import atomic_path, read_table, write_table
 from tokenmargin.experiments.records import hold, run_id
 
 

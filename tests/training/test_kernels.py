@@ -36,8 +36,8 @@ assert model._counters.tolist() == [3, 2] and not model._weights.any()
 
 
 RANKS = """
-from tokenmargin.training.ranks import Ranks
-from tokenmargin.training.splits import ByTexts
+from tokenmargin.training.distributed.ranks import Ranks
+from tokenmargin.training.distributed.splits import ByTexts
 
 for size in (2, 3):
     states = [initial_state(30, 12, seed=1, scale=2.0) for _ in range(size)]

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmargin.training.batches import Sequences
+    from tokenmargin.training.distributed.splits import AbstractSplit
     from tokenmargin.training.probe import Frequencies
-    from tokenmargin.training.splits import AbstractSplit
     from tokenmargin.training.trainer import Progress, TrainingRun
 
 __all__ = ["train"]
@@ -107,13 +107,13 @@ def train(
     with needs_extra("train"):
         import torch
 
-        from tokenmargin.training.ranks import join_ranks
-        from tokenmargin.training.splits import ByDimension, ByTexts
+        from tokenmargin.training.device import choose_device
+        from tokenmargin.training.distributed.ranks import join_ranks
+        from tokenmargin.training.distributed.splits import ByDimension, ByTexts
         from tokenmargin.training.trainer import TrainingConfig
         from tokenmargin.training.trainer import train as run
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no GPU here")
+    with usage_errors():
+        place = choose_device(device)
     if margin and (model != "one-layer" or split != "texts" or prepared.is_dir()):
         raise UsageError("--margin needs the one-layer model, a prepared file (no folder of shards), and --split texts")
     if deterministic:
@@ -170,8 +170,8 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     """Training data, vocabulary and frequencies: of a prepared file, or of a folder of shards that stay on the disk."""
     import numpy as np
 
-    from tokenmargin.text.prepared import load_prepared
-    from tokenmargin.text.sharded import load_sharded
+    from tokenmargin.data.prepared import load_prepared
+    from tokenmargin.data.sharded.corpus import load_sharded
     from tokenmargin.training.batches import TokenData
     from tokenmargin.training.mapped import MappedSequences
 

@@ -15,6 +15,7 @@ from tokenmargin.experiments.tables import ALIGNED, columns
 from tokenmargin.instances import three_limits
 from tokenmargin.margin import atlas
 from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import spelled
 
 __all__ = ["Demo"]
 
@@ -42,8 +43,8 @@ class Demo(PromptPaths):
         return columns(
             [
                 {
-                    "direction": "GMM" if limit.is_global else "LMM",
-                    "selected": " ".join(map(str, limit.selected)),
+                    "direction": limit.kind,
+                    "selected": spelled(limit.chosen),
                     "x": limit.solution.vector[0],
                     "y": limit.solution.vector[1],
                     "margin": limit.solution.margin,

@@ -74,13 +74,13 @@ class TrainedEmbeddings(AbstractExperiment):
 
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         """The sequences, and what should be said of them."""
-        from tokenmargin.text.library import find_corpus
+        from tokenmargin.data.cached_corpus import find_corpus
 
         found = find_corpus(self.dataset, substitute=self.substitute)
         return found.prepared.corpus(), found.notes
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.text.library import corpus_inputs
+        from tokenmargin.data.cached_corpus import corpus_inputs
 
         return corpus_inputs(self.dataset)
 
@@ -131,9 +131,9 @@ class TrainedEmbeddings(AbstractExperiment):
         )
 
     def _device(self) -> str:
-        import torch
+        from tokenmargin.training.device import choose_device
 
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return choose_device(self.device)
 
     def _notes(self, corpus: TokenCorpus, runs: Table) -> tuple[str, ...]:
         share = float((corpus.labels > 0).mean())

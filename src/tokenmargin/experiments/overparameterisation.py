@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.basins import share_interval
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve_many
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.tables import PAPER_B
@@ -24,7 +24,7 @@ from tokenmargin.instances import random_problem
 from tokenmargin.limits import SATURATED, limit_of
 from tokenmargin.margin import max_margin_batch
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE
+from tokenmargin.selection import gaps_over, near_tokens
 
 __all__ = ["Figure9a", "Figure9b", "Figure10"]
 
@@ -100,7 +100,7 @@ def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
         row: dict[str, float] = {"d": d, "trials": len(kinds)}
         for kind in KINDS:
             count = int((kinds == kind).sum())
-            low, high = share_interval(count, len(kinds))
+            low, high = wilson_interval(count, len(kinds))
             name = kind.replace(" ", "_")
             row |= {name: count / len(kinds), f"{name}_low": low, f"{name}_high": high}
         rows.append(row)
@@ -120,7 +120,8 @@ def _trials(settings: _Overparameterisation, d: int, progress: Callable[[float],
         selected = path.selected[saturated, 0]
         solution = max_margin_batch(keys, selected)
         p = finals[saturated]
-        gaps[saturated] = _least_gaps(keys, scores, selected, solution.vectors)
+        near = near_tokens(np.einsum("bntd,bd->bnt", keys, solution.vectors), selected)
+        gaps[saturated] = gaps_over(scores, selected, near).min(axis=1)
         best = (np.take_along_axis(scores, selected[..., None], 2)[..., 0] == scores.max(axis=2)).all(axis=1)
         kind = np.where(best, "GMM", np.where(gaps[saturated] > 0, "LMM", "not locally optimal"))
         kinds[saturated] = np.where(solution.optimal, kind, "not separable")
@@ -142,18 +143,6 @@ def _trials(settings: _Overparameterisation, d: int, progress: Callable[[float],
 def _tokens(problem: TokenProblem) -> Float[Array, "n T d"]:
     assert isinstance(problem.keys, Coordinates), "random problems have coordinates"
     return problem.keys.tokens
-
-
-def _least_gaps(
-    keys: Float[Array, "B n T d"], scores: Float[Array, "B n T"], selected: Array, vectors: Float[Array, "B d"]
-) -> Float[Array, " B"]:
-    """The smallest score gap of a trial between a selected token and its SVM-neighbours (infinity without any)."""
-    logits = np.einsum("bntd,bd->bnt", keys, vectors)
-    chosen = selected[..., None]
-    near = np.take_along_axis(logits, chosen, 2) - logits <= 1 + NEIGHBOUR_TOLERANCE
-    np.put_along_axis(near, chosen, False, 2)
-    gaps = np.take_along_axis(scores, chosen, 2) - scores
-    return np.asarray(np.where(near, gaps, np.inf).min(axis=(1, 2)))
 
 
 @dataclass(frozen=True)

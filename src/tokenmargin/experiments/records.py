@@ -13,7 +13,6 @@ the next run with the same settings does it again (a sweep goes on where it stop
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import time
@@ -23,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tokenmargin._files import file_digest, json_digest, read_table, write_json, write_table
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
-from tokenmargin.experiments.files import file_digest, read_table, write_json, write_table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
 
@@ -106,7 +105,7 @@ def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, 
         "code": code_digest(type(experiment)),
         **(extra or {}),
     }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    digest = json_digest(identity)[:12]
     return f"{prefix}{experiment.figure}-{digest}"
 
 

@@ -11,9 +11,9 @@ from numpy import ndarray as Array
 from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle, cosine, is_globally_optimal, is_locally_optimal, optimal_tokens
+from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
 __all__ = ["ALIGNED", "PAPER_A", "PAPER_B", "columns", "direction_table", "limit_table", "path_table", "token_table"]
 
@@ -56,15 +56,14 @@ def limit_table(
     """Where each start went, and its angle to the certified direction of what it selected."""
     rows = []
     for start, final, alpha in zip(starts, finals, selected, strict=True):
-        solution = max_margin(problem, alpha)
-        local = solution.is_optimal and is_locally_optimal(problem, solution.vector, alpha)
-        kind = "GMM" if local and is_globally_optimal(problem, alpha) else "LMM" if local else solution.status
+        named = limit_direction(problem, alpha)
+        solution = named.solution
         rows.append(
             {
                 "start_x": start[0],
                 "start_y": start[1],
-                "selected": " ".join(map(str, alpha)),
-                "limit": kind,
+                "selected": spelled(named.chosen),
+                "limit": named.kind,
                 "direction_x": solution.vector[0],
                 "direction_y": solution.vector[1],
                 "margin": solution.margin,

@@ -7,8 +7,6 @@ its checkpoints, so the second figure finds it there, and one that was killed go
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,17 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.stats import rankdata
 
+from tokenmargin._files import json_digest
+from tokenmargin._statistics import spearman
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest
 from tokenmargin.experiments.tables import PAPER_B, columns
 
 if TYPE_CHECKING:
-    from tokenmargin.text.images import ImageSet
-    from tokenmargin.training.vision import VisionConfig
+    from tokenmargin.data.images import ImageSet
+    from tokenmargin.training.vision.learner import VisionConfig
 
-__all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "rank_correlations", "vision_tables"]
+__all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "vision_tables"]
 
 SHOWN_EPOCHS = 6
 CHANCE = 0.1
@@ -77,21 +76,21 @@ class VisionAttention(AbstractExperiment):
 
     def config(self) -> VisionConfig:
         """The settings of the trainer: bfloat16 on a GPU, float32 elsewhere."""
-        from tokenmargin.training.vision import VisionConfig
+        from tokenmargin.training.vision.learner import VisionConfig
 
         names = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")
         precision: Literal["bfloat16", "float32"] = "bfloat16" if self._device() == "cuda" else "float32"
         return VisionConfig(**{name: getattr(self, name) for name in names}, precision=precision)
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.text.images import image_inputs
+        from tokenmargin.data.images import image_inputs
 
         return image_inputs()
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        from tokenmargin.text.images import find_images
+        from tokenmargin.data.images import find_images
         from tokenmargin.training.epochs import Progress
-        from tokenmargin.training.vision_study import VisionJob, run_job
+        from tokenmargin.training.vision.study import VisionJob, run_job
 
         found = find_images(substitute=self.substitute).limited(training=self.images, test=self.test_images)
         device = self._device()
@@ -124,16 +123,16 @@ class VisionAttention(AbstractExperiment):
         raise AssertionError("each figure gives its findings")
 
     def _device(self) -> str:
-        import torch
+        from tokenmargin.training.device import choose_device
 
-        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        return choose_device(self.device)
 
     def _folder(self, images: ImageSet) -> Path:
         """Where the run is kept: another place for other settings, images or code."""
-        from tokenmargin.text.datasets import cache_folder
+        from tokenmargin.data.datasets import cache_folder
 
         identity = [asdict(self.config()), images.digest, code_digest(type(self))]
-        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+        name = json_digest(identity)[:12]
         return cache_folder() / "vision" / name
 
 
@@ -262,7 +261,7 @@ def _correlations(curves: Table, arrays: Mapping[str, Array]) -> Table:
     trained = curves["epoch"] > 0  # the start is no result of training
     sparsity, norm = curves["sparsity"][trained], curves["norm"][trained]
     heads, norms = (arrays[name].reshape(len(arrays[name]), -1) for name in ("layer_sparsity", "layer_norm"))
-    each = rank_correlations(heads[trained].T, norms[trained].T)
+    each = spearman(heads[trained].T, norms[trained].T)
     last = each[-arrays["layer_sparsity"].shape[2] :]
     changes = np.diff(sparsity), np.diff(norm)
 
@@ -286,13 +285,6 @@ def _spread(what: str, values: Array) -> tuple[str, int, tuple[float, float, flo
     return what, len(known), (float(known.mean()), float(known.min()), float(known.max()))
 
 
-def rank_correlations(x: Float[Array, "m n"], y: Float[Array, "m n"]) -> Float[Array, " m"]:
-    """Spearman's correlation of every row of x with that of y; NaN where one of the two is constant."""
-    x, y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
-    scale = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
-    return np.divide((x * y).sum(axis=1), scale, out=np.full(len(x), np.nan), where=scale > 0)
-
-
 def correlation_interval(
     x: Float[Array, " n"], y: Float[Array, " n"], *, block: int | None = None, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
@@ -307,10 +299,10 @@ def correlation_interval(
     block = max(1, round(n ** (1 / 3))) if block is None else block
     starts = np.random.default_rng(seed).integers(0, n, (draws, -(-n // block)))
     places = ((starts[..., None] + np.arange(block)) % n).reshape(draws, -1)[:, :n]
-    found = rank_correlations(x[places], y[places])
+    found = spearman(x[places], y[places])
     found = found[np.isfinite(found)]
     low, high = np.quantile(found, (0.025, 0.975)) if found.size else (np.nan, np.nan)
-    return float(rank_correlations(x[None], y[None])[0]), float(low), float(high)
+    return float(spearman(x, y)), float(low), float(high)
 
 
 def _notes(record: Mapping[str, Any], tables: Mapping[str, Table]) -> tuple[str, ...]:

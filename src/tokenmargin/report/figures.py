@@ -17,6 +17,7 @@ from tokenmargin.basins import Basins
 from tokenmargin.experiments import Result, Table
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.vision import draw_maps, draw_sparsity
+from tokenmargin.selection import spelled
 
 __all__ = [
     "DRAWINGS",
@@ -223,7 +224,7 @@ def draw_basins(basins: Basins, ax: Axes) -> None:
         shading="nearest",
     )  # fmt: skip
     for j, basin in enumerate(basins.basins):
-        name = f"{basin.kind} {' '.join(map(str, basin.selected))}: {100 * basin.share:.0f}%"
+        name = f"{basin.kind} {spelled(basin.named.chosen)}: {100 * basin.share:.0f}%"
         ax.scatter([], [], marker="s", color=colours[j + 1], alpha=0.5, label=name)
     if basins.unsettled:
         ax.scatter([], [], marker="s", color=colours[0], label=f"bounded or unsettled: {100 * basins.unsettled:.0f}%")

@@ -12,9 +12,9 @@ import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
 from tokenmargin.experiments import Result, Table
-from tokenmargin.experiments.files import atomic_path
 
 __all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
 

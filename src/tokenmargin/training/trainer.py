@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 
 from tokenmargin.training.batches import Sequences, TokenData
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
-from tokenmargin.training.splits import AbstractSplit, ByTexts
 from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
