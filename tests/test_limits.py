@@ -24,7 +24,7 @@ def test_theorem_2_needs_one_input(gram) -> None:
     for y in (1.0, -1.5):
         limit = limit_of(figure1a(), np.array([0.0, y, 0.0]), until_norm=1e7)
         assert (limit.outcome, limit.kind) == ("direction", "GMM")
-    starts = np.array([[0.0, 4.0, 0.0], [4.0, 0.0, 0.0]])
+    starts = np.array([[0.0, 4.0], [4.0, 0.0]])
     problem = figure8().as_gram(starts) if gram else figure8()
     points = [problem.keys.unit(4), problem.keys.unit(5)] if gram else list(starts)
     limits = [limit_of(problem, point, until_norm=1e7) for point in points]
@@ -166,8 +166,8 @@ def test_random_starts_lie_in_the_span() -> None:
 
 def test_a_map_covers_the_plane() -> None:
     found = basin_map(figure8(), extent=3.0, resolution=9, steps=1000)
-    assert found.starts.shape == (81, 3)
-    assert found.starts[0].tolist() == [-3.0, -3.0, 0.0]
+    assert found.starts.shape == (81, 2)
+    assert found.starts[0].tolist() == [-3.0, -3.0]
     assert set(found.labels.tolist()) == {0, 1}
     direction = max_margin(figure8(), found.basins[1].selected).vector
     corner = np.argmin(angle(figure8().keys, found.starts[np.abs(found.starts).sum(1) > 2], direction))

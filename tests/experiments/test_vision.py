@@ -35,7 +35,9 @@ def test_both_figures_come_from_one_run(empty_cache):
     assert seventh.tables["curves"]["epoch"].tolist() == [0, 1, 2, 3, 4]
     assert seventh.tables["curves"]["direction"][-1] == pytest.approx(1.0)
     assert "generated images stand in" in seventh.notes[0]
-    assert seventh.findings[-1].verdict == "explained"
+    assert seventh.verdict == "stand-in"
+    assert {finding.verdict for finding in seventh.findings} == {"measured"}
+    assert seventh.title.endswith("(generated images standing in for CIFAR-10)")
     for table in seventh.tables.values():
         assert len({len(column) for column in table.values()}) == 1
     (folder,) = (empty_cache / "vision").iterdir()

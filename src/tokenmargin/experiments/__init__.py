@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tokenmargin.engines import AbstractEngine, LocalEngine, RayEngine
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
+from tokenmargin.experiments.experiment import AbstractExperiment, Basis, Curves, Finding, Result, Table, Verdict
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
 from tokenmargin.experiments.sweeps import sweep
@@ -17,6 +17,7 @@ __all__ = [
     "AbstractEngine",
     "AbstractExperiment",
     "Axis",
+    "Basis",
     "Curves",
     "Finding",
     "Grid",
@@ -47,6 +48,7 @@ EXPERIMENT_PLACES = (
     "prompt_paths:Figure1a",
     "prompt_paths:Figure1b",
     "prompt_paths:Figure1c",
+    "local_cone:Figure2",
     "joint_paths:Figure3a",
     "joint_paths:Figure3b",
     "joint_paths:Figure3c",

@@ -27,6 +27,7 @@ class Demo(PromptPaths):
     figure: ClassVar[str] = "demo"
     source: ClassVar[str] = "an instance of our own"
     title: ClassVar[str] = "Two inputs, four tokens each: three directions attention can converge to"
+    followed: ClassVar[bool] = False
 
     steps: int = 5000
     step: float = 0.05
@@ -59,15 +60,15 @@ class Demo(PromptPaths):
         found = atlas(problem)
         return {"all": found.selections, "infeasible": found.infeasible, "limits": len(found.limits)}
 
-    def findings(self, limits: Table) -> tuple[Finding, ...]:
+    def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         reached = set(limits["selected"].tolist())
         return (
-            Finding("distinct limits reached", float(len(reached)), 3, 3, "the problem has three"),
+            Finding("distinct limits reached", float(len(reached)), 3, 3, "the atlas of this problem has three"),
             Finding(
                 "least cosine of a start with its certified limit",
                 float(limits["cosine"].min()),
                 low=ALIGNED,
-                source="Theorem 3",
+                source="Theorem 3, after a run of finite length",
             ),
             Finding(
                 "largest certificate residual",

@@ -71,9 +71,10 @@ class Run:
         details = self.details()
         tables = {name: self.table(name) for name in details["tables"] if name != FINDINGS}
         found = self.table(FINDINGS)
-        columns = ("what", "measured", "low", "high", "source", "explanation")
+        columns = ("what", "measured", "low", "high", "source", "explanation", "basis")
         rows = zip(*(found[name].tolist() for name in columns), strict=True)
-        return Result(experiment, tables, tuple(Finding(*row) for row in rows), tuple(details["notes"]))
+        findings = tuple(Finding(*row) for row in rows)
+        return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
     def damaged(self) -> list[str]:
         """Tables whose bytes are not those that were written."""
@@ -206,13 +207,15 @@ def describe_findings(result: Result) -> dict[str, Any]:
     """Expected against measured, in plain types."""
     return {
         "kind": "figure",
+        "title": result.title,
         "verdict": result.verdict,
         "findings": [
             {"what": f.what, "measured": f.measured, "expected": f.expected, "verdict": f.verdict,
-             "source": f.source, "explanation": f.explanation}
+             "bounds_from": f.bounds_from, "source": f.source, "explanation": f.explanation}
             for f in result.findings
         ],
         "notes": list(result.notes),
+        "stand_in": result.stand_in,
     }  # fmt: skip
 
 
