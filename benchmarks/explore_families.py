@@ -1,4 +1,4 @@
-"""Random problems in the plane, of kinds that a page one plays with meets: plain, tied, repeated, symmetric, extreme."""
+"""Random problems in the plane, of kinds that a page to play with meets: plain, tied, repeated, symmetric, extreme."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def of_any_size(rng: np.random.Generator) -> Inputs:
     """Keys a thousand times smaller to a thousand times larger, far from the origin."""
     scale = 10 ** rng.uniform(-3, 3)
     return _inputs(
-        [(scale * (rng.standard_normal((T, 2)) + rng.standard_normal(2) * 5), rng.standard_normal(T)) for T in _sizes(rng)]
+        [
+            (scale * (rng.standard_normal((T, 2)) + rng.standard_normal(2) * 5), rng.standard_normal(T))
+            for T in _sizes(rng)
+        ]
     )
 
 

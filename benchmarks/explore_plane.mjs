@@ -7,7 +7,7 @@ import { Plane } from "../src/tokenmargin/report/explore/static/plane.js";
 
 function answer({ inputs, loss, start, steps, step, descent_step, norms, probes, selections, starts }) {
   const plane = new Plane(inputs, loss), limits = limitsOf(inputs);
-  const along = flow(plane, start, { untilNorm: 1.001 * Math.max(...norms), tolerance: 1e-11, maxSteps: 20000 });
+  const along = norms.length && flow(plane, start, { untilNorm: 1.001 * Math.max(...norms), tolerance: 1e-11, maxSteps: 20000 });
   return {
     limits,
     arcs: arcsOf(inputs).arcs,
@@ -17,7 +17,7 @@ function answer({ inputs, loss, start, steps, step, descent_step, norms, probes,
     }),
     normalized: descend(plane, start, { step, steps }).at(-1),
     descent: descend(plane, start, { method: "descent", step: descent_step, steps }).at(-1),
-    flow: { stop: along.stop, steps: along.points.length, points: norms.map((norm) => atNorm(plane, start, along, norm)) },
+    flow: along && { stop: along.stop, steps: along.points.length, points: norms.map((norm) => atNorm(plane, start, along, norm)) },
     verdicts: selections.map((selected) => verdictOn(inputs, selected)),
     ends: starts.map((one) => settle(plane, limits, one)),
   };

@@ -2,12 +2,12 @@
 
     python -m benchmarks.explore_plane [--count 1000]
 
-The page's mathematics is plain JavaScript, run here by node. Compared are: all limits and their margins, the answer about
-selections drawn at random, the direction of descent and the loss at points up to norm 1e5, the ends of gradient descent
-and normalised descent, gradient flow at several norms, and the limit at which starts end.
+The page's mathematics is plain JavaScript, run here by node. Compared are: all limits and their margins, the answer
+about selections drawn at random, the direction of descent and the loss at points up to norm 1e5, the ends of gradient
+descent and normalised descent, gradient flow at several norms, and the limit at which starts end.
 
-A path may amplify rounding (normalised steps across a narrow valley do, as does a start on the border of two basins). It
-is compared where the library's own path from a start 1e-13 away stays within 1e-8; the others are counted.
+A path may amplify rounding (normalised steps across a narrow valley do, as does a start on the border of two basins).
+It is compared where the library's own path from a start 1e-13 away stays within 1e-8; the others are counted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from tokenmargin.losses import LOSSES
 from tokenmargin.margin import max_margin, plane_atlas
 from tokenmargin.problem import TokenProblem
 
-__all__ = ["NODE", "Tally", "asked_of", "compare", "is_distinct", "page_answers", "problem_of"]
+__all__ = ["NODE", "Tally", "asked_of", "compare", "page_answers", "problem_of"]
 
 NODE = shutil.which("node")
 SCRIPT = Path(__file__).with_suffix(".mjs")
@@ -66,8 +67,8 @@ def problem_of(inputs: Inputs) -> TokenProblem:
     return TokenProblem.of(keys, [float(row["label"]) for row in inputs], scores=scores, mask=mask)
 
 
-def asked_of(inputs: Inputs, rng: np.random.Generator) -> dict[str, Any]:
-    """Questions about one problem: starts, probes and selections drawn at random."""
+def asked_of(inputs: Inputs, rng: np.random.Generator, *, flows: bool = True) -> dict[str, Any]:
+    """Questions about one problem: starts, probes and selections drawn at random; `flows` are what takes long."""
     sizes = [len(row["tokens"]) for row in inputs]
     scale = max(np.hypot(token["x"], token["y"]) for row in inputs for token in row["tokens"]) or 1.0
     directions = rng.standard_normal((8, 2))
@@ -79,7 +80,7 @@ def asked_of(inputs: Inputs, rng: np.random.Generator) -> dict[str, Any]:
         "steps": 200,
         "step": 0.1 / scale,
         "descent_step": 1.0 / scale**2,
-        "norms": [norm / scale for norm in NORMS],
+        "norms": [norm / scale for norm in NORMS] if flows else [],
         "probes": probes.tolist(),
         "selections": [[int(rng.integers(T)) for T in sizes] for _ in range(4)],
         "starts": (rng.standard_normal((4, 2)) * 2 / scale).tolist(),
@@ -97,30 +98,21 @@ def page_answers(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return answers
 
 
-def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally, *, flows: bool = True) -> None:
-    """One problem: the page's answers against the library's; `flows` are what takes long."""
+def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
+    """One problem: the page's answers against the library's."""
     problem = problem_of(asked["inputs"])
     objective = PromptObjective(problem, dict(LOSSES)[asked["loss"]])
-    if is_distinct(problem):
-        _compare_limits(problem, asked, answer, tally)
+    _compare_limits(problem, asked, answer, tally)
     _compare_verdicts(problem, asked, answer, tally)
     _compare_field(objective, asked, answer, tally)
     _compare_paths(objective, asked, answer, tally)
-    if flows:
+    if asked["norms"]:
         _compare_flow(objective, asked, answer["flow"], tally)
 
 
-def is_distinct(problem: TokenProblem) -> bool:
-    """Whether no input holds a score or a key twice."""
-    rows = zip(problem.keys.laid_out, problem.scores, problem.mask, strict=True)
-    return all(
-        len(np.unique(keys[seen], axis=0)) == len(np.unique(scores[seen])) == seen.sum() for keys, scores, seen in rows
-    )
-
-
 def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
-    ours = {tuple(map(int, limit.selected)): limit for limit in plane_atlas(problem).limits}
-    theirs = {tuple(tokens[0] for tokens in limit["sets"]): limit for limit in answer["limits"]}
+    ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in plane_atlas(problem).limits}
+    theirs = {_sets(limit["sets"]): limit for limit in answer["limits"]}
     tally.compared["limits"] += 1
     if ours.keys() != theirs.keys():
         tally.wrong.append((f"limits: {sorted(ours)} in the library, {sorted(theirs)} in the page", asked))
@@ -130,6 +122,10 @@ def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[s
         tally.check("margin of a limit", error, MARGIN_ERROR, asked)
         if theirs[name]["global"] != limit.is_global:
             tally.wrong.append((f"limit {name}: best {theirs[name]['global']} in the page", asked))
+
+
+def _sets(rows: Iterable[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, rows))
 
 
 def _compare_verdicts(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
@@ -213,7 +209,9 @@ def main() -> None:
         print(f"{family.__name__}: {counts}; {tally.sensitive} paths amplify rounding")
         print("  largest differences: " + ", ".join(f"{what} {error:.1e}" for what, error in tally.largest.items()))
         for what, question in tally.wrong[:5]:
-            print(f"  DIFFERS {what}\n    {json.dumps(question['inputs'])} start {question['start']} {question['loss']}")
+            print(
+                f"  DIFFERS {what}\n    {json.dumps(question['inputs'])} start {question['start']} {question['loss']}"
+            )
     print(f"{failed} differences")
     sys.exit(failed > 0)
 

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from tokenmargin._files import atomic_path
 from tokenmargin.report.explore.stories import STORIES
 
 __all__ = ["MATHEMATICS", "PAGE", "STATIC", "explore_page", "write_explore_page"]
@@ -51,6 +52,6 @@ def explore_page(picture: bytes | str | None = None) -> str:
 
 def write_explore_page(path: Path, picture: bytes | str | None = None) -> Path:
     """Write the page to a file, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(explore_page(picture), encoding="utf-8")
+    with atomic_path(path) as beside:
+        beside.write_text(explore_page(picture), encoding="utf-8")
     return path

@@ -22,14 +22,14 @@ export function showBars(box, inputs, logits, weights, { withLogits = true } = {
       const row = element("div", { className: "bar" }, element("span", { className: "name", textContent: nameOf(i, t) }));
       if (withLogits) row.append(element("span", { className: "signed" }, element("i")), element("span", { className: "number logit" }));
       row.append(element("span", { className: "weight" }, element("i")), element("span", { className: "number share" }));
-      row.dataset.token = `${i},${t}`;
+      row.dataset.bar = `${i},${t}`;
       if (t === 0 && i > 0) row.classList.add("first");
       return row;
     })));
   }
   const reach = Math.max(1e-9, ...logits.flat().map(Math.abs));
   [...box.children].forEach((row) => {
-    const [i, t] = row.dataset.token.split(",").map(Number), weight = weights[i][t], logit = logits[i][t];
+    const [i, t] = row.dataset.bar.split(",").map(Number), weight = weights[i][t], logit = logits[i][t];
     if (withLogits) {
       const bar = row.querySelector(".signed i"), width = (50 * Math.abs(logit)) / reach;
       bar.style.width = `${width}%`;
@@ -64,7 +64,9 @@ export function plot(box, colours, { x, y, lines, mark, notes = [] }) {
     shapes.push(svg("path", { d: `M${LEFT} ${py}H${W - RIGHT}`, stroke: colours.grid }), label(written(tick, y.log), LEFT - 4, py + 3.5, { "text-anchor": "end" }));
   }
   shapes.push(label(x.label, W - RIGHT, H - 2, { "text-anchor": "end" }), label(y.label, LEFT + 5, TOP + 4, { "font-weight": 600 }));
-  const inside = svg("g", { "clip-path": "inset(0)" });
+  const frame = `frame-${box.id}`;
+  shapes.push(svg("clipPath", { id: frame }, [svg("rect", { x: LEFT - 1, y: TOP - 4, width: W - LEFT - RIGHT + 6, height: H - BOTTOM - TOP + 5 })]));
+  const inside = svg("g", { "clip-path": `url(#${frame})` });
   for (const { points, colour, dash, width = 2 } of lines) {
     const d = points.filter(known).map((point, k) => `${k ? "L" : "M"}${at(point).map((z) => Math.max(-50, Math.min(400, z)).toFixed(1)).join(" ")}`).join("");
     if (d) inside.append(svg("path", { d, fill: "none", stroke: colour, "stroke-width": width, ...(dash ? { "stroke-dasharray": dash } : {}) }));
@@ -99,7 +101,9 @@ export function ticksOf(from, to, log = false) {
 
 /** The differences selected minus other as arrows, their hull, and what proves the answer. */
 export function showHull(box, colours, verdict, colour) {
-  const size = 150, reach = Math.max(1e-9, ...verdict.rows.map((row) => Math.hypot(...row))), to = (row) => [(row[0] * 118) / reach, (-row[1] * 118) / reach];
+  // As large as fits: differences and the origin, with room for names.
+  const all = [[0, 0], ...verdict.rows], low = [0, 1].map((j) => Math.min(...all.map((row) => row[j]))), high = [0, 1].map((j) => Math.max(...all.map((row) => row[j])));
+  const zoom = Math.min(220 / (high[0] - low[0] || 1), 190 / (high[1] - low[1] || 1)), to = (row) => [row[0] * zoom, -row[1] * zoom], size = 400;
   const ends = verdict.rows.map(to), held = new Set(verdict.evidence.map(({ token }) => `${token}`));
   const shapes = [svg("path", { d: `M${-size} 0H${size}M0 ${-size}V${size}`, stroke: colours.grid })];
   const hull = convex(ends);
@@ -117,7 +121,8 @@ export function showHull(box, colours, verdict, colour) {
     const ring = verdict.evidence.map(({ row }) => to(row));
     shapes.push(svg("path", { d: `M${ring.map((p) => p.map((z) => z.toFixed(1)).join(" ")).join("L")}Z`, fill: colours.ink, "fill-opacity": 0.18, stroke: colours.ink, "stroke-width": 2 }), svg("circle", { r: 6, fill: colours.ink }));
   }
-  box.setAttribute("viewBox", `${-size} ${-size} ${2 * size} ${2 * size}`);
+  const middle = to([(low[0] + high[0]) / 2, (low[1] + high[1]) / 2]);
+  box.setAttribute("viewBox", `${middle[0] - 150} ${middle[1] - 118} 300 236`);
   box.replaceChildren(...shapes);
 }
 

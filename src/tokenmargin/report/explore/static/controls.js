@@ -3,7 +3,7 @@
 import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, paintGround, promptNow, promptOfCell, storyState, thumbnail, view } from "./page.js";
 import { element } from "./charts.js";
 import { keyAtPlace, promptAtPlace, RIM, viewOf } from "./drawing.js";
-import { bestOf } from "./model.js";
+import { bestOf, selectionAt } from "./model.js";
 import { verdictOn } from "./limits.js";
 import { nameOf } from "./plane.js";
 import { limitWords, tokensOf, tokenWords } from "./words.js";
@@ -81,29 +81,39 @@ export function show(section, { scroll = false, push = false } = {}) {
 
 let clock = 0, carried = 0, waits = 0;
 function play() {
-  if (view.section === "proofs") return toast("Here nothing moves: choose tokens, or go to another section to play.");
   const last = Number($("time").max);
   if (view.frame >= last) view.frame = 0;
   view.playing = true;
-  $("play").firstElementChild.textContent = "❚❚";
+  document.body.classList.add("playing");
   $("play").setAttribute("aria-label", "Pause");
   const origin = [...view.state.start], begin = view.frame;
   let before = performance.now();
   const tick = (now) => {
     if (!view.playing) return;
-    carried += ((now - before) / 1000) * 60 * Number($("speed").value);
-    before = now;
+    carried += (Math.max(0, now - before) / 1000) * (view.section === "proofs" ? 1.2 : 45) * Number($("speed").value);
+    before = Math.max(before, now); // the frame may have begun before the press
     const whole = Math.floor(carried);
     carried -= whole;
     if (whole) {
       view.frame = Math.min(view.frame + whole, last);
       if (view.section === "tokens") turnTo(origin, view.frame - begin);
-      else draw();
+      else showFrame();
     }
     if (view.frame >= last) return pause();
     clock = requestAnimationFrame(tick);
   };
   clock = requestAnimationFrame(tick);
+}
+
+/** Time is steps of training; in the last section, which has none, all selections one after the other. */
+function showFrame() {
+  if (view.section !== "proofs") return draw();
+  const { frame } = view;
+  view.state.asked = selectionAt(view.state.inputs, frame);
+  states.set("proofs", view.state);
+  compute();
+  view.frame = frame;
+  return settled();
 }
 
 /** In the first section time turns p once around. */
@@ -119,7 +129,7 @@ function pause() {
   cancelAnimationFrame(clock);
   clearTimeout(waits);
   view.playing = false;
-  $("play").firstElementChild.textContent = "▶";
+  document.body.classList.remove("playing");
   $("play").setAttribute("aria-label", "Play");
 }
 
@@ -131,7 +141,7 @@ $("step").addEventListener("click", () => {
   pause();
   view.frame = Math.min(view.frame + 1, Number($("time").max));
   if (view.section === "tokens") turnTo(view.state.start, 1);
-  else draw();
+  else showFrame();
 });
 $("reset").addEventListener("click", () => {
   pause();
@@ -147,14 +157,14 @@ $("time").addEventListener("input", () => {
   const before = view.frame;
   view.frame = Number($("time").value);
   if (view.section === "tokens") turnTo(view.state.start, view.frame - before);
-  else draw();
+  else showFrame();
 });
 
 // --- dragging -----------------------------------------------------------------------------------------------------
 
 const at = (event) => {
   const box = $("disc").getBoundingClientRect();
-  return [((event.clientX - box.left) / box.width - 0.5) * 600, ((event.clientY - box.top) / box.height - 0.5) * 600];
+  return [((event.clientX - box.left) / box.width - 0.5) * 580, ((event.clientY - box.top) / box.height - 0.5) * 580];
 };
 let held = null, drawing = 0;
 
@@ -508,7 +518,7 @@ function begin() {
   const again = () => { disc.theme(); stories(); legend(); draw(); paintGround(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("resize", () => { disc.theme(); draw(); });
-  document.documentElement.dataset.painted = "";
+  requestAnimationFrame(() => setTimeout(() => { performance.mark("painted"); document.documentElement.dataset.painted = ""; }, 0));
 }
 
 function stories() {

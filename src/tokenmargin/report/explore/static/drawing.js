@@ -160,8 +160,8 @@ export class Disc {
           svg("circle", { cx: fx, cy: fy, r: 4, fill: c.key }));
       }
       let shown = -Infinity; // logits are written where they do not collide
-      for (const { along, logit } of feet.sort((a, b) => a.along - b.along)) {
-        if (along * view.scale - shown < 26) continue;
+      for (const { k, along, logit } of feet.sort((a, b) => a.along - b.along)) {
+        if (along * view.scale - shown < 26 || Math.hypot(k.x - along * ux, k.y - along * uy) * view.scale < 24) continue;
         shown = along * view.scale;
         const side = uy * 16 > 0 ? 1 : -1, [fx, fy] = [along * ux * view.scale + 20 * uy * side, -along * uy * view.scale + 20 * ux * side];
         shapes.push(svg("text", { x: fx, y: fy + 4, "text-anchor": "middle", fill: c.key, "font-size": 11 * Math.sqrt(this.zoom), "font-weight": 650, stroke: c.card, "stroke-width": 3.5, "paint-order": "stroke" }, [logit.toFixed(2)]));

@@ -53,7 +53,7 @@ export function asSvg(disc, canvas, withGround, background, title) {
   };
   const heading = make("title", {});
   heading.textContent = title;
-  const front = [heading, make("rect", { x: -300, y: -300, width: 600, height: 600, fill: background.paper }), make("circle", { r: 262, fill: background.card })];
+  const front = [heading, make("rect", { x: -290, y: -290, width: 580, height: 580, fill: background.paper }), make("circle", { r: 262, fill: background.card })];
   if (withGround) front.push(make("image", { href: canvas.toDataURL("image/png"), x: -262, y: -262, width: 524, height: 524, opacity: 0.36, "clip-path": "url(#inside)" }));
   copy.querySelector("defs").after(...front);
   return new XMLSerializer().serializeToString(copy);

@@ -134,7 +134,8 @@ function asked(rows, chosen) {
 
 /**
  * All limits of training, the best first, then by margin. Each has `sets` (the tokens selected in every input),
- * `vector` (the shortest p of margin 1), `margin`, `unit`, `neighbours` and `support` as [input, token], and `global`.
+ * `vector` (the shortest p of margin 1), `margin`, `unit`, `neighbours` as [input, token], `support` (those with a
+ * multiplier), and `global`.
  *
  * Places of exactly the selected score ask for nothing: once one of them leads, they pull neither way. So a limit is the
  * max-margin direction against the tokens of other scores, where the chosen place does lead those of its own score.
@@ -148,9 +149,12 @@ export function limitsOf(inputs) {
     seen.add(`${places}`);
     const limit = limitAt(rows, places);
     if (!limit || limits.some((other) => Math.hypot(...other.unit.map((z, j) => z - limit.unit[j])) < TIE)) continue;
-    limit.global = places.every((j, i) => rows[i][j].score === best[i]);
+    limit.best = places.every((j, i) => rows[i][j].score === best[i]);
     limits.push(limit);
   }
+  // Where the highest score is shared there may be several choices of best tokens: that of largest margin is global.
+  const widest = Math.max(...limits.filter((limit) => limit.best).map((limit) => limit.margin));
+  for (const limit of limits) limit.global = limit.best && limit.margin >= widest * (1 - TIE);
   return limits.sort((a, b) => b.global - a.global || b.margin - a.margin);
 }
 
@@ -160,28 +164,39 @@ function limitAt(rows, chosen) {
   if (solution.status !== "optimal") return null;
   const [px, py] = solution.vector;
   const lead = (i, j) => (rows[i][chosen[i]].x - rows[i][j].x) * px + (rows[i][chosen[i]].y - rows[i][j].y) * py;
-  const near = [], sets = [];
+  const near = [], sets = [], options = [];
   for (let i = 0; i < rows.length; i++) {
-    const own = rows[i][chosen[i]], set = [...own.tokens];
+    const own = rows[i][chosen[i]], set = [...own.tokens], leaders = [chosen[i]];
     for (let j = 0; j < rows[i].length; j++) {
       if (j === chosen[i]) continue;
       const place = rows[i][j], ahead = lead(i, j);
       if (place.score === own.score) {
-        if (ahead < -TIE) return null; // another place of the same score leads here
-        if (ahead < TIE) set.push(...place.tokens);
+        if (ahead < -NEIGHBOUR) return null; // another place of the same score leads here
+        if (ahead <= NEIGHBOUR) {
+          set.push(...place.tokens);
+          leaders.push(j);
+        }
       } else if (ahead <= 1 + NEIGHBOUR) {
         if (place.score >= own.score) return null; // a neighbour that scores more pulls p away
         near.push(...place.tokens.map((t) => [i, t]));
       }
     }
     sets.push(set.sort((a, b) => a - b));
+    options.push(leaders);
   }
+  if (!isLeast(rows, options, solution.margin)) return null;
   const support = solution.held.flatMap((row, k) => {
     const [i, j] = about[row];
     return rows[i][j].tokens.map((t) => ({ token: [i, t], weight: solution.multipliers[k] }));
   });
   const norm = Math.hypot(px, py);
   return { sets, vector: solution.vector, margin: solution.margin, unit: [px / norm, py / norm], neighbours: near, support };
+}
+
+/** Whether no choice among places that tie in score and in logit has a larger margin: else p moves on to that one. */
+function isLeast(rows, options, margin) {
+  const choices = options.reduce((lists, places) => lists.flatMap((list) => places.map((j) => [...list, j])), [[]]);
+  return choices.length === 1 || choices.every((choice) => !(maxMargin(asked(rows, choice).differences).margin > margin * (1 + TIE)));
 }
 
 /** The answer about one selection of single tokens: status, margin, support, or the combination that refutes it. */

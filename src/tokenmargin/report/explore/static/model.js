@@ -1,6 +1,6 @@
 // From the state of a section to everything that is drawn: plane, limits, the run and what is measured on it.
 
-import { limitsOf, verdictOn } from "./limits.js";
+import { arcsOf, limitsOf, verdictOn } from "./limits.js";
 import { descend, flow, limitReached } from "./paths.js";
 import { Plane } from "./plane.js";
 import { placeOf } from "./drawing.js";
@@ -91,7 +91,7 @@ function slopeOf(points) {
 /** The two curves of "why the margin", and their slopes measured over their ends. */
 export function curvesOf(plane, limit, run) {
   if (!limit) return { rest: [], angle: [], reach: 1, slopes: { rest: NaN, angle: NaN } };
-  const norm = ([x, y]) => Math.hypot(x, y), reach = 26 / limit.margin + norm(run.dense[0]);
+  const norm = ([x, y]) => Math.hypot(x, y), reach = 40 / limit.margin + norm(run.dense[0]);
   const rest = run.dense.filter((p) => norm(p) <= 1.4 * reach && norm(p) > 0).map((p) => [norm(p), logRest(plane, limit, p)]);
   const angle = run.dense.filter((p) => norm(p) > 0).map((p) => [norm(p), angleBetween(p, limit.unit)]);
   const measured = angle.filter(([x, off]) => x > 30 / limit.margin && x < 3e4 / limit.margin && off > 1e-8);
@@ -107,12 +107,21 @@ export function curvesOf(plane, limit, run) {
 /** The tokens of highest score, the first of equals: what is asked about unless something else is. */
 export const bestOf = (inputs) => inputs.map(({ tokens }) => tokens.reduce((best, k, t) => (k.score > tokens[best].score ? t : best), 0));
 
+/** Selections are counted like numbers, the last input's token changing fastest. */
+export const countSelections = (inputs) => inputs.reduce((product, { tokens }) => product * tokens.length, 1);
+export function selectionAt(inputs, number) {
+  let rest = number;
+  return inputs.map(({ tokens }) => tokens.length).reverse().map((size) => { const t = rest % size; rest = (rest - t) / size; return t; }).reverse();
+}
+export const numberOf = (inputs, selected) => inputs.reduce((number, { tokens }, i) => number * tokens.length + selected[i], 0);
+
 /** Everything about a state. */
 export function pictureOf(state, view, { section, moving = false }) {
   const plane = new Plane(state.inputs, state.loss), limits = limitsOf(state.inputs);
   const run = section === "tokens" ? null : runOf(plane, limits, state, view, { moving, fine: section === "margin" });
   const picture = { plane, limits, run, state, view };
   if (section === "margin") Object.assign(picture, { curves: curvesOf(plane, limits[run.end], run) });
+  if (section === "proofs") picture.arcs = new Set(arcsOf(state.inputs).arcs.map(({ places }) => `${places}`)).size;
   if (section === "proofs") picture.verdict = verdictOn(state.inputs, state.asked ?? bestOf(state.inputs));
   return picture;
 }

@@ -2,9 +2,9 @@
 
 import { element, percent, plot, showBars, showHull, ticksOf } from "./charts.js";
 import { Disc, svg, outlineOf, viewOf } from "./drawing.js";
-import { logRest, pictureOf } from "./model.js";
+import { countSelections, logRest, numberOf, pictureOf } from "./model.js";
 import { limitsOf } from "./limits.js";
-import { angleBetween, basinWords, endWords, logitWords, marginWords, proofWords, tokensOf, trainingWords } from "./words.js";
+import { angleBetween, basinWords, countWords, endWords, heldWords, logitWords, marginWords, proofWords, ratioWords, trainingWords, whyWords } from "./words.js";
 import { nameOf } from "./plane.js";
 import { promptInSquare, serveGround } from "./worker.js";
 import { DEFAULTS } from "./state.js";
@@ -57,8 +57,9 @@ export function compute({ moving = false, keepFrame = false } = {}) {
   if (!moving || !view.scales) view.scales = viewOf(view.state.inputs);
   view.picture = pictureOf(view.state, view.scales, { section: view.section, moving });
   view.moving = moving;
-  const frames = view.picture.run ? view.picture.run.points.length - 1 : 120;
+  const frames = view.section === "tokens" ? 120 : view.section === "proofs" ? countSelections(view.state.inputs) - 1 : view.picture.run.points.length - 1;
   if (!keepFrame || moving) view.frame = view.section === "tokens" ? 0 : view.section === "training" && !keepFrame ? view.frame && Math.min(view.frame, frames) : frames;
+  if (view.section === "proofs") view.frame = numberOf(view.state.inputs, view.picture.verdict.selected);
   $("time").max = frames;
   if (view.section === "settle") askGround(moving);
   draw();
@@ -125,7 +126,7 @@ function showHint() {
   const place = disc.handle.getAttribute("transform").match(/translate\(([-\d.e]+) ([-\d.e]+)\)/).slice(1).map(Number);
   disc.layers.front.replaceChildren(svg("g", { class: "hint", transform: `translate(${place[0]} ${place[1]})`, "pointer-events": "none" }, [
     svg("circle", { r: 18, fill: "none", stroke: disc.c.prompt, "stroke-width": 2 }),
-    svg("text", { x: 0, y: 34, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 13 * Math.sqrt(disc.zoom), "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
+    svg("text", { x: 0, y: -23, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 13 * Math.sqrt(disc.zoom), "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
   ]));
 }
 
@@ -140,7 +141,7 @@ function showSide(p, logits, weights) {
   showBars($("bars"), state.inputs, logits, weights, { withLogits: section === "tokens" });
   const frame = Math.min(view.frame, Number($("time").max));
   $("time").value = frame;
-  $("clock").textContent = section === "tokens" ? `|p| = ${+Math.hypot(...p).toPrecision(3)}` : state.method === "flow" ? `|p| = ${norm(p)}` : `step ${frame}`;
+  $("clock").textContent = section === "tokens" ? `|p| = ${+Math.hypot(...p).toPrecision(3)}` : section === "proofs" ? `${frame + 1} of ${Number($("time").max) + 1}` : state.method === "flow" ? `|p| = ${norm(p)}` : `step ${frame}`;
   if (section === "training") lossPlot(run, frame, plane);
   if (section === "margin") marginPlots(limits[run.end], picture.curves, p, plane);
   if (section === "settle") showLimits();
@@ -170,7 +171,7 @@ function lossPlot(run, frame, plane) {
 }
 
 function marginPlots(limit, curves, p, plane) {
-  const none = { from: 0, to: 1, label: "|p|", ticks: [] };
+  const none = { from: 0, to: 1, label: "", ticks: [] };
   if (!limit || curves.rest.length < 2) {
     for (const id of ["rest-plot", "angle-plot"]) plot($(id), disc.c, { x: none, y: { ...none, label: "" }, lines: [] });
     return;
@@ -183,7 +184,7 @@ function marginPlots(limit, curves, p, plane) {
     y: { from: low, to: 1, log: true, label: "", ticks: ticksOf(low, 1, true) },
     lines: [{ points: guide, colour: disc.c.ink, dash: "5 4", width: 1.2 }, { points: curves.rest.map(([x, z]) => [x, e(z)]), colour: c }],
     mark: { point: [now, now > curves.reach ? NaN : e(logRest(plane, limit, p))], colour: c },
-    notes: [{ point: [curves.reach, e(last[1] + 5)], words: `dashed: slope −${limit.margin.toFixed(3)}`, colour: disc.c.ink }],
+    notes: [{ point: [curves.reach, 0.02], words: `dashed: slope −${limit.margin.toFixed(3)}`, colour: disc.c.ink }],
   });
   const seen = curves.angle.filter(([x, off]) => x >= 0.3 * view.scales.unit && off > 1e-7);
   if (seen.length < 2) return plot($("angle-plot"), disc.c, { x: none, y: { ...none, label: "" }, lines: [], notes: [] });
@@ -227,7 +228,7 @@ function speak() {
   if ($("caption").textContent === words) return;
   $("caption").textContent = words;
   const text = document.querySelector(`[data-live="${section}"]`);
-  if (text) text.textContent = section === "training" ? endWords(about) : words;
+  if (text) text.textContent = { tokens: ratioWords, training: endWords, margin: heldWords, settle: whyWords, proofs: countWords }[section](about);
   clearTimeout(quiet);
   quiet = setTimeout(() => { $("said").textContent = words; }, 700);
 }

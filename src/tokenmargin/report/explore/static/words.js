@@ -19,12 +19,42 @@ export function logitWords({ plane, p }) {
   return `|p| = ${short(Math.hypot(...p))}. ${tops.slice(0, 2).join("; ")}.`;
 }
 
+/** Why the leader has its weight: a ratio of two weights is the exponential of a difference of logits. */
+export function ratioWords({ plane, p }) {
+  const [logits] = plane.logits(...p), order = logits.map((z, t) => [z, t]).sort((a, b) => b[0] - a[0]);
+  if (order.length < 2 || order[0][0] === order[1][0]) return "No token is ahead: those with the largest logit weigh the same.";
+  const [[most, a], [next, b]] = order, ahead = most - next;
+  return `${nameOf(0, a)} is ahead of ${nameOf(0, b)} by ${short(ahead)} in logit, so it weighs exp(${short(ahead)}) = ${short(Math.exp(ahead))} times as much.`;
+}
+
+/** What holds the direction of the run. */
+export function heldWords({ run, limits }) {
+  const limit = limits[run.end];
+  if (!limit) return "This run has no direction to measure.";
+  return `Here ${tokensOf(limit.sets)} ${limit.sets.flat().length > 1 ? "are" : "is"} selected, the band is ${limit.margin.toFixed(3)} wide, and ${listed(limit.neighbours.map(([i, t]) => nameOf(i, t)))} touch${limit.neighbours.length > 1 ? "" : "es"} its dashed edge.`;
+}
+
+/** Why each place is one to settle on. */
+export function whyWords({ limits, inputs }) {
+  if (!limits.length) return "No direction here selects tokens that outscore all tokens on their margin.";
+  return limits.slice(0, 3).map((limit) => {
+    const held = limit.neighbours.map(([i, t]) => `${nameOf(i, t)} (${short(inputs[i].tokens[t].score)})`);
+    return `${tokensOf(limit.sets)}: ${listed(held)} on the margin score${held.length > 1 ? "" : "s"} less.`;
+  }).join(" ");
+}
+
+/** How many selections are possible, and how many of them are places to settle. */
+export function countWords({ limits, inputs, arcs }) {
+  const all = inputs.reduce((product, { tokens }) => product * tokens.length, 1);
+  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${limits.length === 1 ? "one is a place" : `${limits.length} are places`} to settle: ${limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ")}${limits.length > 4 ? "; ..." : ""}.`;
+}
+
 /** Where the run is, and what it has lowered. */
 export function trainingWords({ plane, run, frame, limits, state }) {
   const p = run.points[frame], weights = plane.weights(...p), end = run.points.length - 1;
   const where = state.method === "flow" ? `At |p| = ${short(Math.hypot(...p))}` : `Step ${frame}: |p| = ${short(Math.hypot(...p))}`;
-  const lead = weights.map((row, i) => `${nameOf(i, row.indexOf(Math.max(...row)))} ${share(Math.max(...row))}`);
-  const now = `${where}, loss ${run.risk[frame].toFixed(4)}; the largest weights: ${listed(lead)}.`;
+  const lead = weights.map((row, i) => `${nameOf(i, row.indexOf(Math.max(...row)))} has ${share(Math.max(...row))}`);
+  const now = `${where}, loss ${run.risk[frame].toFixed(4)}; ${listed(lead.slice(0, 3))} of the weight.`;
   return frame < end ? now : `${now} ${endWords({ run, limits, state })}`;
 }
 
@@ -38,7 +68,7 @@ export function endWords({ run, limits, state }) {
   const off = angleBetween(last, limit.unit);
   const there = `${tokensOf(limit.sets)}${limit.global ? ", the best" : ", not the best"}`;
   if (state.method === "flow") return `It turns to the direction of ${there}: ${degrees(off)} away at |p| = ${short(Math.hypot(...last))}.`;
-  return `It is ${degrees(off)} from the direction of ${there}; followed on (dotted), it turns there.`;
+  return `After ${state.steps} steps p is ${degrees(off)} from the direction of ${there}; followed on (dotted), it turns there.`;
 }
 
 export function angleBetween([x, y], [u, v]) {
@@ -49,8 +79,8 @@ export function angleBetween([x, y], [u, v]) {
 export function marginWords({ run, limits, slopes }) {
   const limit = limits[run.end];
   if (!limit) return `${endWords({ run, limits, state: { method: "flow" } })} Without a limit there is no margin to measure: move a token or the start.`;
-  const lost = Number.isFinite(slopes.rest) ? `1 − weight falls by exp(${slopes.rest.toFixed(3)} |p|), and the margin is ${limit.margin.toFixed(3)}.` : "The path is too short to measure how 1 − weight falls.";
-  const turn = Number.isFinite(slopes.angle) ? `The angle falls like |p| to the power ${slopes.angle.toFixed(2)}.` : "The angle is zero to rounding all the way: this path is straight.";
+  const lost = Number.isFinite(slopes.rest) ? `1 − weight falls like exp(−${(-slopes.rest).toFixed(3)} |p|), and the margin is ${limit.margin.toFixed(3)}.` : "The path is too short to measure how 1 − weight falls.";
+  const turn = Number.isFinite(slopes.angle) ? `The angle falls like |p| to the power ${slopes.angle.toFixed(2).replace("-", "−")}.` : "The angle is zero to rounding all the way: this path is straight.";
   return `Measured on this run: ${lost} ${turn}`;
 }
 

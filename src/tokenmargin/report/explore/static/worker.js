@@ -10,7 +10,7 @@ export const SIDES = { moving: [26], still: [32, 64, 128, 192] };
 export function promptInSquare(half) {
   return (across, down) => {
     const x = 2 * across - 1, y = 1 - 2 * down, radius = Math.hypot(x, y);
-    if (radius >= 1.01) return null;
+    if (radius >= 1.15) return null; // a little beyond the rim, for the picture's edge
     const inside = Math.min(radius, 0.985);
     return radius === 0 ? [0, 0] : [x, y].map((z) => ((z / radius) * half * inside) / (1 - inside));
   };
