@@ -23,7 +23,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 SCENES = (("training", "one"), ("margin", "one"), ("settle", "three"), ("settle", "random"), ("proofs", "random"))
 WATCH = """() => { window.frames_ = []; let last = performance.now(); window.watching = true;
-  const tick = (now) => { window.frames_.push(now - last); last = now; if (window.watching) requestAnimationFrame(tick); };
+  const tick = (now) => {
+    window.frames_.push(now - last); last = now; if (window.watching) requestAnimationFrame(tick); };
   requestAnimationFrame(tick); }"""
 
 

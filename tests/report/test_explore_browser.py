@@ -93,7 +93,8 @@ def inside(page: Page, selector: str) -> bool:
     """Whether the whole of something lies in the window."""
     return page.evaluate(
         "(selector) => { const b = document.querySelector(selector).getBoundingClientRect();"
-        " return b.height > 0 && b.top >= 0 && b.left >= 0 && b.bottom <= innerHeight + 1 && b.right <= innerWidth + 1; }",
+        " return b.height > 0 && b.top >= 0 && b.left >= 0 &&"
+        " b.bottom <= innerHeight + 1 && b.right <= innerWidth + 1; }",
         selector,
     )
 
@@ -282,7 +283,8 @@ def test_the_copied_python_gives_the_numbers_of_the_page(tab: Tab, tmp_path: Pat
     page = tab.open("#training")
     script = page.evaluate("() => window.explore.asPython()")
     margins, end = page.evaluate(
-        "() => { const { limits, run } = window.explore.view.picture; return [limits.map((l) => l.margin), run.points.at(-1)]; }"
+        "() => { const { limits, run } = window.explore.view.picture;"
+        " return [limits.map((l) => l.margin), run.points.at(-1)]; }"
     )
     (tmp_path / "copied.py").write_text(script)
     done = subprocess.run([sys.executable, tmp_path / "copied.py"], capture_output=True, text=True, check=True)
