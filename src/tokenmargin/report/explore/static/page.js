@@ -269,7 +269,11 @@ function received({ id, side, labels, last }) {
   if (view.section !== "settle") return;
   const counts = new Map();
   let all = 0;
-  labels.forEach((label) => { if (label > -2) { all++; counts.set(label, (counts.get(label) ?? 0) + 1); } });
+  labels.forEach((label, k) => {
+    if (Math.hypot((k % side) + 0.5 - side / 2, Math.floor(k / side) + 0.5 - side / 2) > side / 2) return; // beyond the rim
+    all++;
+    counts.set(label, (counts.get(label) ?? 0) + 1);
+  });
   view.shares = new Map([...counts].map(([label, count]) => [label, count / all]));
   view.ground = { side, labels, last };
   paintGround();
