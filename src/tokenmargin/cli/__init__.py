@@ -18,6 +18,7 @@ from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain
+from tokenmargin.cli.explore import explore
 from tokenmargin.cli.fit import fit
 from tokenmargin.cli.playground import playground
 from tokenmargin.cli.predict import predict
@@ -34,6 +35,7 @@ __all__ = ["VERBS", "app", "main"]
 
 VERBS: tuple[Callable[..., int], ...] = (
     demo,
+    explore,
     playground,
     solve,
     atlas,
@@ -59,6 +61,7 @@ app = App(
     version=__version__,
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
 )
 for _verb in VERBS:
     app.command(_verb)
@@ -74,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
-        complain("interrupted")
-        return 1
+        complain("interrupted: what was not finished is not kept")
+        return 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0

@@ -54,7 +54,7 @@ def evolve(
     method:
         Normalised gradient descent (ngd), gradient descent (gd), or gradient flow followed by a stiff solver (flow).
     step:
-        Step size; by default 0.1 for ngd and 1/L_p for gd.
+        Step size; by default 0.1 for ngd, and for gd one over the smoothness of the risk (no more than L_p of (24)).
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
