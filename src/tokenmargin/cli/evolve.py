@@ -181,12 +181,14 @@ def _method(method: str, step: float | None) -> AbstractMethod:
 def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.attention import JointObjective
     from tokenmargin.dynamics import FlowPath
-    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin
+    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin, tied_direction
     from tokenmargin.selection import angle, cosine
 
     problem, selected = path.objective.problem, path.selected
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
     named = limit_direction(problem, selected, loss=path.objective.loss)
+    if isinstance(path, FlowPath) and path.finite_part is not None:
+        named = tied_direction(problem, path.finite_part.tied)
     solution = relaxed_max_margin(problem, selected) if separable else named.solution
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (
@@ -235,7 +237,7 @@ def _print(report: dict[str, Any]) -> None:
             if report["finite_part"] is not None:
                 print(f"            the limit is a direction and a finite part: {report['finite_part']}")
             if report["decided_by_rounding"]:
-                print("            the path was unstable, and rounding decided which way it went")
+                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
         tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
         print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
         if report["angle"] is None:
