@@ -1,6 +1,6 @@
 """Pictures and tables of the full-size training runs: `python -m benchmarks.embedding_figures RESULTS [--out docs]`.
 
-RESULTS is a folder with the files of `python -m tokenmargin.training.study`. Written: `img/embeddings-FIGURE.png`
+RESULTS is a folder with the files of `python -m benchmarks.gpu_training`. Written: `img/embeddings-FIGURE.png`
 (every token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along
 training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). Those
 of the plan `small` alone: `--tables training-small`. The
@@ -21,10 +21,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.gpu_training import load_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.report.figures import draw_products
 from tokenmargin.report.style import GLOBAL, LOCAL, MUTED
-from tokenmargin.training.study import load_corpus
 
 FIGURES = {
     "A1": ("imdb two-layer paper seed 0", "imdb two-layer rate=0.0001 epochs=80"),

@@ -16,10 +16,10 @@ from benchmarks.embedding_figures import (
     top_weights,
     write_tables,
 )
+from benchmarks.gpu_training import PLANS
 
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
-from tokenmargin.training.study import PLANS
 
 JOBS = {job.name: job for jobs in PLANS.values() for job in jobs}
 
