@@ -20,7 +20,7 @@ def row(figure: str, finding: dict[str, Any]) -> str:
     """One line of the table; `finding` as in run.json."""
     what = finding["what"].replace("|", "\\|")
     expected = "" if finding["verdict"] == "measured" else finding["expected"]
-    return f"| {figure} | {what} | {finding['measured']:.4g} | {expected} | {finding['bounds_from']} |"
+    return f"| {figure} | {what} | {finding['measured']:.6g} | {expected} | {finding['bounds_from']} |"
 
 
 def read(text: str) -> dict[tuple[str, str], tuple[float, str]]:

@@ -20,7 +20,7 @@ def test_the_page_has_the_numbers_of_the_run(name: str, tmp_path: Path, capsys) 
     assert {what for figure, what in written if figure == name} == {f["what"] for f in details["findings"]}
     for finding in details["findings"]:
         value, expected = written[name, finding["what"]]
-        # Four digits are printed. Distances that are nothing but rounding differ between processors.
+        # Six digits are printed. Distances that are nothing but rounding differ between processors.
         assert value == pytest.approx(finding["measured"], rel=1e-3, abs=1e-10), finding["what"]
         assert expected == ("" if finding["verdict"] == "measured" else finding["expected"])
     figure_table.main([str(tmp_path)])
