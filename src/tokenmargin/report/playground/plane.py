@@ -53,7 +53,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
     """Everything the page draws, in plain types."""
     began = time.perf_counter()
     problem = request.problem()
-    found = plane_atlas(problem)
+    found = plane_atlas(problem, loss=_loss(request))
     starts = _starts(request)
     runs = _descend(problem, request, starts)
     basins = _basins(found, runs.selected)
