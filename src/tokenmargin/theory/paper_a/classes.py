@@ -27,11 +27,12 @@ def lemma3(x: EmbeddingInstance) -> Findings:
     residual, uniqueness = 0.0, np.inf
     for k, (problem, chosen) in enumerate(x.posed):
         solution, keys = class_margin(problem, chosen), problem.keys
+        if not solution.is_optimal and x.selection in ("important", "everything"):
+            continue  # no p_o selects these tokens
         residual = max(residual, solution.certificate.residual)
-        gap = _smallest_gap(problem, chosen, x.point(k))
-        if not np.isfinite(gap):
+        if np.isinf(solution.margin):
             continue  # everything is selected: the one solution is 0
-        other = x.point(k) / gap
+        other = _another(x, k, solution)
         longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
         apart = float(keys.norm(other - solution.vector)) ** 2
         uniqueness = min(uniqueness, (longer - apart) / float(keys.norm(other)) ** 2)
@@ -43,6 +44,13 @@ def lemma3(x: EmbeddingInstance) -> Findings:
             above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", uniqueness, 0, tolerance=RESIDUAL),
         ),
     )
+
+
+def _another(x: EmbeddingInstance, k: int, solution: MarginSolution) -> Float[Array, " D"]:
+    """A vector that meets the constraints of (9): `p_o / tau`, or twice the solution where p_o is not drawn first."""
+    if x.selection in ("important", "everything"):
+        return 2 * solution.vector
+    return np.asarray(x.point(k) / _smallest_gap(*x.posed[k], x.point(k)))
 
 
 def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Array, " D"]) -> float:
@@ -71,7 +79,7 @@ def without_the_class(x: EmbeddingInstance) -> Findings:
     shorter = 0.0
     for problem, chosen in x.posed:
         ours, theirs = class_margin(problem, chosen), solve(printed_constraints(problem, chosen))
-        if np.isfinite(ours.margin):
+        if ours.is_optimal and np.isfinite(ours.margin):
             shorter = max(shorter, 1 - ours.margin / theirs.margin)
     return Findings((), (below("1 - |p of (18)| / |p of (9)|", shorter, 0, tolerance=RESIDUAL),))
 
@@ -165,13 +173,11 @@ def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[flo
 
 def lemma20(x: EmbeddingInstance) -> Findings:
     """At the solution of (9) some constraint is tight: a selected token is ahead of another by exactly 1."""
-    worst = max(abs(_smallest_gap(problem, chosen, _vector(problem, chosen)) - 1) for problem, chosen in x.posed)
+    solved = [(problem, chosen, class_margin(problem, chosen)) for problem, chosen in x.posed]
+    # where there is no solution, no p_o selects these tokens
+    gaps = [_smallest_gap(problem, chosen, found.vector) for problem, chosen, found in solved if found.is_optimal]
+    worst = max((abs(gap - 1) for gap in gaps), default=0.0)
     return Findings((), (equal("furthest smallest gap from 1", worst, 0, tolerance=RESIDUAL),))
-
-
-def _vector(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> Float[Array, " D"]:
-    solution: MarginSolution = class_margin(problem, chosen)
-    return solution.vector
 
 
 def lemma20_repaired(x: EmbeddingInstance) -> Findings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -48,7 +49,8 @@ def concentrated(x: EmbeddingInstance) -> tuple[Slack, ...]:
 
 def flat_attention(x: EmbeddingInstance) -> Slack:
     """`d >= (88 eta^2 + 111 eta + 2)^8`: attention is still near uniform after the first step."""
-    return above("d, for flat attention", x.dimension, (88 * x.step**2 + 111 * x.step + 2) ** 8)
+    step = Fraction(x.step)  # rounded once, as the dimension is: the smallest one allowed stays allowed
+    return above("d, for flat attention", x.dimension, float((88 * step**2 + 111 * step + 2) ** 8))
 
 
 def assumption4(x: EmbeddingInstance) -> Slack:

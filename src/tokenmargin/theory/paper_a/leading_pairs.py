@@ -73,6 +73,8 @@ def lemma17(x: EmbeddingInstance) -> Findings:
         return Findings((true("tokens linearly independent, so that u and w exist", False),), ())
     u, w, levels, ahead = given
     chosen = ranked_choices(levels)
+    if not chosen.second.any():
+        return Findings((true("some token is not selected", False),), ())
     length = float(np.linalg.norm(u))
     tau1, mu = chosen.gap / length, local_optimality(problem, chosen)
     own = ranked_choices(ahead)
@@ -85,12 +87,10 @@ def lemma17(x: EmbeddingInstance) -> Findings:
         above("tau_2", tau2, 0, strict=True),
         above("mu: least lead in sum over a second choice", mu, 0, strict=True),
     )
-    if not chosen.second.any():
-        return Findings((*hypotheses, true("some token is not selected", False)), ())
     near = np.log(1e3) / tau1  # the rest's weights are a thousandth of the second choices': nothing is lost to rounding
     constants = _constants(problem, chosen, ahead)
     printed = _printed_constant(x, problem, w, tau2, mu)
-    radii = [max(near, np.log(printed / eps) / tau1 if printed else near) for eps in SMALL]
+    radii = [max(near, np.log(printed / eps) / tau1 if printed > 0 else near) for eps in SMALL]
     return Findings(
         hypotheses,
         (

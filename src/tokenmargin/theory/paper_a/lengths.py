@@ -134,7 +134,9 @@ def formula(x: EmbeddingInstance) -> Findings:
     near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
     room = [squared * (e / (1 - e) if e < 1 else np.inf) + RESIDUAL for e in errors]
     apart = [found**2 - squared for found in _lengths(x)]
-    worst = int(np.argmax(np.abs(apart) - np.array(room)))
+    worst = int(
+        np.argmax([abs(gap) - most if np.isfinite(most) else -np.inf for gap, most in zip(apart, room, strict=True)])
+    )
     return Findings(
         (*hypotheses, near),
         (equal("|p^|^2", apart[worst] + squared, squared, tolerance=room[worst]),),
