@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
 from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
+from tokenmargin.limits import limit_of
 from tokenmargin.losses import LOSSES
 from tokenmargin.margin import max_margin, plane_atlas
 from tokenmargin.problem import TokenProblem
@@ -108,6 +109,7 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
     _compare_paths(objective, asked, answer, tally)
     if asked["norms"]:
         _compare_flow(objective, asked, answer["flow"], tally)
+        _compare_end(problem, objective, asked, answer, tally)
 
 
 def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
@@ -188,6 +190,25 @@ def _compare_flow(objective: PromptObjective, asked: dict[str, Any], answer: dic
             tally.sensitive += 1
             return
         tally.check("flow", float(np.linalg.norm(ours - theirs)) / norm, PATH_ERROR, asked)
+
+
+def _compare_end(
+    problem: TokenProblem, objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally
+) -> None:
+    """Where the first of the starts ends, unless starts a hundredth away end elsewhere: it is by a border then."""
+    start = np.array(asked["starts"][0])
+    around = [limit_of(problem, start * share, loss=objective.loss, until_norm=1e6) for share in (1.0, 0.99, 1.01)]
+    if not all(limit.outcome == "direction" and limit.named.is_limit for limit in around):
+        return
+    names = [_sets(np.flatnonzero(row).tolist() for row in limit.chosen) for limit in around]
+    if len(set(names)) > 1:
+        tally.sensitive += 1
+        return
+    tally.compared["end of a start"] += 1
+    end = answer["ends"][0]
+    theirs = None if end < 0 else _sets(answer["limits"][end]["sets"])
+    if theirs != names[0]:
+        tally.wrong.append((f"start {start.tolist()} ends at {names[0]} in the library, {theirs} in the page", asked))
 
 
 def main() -> None:
