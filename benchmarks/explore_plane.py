@@ -68,8 +68,15 @@ def problem_of(inputs: Inputs) -> TokenProblem:
     return TokenProblem.of(keys, [float(row["label"]) for row in inputs], scores=scores, mask=mask)
 
 
-def asked_of(inputs: Inputs, rng: np.random.Generator, *, flows: bool = True) -> dict[str, Any]:
-    """Questions about one problem: starts, probes and selections drawn at random; `flows` are what takes long."""
+def asked_of(
+    inputs: Inputs,
+    rng: np.random.Generator,
+    *,
+    norms: tuple[float, ...] = NORMS,
+    starts: int = 1,
+    steps: int = 200,
+) -> dict[str, Any]:
+    """Questions about one problem, drawn at random; flows to `norms` and the ends of `starts` are what takes long."""
     sizes = [len(row["tokens"]) for row in inputs]
     scale = max(np.hypot(token["x"], token["y"]) for row in inputs for token in row["tokens"]) or 1.0
     directions = rng.standard_normal((8, 2))
@@ -78,13 +85,13 @@ def asked_of(inputs: Inputs, rng: np.random.Generator, *, flows: bool = True) ->
         "inputs": inputs,
         "loss": str(rng.choice([name for name, _ in LOSSES])),
         "start": (rng.standard_normal(2) / scale).tolist(),
-        "steps": 200,
+        "steps": steps,
         "step": 0.1 / scale,
         "descent_step": 1.0 / scale**2,
-        "norms": [norm / scale for norm in NORMS] if flows else [],
+        "norms": [norm / scale for norm in norms],
         "probes": probes.tolist(),
         "selections": [[int(rng.integers(T)) for T in sizes] for _ in range(4)],
-        "starts": (rng.standard_normal((4, 2)) * 2 / scale).tolist(),
+        "starts": (rng.standard_normal((starts, 2)) * 2 / scale).tolist(),
     }
 
 
@@ -109,6 +116,7 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
     _compare_paths(objective, asked, answer, tally)
     if asked["norms"]:
         _compare_flow(objective, asked, answer["flow"], tally)
+    if asked["starts"]:
         _compare_end(problem, objective, asked, answer, tally)
 
 
