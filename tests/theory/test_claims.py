@@ -14,11 +14,17 @@ from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampl
 from tokenmargin.theory.probability import rarely
 
 DOCS = Path(__file__).parents[2] / "docs"
-AS_PRINTED_WRONG = {"A.initialisation", "A.lemma3-closed-form", "A.lemma20", "B.lemma7", "B.theorem6"}
+AS_PRINTED_WRONG = {
+    "A.initialisation",
+    "A.lemma3-closed-form",
+    "A.lemma20",
+    "B.lemma7-proof-constants",
+    "B.lemma13",
+    "B.theorem6",
+}
 # Numbered, and not yet a claim. Whoever adds one takes it from here.
 PENDING = {
     *(f"A.lemma{k}" for k in (13, 14, 18)),
-    *(f"B.lemma{k}" for k in (9, 10, 11, 12, 13)),
 }
 
 
@@ -147,7 +153,7 @@ def test_verdicts(hypothesis, conclusion, verdict):
     assert report.as_expected
     example, outside, refutation = claimed.own()
     assert example.as_expected == (verdict == "holds")
-    assert outside.as_expected == (verdict == "vacuous" and not conclusion.holds)
+    assert outside.as_expected == (not hypothesis.holds and not conclusion.holds)
     assert refutation.as_expected == (verdict == "fails")
     plain = report.as_dict()
     assert [slack["role"] for slack in plain["slacks"]] == ["hypothesis", "conclusion"]
