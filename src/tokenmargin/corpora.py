@@ -10,10 +10,14 @@ from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
 
-__all__ = ["LEVELS", "k_level_corpus", "selective_corpus", "varied_selective_corpus"]
+__all__ = ["IRRELEVANT", "LEVELS", "SYNTHETIC_SIZE", "k_level_corpus", "selective_corpus", "varied_selective_corpus"]
 
 LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
+SYNTHETIC_SIZE = 25_000
+"""Sequences in Figure 2's corpus: not printed, but 25,000 make its 196 batches of 128."""
+IRRELEVANT = "irrelevant"
+"""How the names of the irrelevant tokens of a K-level corpus begin."""
 
 
 def k_level_corpus(
@@ -52,7 +56,7 @@ def k_level_corpus(
         here = labels == y
         rows[here] = rng.choice(len(p), size=(int(here.sum()), T), p=p / p.sum())
     levels_of = np.repeat(np.arange(1, len(levels) + 1), sizes)
-    words = [f"irrelevant{j}" for j in range(irrelevant)]
+    words = [f"{IRRELEVANT}{j}" for j in range(irrelevant)]
     words += [f"{sign}{k}.{j}" for sign in "+-" for j, k in enumerate(levels_of.tolist())]
     return _from_rows(rows, labels, words)
 
@@ -105,7 +109,7 @@ def selective_corpus(
     decisive = np.concatenate([positive, positive.max() + 1 + np.arange(half)])
     rows = np.column_stack([len(used) + decisive, np.concatenate([chosen, other])])
     rows = rng.permuted(rows, axis=1)
-    words = [f"irrelevant{j}" for j in range(len(used))]
+    words = [f"{IRRELEVANT}{j}" for j in range(len(used))]
     words += [f"positive{j}" for j in range(positive.max() + 1)] + [f"negative{j}" for j in range(half)]
     labels = np.repeat([1.0, -1.0], half)
     return _from_rows(rows, labels, words)
@@ -128,7 +132,8 @@ def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> Toke
     if n < 2 or n % 2 or T < 2:
         raise ValueError(f"n must be even and T at least 2, got n={n}, T={T}")
     half, fill = n // 2, T - 1
-    decisive, words = [], []
+    decisive: list[Array] = []
+    words: list[str] = []
     for sign in ("positive", "negative"):
         _, own = np.unique(rng.integers(rng.integers(half) + 1, size=half), return_inverse=True)
         decisive.append(len(words) + own)

@@ -11,9 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine"]
+__all__ = ["AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine", "usable_cores"]
 
 IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,7 @@ class LocalEngine(AbstractEngine):
 
     @property
     def workers(self) -> int:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores if self.jobs == -1 else self.jobs
+        return usable_cores() if self.jobs == -1 else self.jobs
 
     def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
         from joblib import Parallel, delayed, parallel_config

@@ -14,7 +14,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.data.pipeline import Pipeline, prepare
 from tokenmargin.data.sentences import OPINIONS, make_sentences
+from tokenmargin.data.sources import binary_labels
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,8 @@ def plain_decision(model, text):
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
     ids = sorted({rows[gram] for gram in grams if gram in rows})
-    logits = np.append(model.weights_.logits[ids], model.weights_.sink_logit)
-    values = np.append(model.weights_.values[ids, 0], model.weights_.sink_values[0])
+    logits = np.append(model.token_model_.logits[ids], model.token_model_.sink_logit)
+    values = np.append(model.token_model_.values[ids, 0], model.token_model_.sink_values[0])
     weights = np.exp(logits - logits.max())
     return weights @ values / weights.sum()
 
@@ -65,7 +67,7 @@ def test_selected_tokens_are_opinions(fitted, sentences):
 def test_selected_span_and_margin(fitted):
     one = fitted.explain(["In short: a DREADFUL kettle"])[0]
     assert one.text[slice(*one.span)].lower() in one.selected
-    logits = dict(zip(fitted.vocabulary_.names, fitted.weights_.logits, strict=True))
+    logits = dict(zip(fitted.vocabulary_.names, fitted.token_model_.logits, strict=True))
     assert one.margin == pytest.approx(logits[one.selected] - logits[one.competitor])
 
 
@@ -78,7 +80,7 @@ def test_gradient_against_differences(k):
     rng = np.random.default_rng(1)
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
     classes, weight = rng.integers(0, k, 12), np.ones(12)
-    start = solver.start_weights(presence, classes, weight, k)
+    start = solver.start_model(presence, classes, weight, k)
     seen = {}
 
     def catch(objective, first, **_):
@@ -87,7 +89,7 @@ def test_gradient_against_differences(k):
 
     original, solver.minimize = solver.minimize, catch
     try:
-        solver.fit_weights(
+        solver.fit_token_model(
             presence, classes, weight, start=start, origin=start, penalty=solver.Penalty(0.1, 0.2), iterations=1
         )
     finally:
@@ -100,7 +102,7 @@ def test_gradient_against_differences(k):
 
 def test_same_seed_same_bits(sentences):
     first, second = (TokenSelectionClassifier(random_state=3).fit(*sentences) for _ in range(2))
-    assert np.array_equal(first.weights_.values, second.weights_.values)
+    assert np.array_equal(first.token_model_.values, second.token_model_.values)
     assert np.array_equal(first.explain(sentences[0]).contributions, second.explain(sentences[0]).contributions)
 
 
@@ -225,11 +227,33 @@ def test_tokenizers(sentences):
 def test_token_importance(fitted, sentences):
     table = fitted.token_importance_
     row = table["token"].tolist().index("dreadful")
-    holds = np.array(["dreadful" in text.lower() for text in sentences[0]])
-    assert table["count"][row] == holds.sum()
+    times = np.array([text.lower().count("dreadful") for text in sentences[0]])
     signs = np.where(sentences[1] == "1", 1, -1)
-    assert table["posterior_difference"][row] == pytest.approx(signs[holds].mean())
-    assert table["signed_frequency"][row] == pytest.approx(signs[holds].sum() / len(signs))
+    assert table["count"][row] == (times > 0).sum()
+    assert table["occurrences"][row] == times.sum()
+    assert table["posterior_difference"][row] == pytest.approx((signs * times).sum() / times.sum())
+    assert table["signed_frequency"][row] == pytest.approx((signs * times).sum() / table["occurrences"].sum())
     assert table["selected"].sum() == len(signs)
     found = fitted.explain(sentences[0])
     assert table["contribution"].sum() + found.sinks.mean() == pytest.approx(found.decisions.mean(), abs=1e-10)
+
+
+def test_frequencies_count_occurrences():
+    """(3) and (37) of paper A count every occurrence: *good* stands four times under + and once under -."""
+    texts = ["good good good film", "good film", "bad film", "bad bad bad bad good film"]
+    table = TokenSelectionClassifier().fit(texts, [1, 1, -1, -1]).token_importance_
+    found = dict(zip(table["token"], zip(table["count"], table["occurrences"], strict=True), strict=True))
+    assert found == {"good": (3, 5), "bad": (2, 5), "film": (4, 4)}
+    posterior = dict(zip(table["token"], table["posterior_difference"], strict=True))
+    assert posterior == pytest.approx({"good": 3 / 5, "bad": -1, "film": 0})
+    signed = dict(zip(table["token"], table["signed_frequency"], strict=True))
+    assert signed == pytest.approx({"good": 3 / 14, "bad": -5 / 14, "film": 0})
+
+
+def test_frequencies_are_those_of_the_corpus(sentences):
+    """The same texts as a corpus of the data room: the table and `TokenCorpus` count alike."""
+    texts, labels = sentences
+    table = TokenSelectionClassifier(random_state=0).fit(texts, labels).token_importance_
+    corpus = prepare(texts, binary_labels(labels.tolist()), Pipeline(minimum_count=2)).corpus()
+    expected = dict(zip(corpus.vocabulary, corpus.posterior_difference.tolist(), strict=True))
+    assert dict(zip(table["token"], table["posterior_difference"].tolist(), strict=True)) == pytest.approx(expected)

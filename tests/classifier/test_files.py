@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, load_model, save_model
 from tokenmargin.data.sentences import make_sentences
@@ -50,6 +52,9 @@ def test_newer_and_foreign_are_refused(folder, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"format": 99}))
     with pytest.raises(ModelFileError, match="upgrade"):
         load_model(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"format": 1}))
+    with pytest.raises(ModelFileError, match=r"written in format 1 .* train again with `tokenmargin fit`"):
+        load_model(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelFileError, match="damaged"):
         load_model(folder)
@@ -74,3 +79,33 @@ def test_functions_are_not_stored(texts, tmp_path):
         load_model(folder)
     again = load_model(folder, tokenizer=str.split)
     assert np.array_equal(again.decision_function(texts.texts), model.decision_function(texts.texts))
+
+
+def test_earlier_token_models_are_refused_in_one_line(tmp_path):
+    (tmp_path / "token_model.json").write_text('{"format": "tokenmargin token model 1"}')
+    for place in (tmp_path, tmp_path / "token_model.json"):
+        with pytest.raises(ModelFileError, match="earlier versions is not read any more: train again"):
+            load_model(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("logits", lambda x: np.append(x, 0.0), "a token model needs a logit"),
+        ("values", lambda x: x * np.nan, "values must be finite numbers"),
+        ("selected", lambda x: x[1:], "selected must be finite numbers of shape"),
+        ("occurrences", lambda x: x[:, :1], "occurrences must be finite numbers of shape"),
+        ("grams_2", lambda x: x + 0.5, "n-grams must be whole numbers"),
+        ("grams_3", lambda x: x[::-1].copy(), "n-grams must be whole numbers that rise"),
+    ],
+)
+def test_hostile_arrays_are_refused(folder, name, change, message):
+    """Checksums that match, arrays that do not: whoever wrote them could write the checksums too."""
+    place = folder / "model.safetensors"
+    arrays = load_file(place)
+    save_file(arrays | {name: change(arrays[name])}, place)
+    config = json.loads((folder / "config.json").read_text())
+    config["sha256"][place.name] = hashlib.sha256(place.read_bytes()).hexdigest()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=message):
+        load_model(folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.trust import assess
+from tokenmargin.classifier.evaluation import assess
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report

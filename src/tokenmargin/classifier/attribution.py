@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from threadpoolctl import threadpool_limits
 
+from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Encoded
-from tokenmargin.classifier.weights import Scores
 
 __all__ = ["attribute", "in_chunks", "join_attributions", "segment_sum"]
 
@@ -35,29 +35,30 @@ def in_chunks(documents: Sequence[Any], work: Callable[[Sequence[Any]], Result])
         return list(pool.map(work, chunks))
 
 
-def attribute(encoded: Encoded, scores: Scores) -> tuple[Float[Array, "n k"], dict[str, Array]]:
+def attribute(encoded: Encoded, model: TokenModel) -> tuple[Float[Array, "n k"], dict[str, Array]]:
     """f of every column, and the arrays of `Explanations` that follow from the tokens, for the column decided on."""
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
-    logits = [scores.logits[rows] for rows in scores.rows]
+    token_logits, token_values = model.padded
+    logits = [token_logits[ids] for ids in encoded.levels]
     first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
-    top = np.maximum(first, scores.sink_logits)
+    top = np.maximum(first, model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
     for share, times in zip(shares, _repeats(encoded), strict=True):
         share /= times  # the occurrences of a token share its weight
-    sink = np.exp(scores.sink_logits - top)
+    sink = np.exp(model.sink_logit - top)
     Z = sink + sum(segment_sum(share, offsets) for share in shares)
     for share in shares:
         share /= Z[segment]
-    outputs = (sink / Z)[:, None] * scores.sink_values
+    outputs = (sink / Z)[:, None] * model.sink_values
     for k in range(outputs.shape[1]):
-        for rows, share in zip(scores.rows, shares, strict=True):
-            outputs[:, k] += segment_sum(share * scores.values[rows, k], offsets)
+        for ids, share in zip(encoded.levels, shares, strict=True):
+            outputs[:, k] += segment_sum(share * token_values[ids, k], offsets)
     column = outputs.argmax(axis=1)  # with one column: that one
     at = column[segment] if outputs.shape[1] > 1 else 0
-    parts = [share * scores.values[rows, at] for rows, share in zip(scores.rows, shares, strict=True)]
-    chosen = _select(encoded, scores, logits, first)
+    parts = [share * token_values[ids, at] for ids, share in zip(encoded.levels, shares, strict=True)]
+    chosen = _select(encoded, logits, first)
     return outputs, chosen | _per_original_word(encoded, (_spread(shares), _spread(parts)), chosen["places"]) | {
-        "sinks": sink / Z * scores.sink_values[np.arange(n), column],
+        "sinks": sink / Z * model.sink_values[column],
         "decisions": outputs[np.arange(n), column],
     }
 
@@ -128,39 +129,40 @@ def _spread(amounts: list[Array]) -> Array:
     return total
 
 
-def _select(encoded: Encoded, scores: Scores, logits: list[Array], first: Array) -> dict[str, Array]:
+def _select(encoded: Encoded, logits: list[Array], first: Array) -> dict[str, Array]:
     """The token with the largest logit in each text, where it first stands, and the best of the others."""
     offsets, segment = encoded.words.offsets, encoded.segment
-    selected, places = _holders(scores, logits, first, segment)
+    selected, places = _holders(encoded, logits, first)
     others = []
-    for rows, x in zip(scores.rows, logits, strict=True):
-        others.append(np.where(rows == selected[segment], -np.inf, x))
+    for ids, x in zip(encoded.levels, logits, strict=True):
+        others.append(np.where(ids == selected[segment], -np.inf, x))
     second = np.max([_segment_max(x, offsets) for x in others], axis=0)
-    competitors, _ = _holders(scores, others, second, segment)
+    competitors, _ = _holders(encoded, others, second)
     margins = np.full(len(first), np.inf)
     more = np.isfinite(second)
     margins[more] = first[more] - second[more]
-    names = np.append(scores.tokens, -1)
     return {
-        "selected": names[selected],
-        "competitors": names[competitors],
+        "selected": selected,
+        "competitors": competitors,
         "margins": margins,
         "places": np.where(np.isfinite(first), places, 0),
     }
 
 
-def _holders(scores: Scores, logits: list[Array], largest: Array, segment: Array) -> tuple[Array, Array]:
-    """The row with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
-    none = np.iinfo(np.int64).max
-    rows, places = np.full(len(largest), none), np.full(len(largest), none)
+def _holders(encoded: Encoded, logits: list[Array], largest: Array) -> tuple[Array, Array]:
+    """The token with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
+    none, segment = np.iinfo(np.int64).max, encoded.segment
+    tokens, places = np.full(len(largest), none), np.full(len(largest), none)
+    # A text without a known token has the largest logit -inf, which must not be met by the words that begin no token.
     bound = np.where(np.isfinite(largest), largest, np.inf)[segment]
     at = [np.flatnonzero(x == bound) for x in logits]
-    for level, found in zip(scores.rows, at, strict=True):
-        np.minimum.at(rows, segment[found], level[found])
-    for level, found in zip(scores.rows, at, strict=True):
-        own = found[level[found] == rows[segment[found]]]
+    for ids, found in zip(encoded.levels, at, strict=True):
+        np.minimum.at(tokens, segment[found], ids[found])
+    # Only then the first place: of two tokens with one logit, the places of the other do not count.
+    for ids, found in zip(encoded.levels, at, strict=True):
+        own = found[ids[found] == tokens[segment[found]]]
         np.minimum.at(places, segment[own], own)
-    return np.where(rows == none, -1, rows), places
+    return np.where(tokens == none, -1, tokens), places
 
 
 def _per_original_word(encoded: Encoded, by_word: Sequence[Array], places: Array) -> dict[str, Array]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -16,26 +18,39 @@ from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions
-from tokenmargin.classifier.documents import check_documents, check_labels
+from tokenmargin.classifier.evaluation import Validation, split_held_out, validate
 from tokenmargin.classifier.explanation import Explanations
-from tokenmargin.classifier.fitting import Fitted, Labelled, Settings, fit_one_layer
-from tokenmargin.classifier.importance import TokenTable, token_statistics
-from tokenmargin.classifier.low_rank import factor
+from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
+from tokenmargin.classifier.input_checks import check_documents, check_labels
+from tokenmargin.classifier.solver import Penalty, fit_token_model, start_model
+from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
-from tokenmargin.classifier.two_layer import TwoLayerWeights
-from tokenmargin.classifier.validation import Validation, split_held_out
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
-from tokenmargin.classifier.weights import Weights
 
 __all__ = ["TokenSelectionClassifier"]
+
+ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts."""
+
+    presence: sp.csr_matrix
+    codes: Int[Array, " n"]
+    weight: Float[Array, " n"]
+    k: int
+
+    def part(self, rows: Array) -> _Labelled:
+        """Some of the texts."""
+        return _Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
 
 
 class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Classify texts by softmax attention over their tokens, and say which tokens decided.
 
-    The decision on a text is `f = sum_s softmax(a)_s b_s` over its distinct tokens and a sink. With one layer
-    `a = <E, p>` and `b = <E, v>`, and a and b themselves are trained. With two, a and b are the products of p and v
-    with what the embeddings become after attending to each other, and E, p and v are trained. Two classes share one
+    The decision on a text is `f = sum_s softmax(a)_s b_s` over its distinct tokens and a sink. It depends on embeddings
+    E, prompt p and head v through `a = <E, p>` and `b = <E, v>` alone, and these are trained. Two classes share one
     column of values; more share the attention and have a column each, with a multinomial loss.
 
     **Arguments**
@@ -44,23 +59,18 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
-    - `model`: `one-layer`, or `two-layer`, which needs torch for training (`pip install 'tokenmargin[train]'`).
-    - `dimension`: of the embeddings. One layer: None for no restriction; embeddings of as many dimensions as there are
-        classes attain every a and b, so only a smaller dimension changes the model. Two layers: None for 64.
     - `attention`: `learned`, or `uniform` (equal for all tokens: the baseline to compare with).
     - `logit_penalty`, `value_penalty`: ridges that hold the attention to its naive Bayes start and the values to zero,
-        beside the sum of the losses of all texts (one layer).
-    - `max_iter`, `tol`: iterations of L-BFGS, and the change of the loss at which it stops; with two layers the number
-        of passes over the texts, which held-out texts stop earlier.
+        beside the sum of the losses of all texts.
+    - `max_iter`, `tol`: iterations of L-BFGS, and the change of the loss at which it stops.
     - `class_weight`: None, `balanced`, or a dictionary from class to weight.
-    - `validation_fraction`: the part held out to measure accuracy (`validation_`) before all texts are
-        used; 0 for none. Two layers: half of it stops the training, the other half measures.
+    - `validation_fraction`: the part held out to measure accuracy (`validation_`) first; 0 for none.
     - `warm_start`: keep the vocabulary of the last fit and go on from its answer.
-    - `random_state`: chooses the texts held out, and with two layers the start and the order of the texts.
+    - `random_state`: chooses the texts held out.
     - `progress`: called with the iteration and the loss.
 
-    **Attributes**: `classes_`, `vocabulary_`, `weights_`, `n_iter_`, `loss_curve_`, `validation_`, `token_importance_`,
-    `embeddings_`.
+    **Attributes**: `classes_`, `vocabulary_`, `token_model_`, `n_iter_`, `loss_curve_`, `validation_`, `n_texts_`,
+    `token_statistics_`, `token_importance_`.
 
     >>> texts = ["a fine film", "fine acting", "a dull film", "dull acting"] * 5
     >>> model = TokenSelectionClassifier().fit(texts, ["good", "good", "bad", "bad"] * 5)
@@ -70,7 +80,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     classes_: Array
     vocabulary_: Vocabulary
-    weights_: Weights | TwoLayerWeights
+    token_model_: TokenModel
+    token_statistics_: TokenStatistics
 
     def __init__(
         self,
@@ -78,8 +89,6 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
-        model: str = "one-layer",
-        dimension: int | None = None,
         attention: str = "learned",
         logit_penalty: float = 4.0,
         value_penalty: float = 4.0,
@@ -94,8 +103,6 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
-        self.model = model
-        self.dimension = dimension
         self.attention = attention
         self.logit_penalty = logit_penalty
         self.value_penalty = value_penalty
@@ -126,7 +133,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             raise ValueError(
                 f"the labels hold one class only ({classes[0]!r}): a classifier needs texts of at least two classes"
             )
-        again = self.warm_start and hasattr(self, "weights_") and np.array_equal(self.classes_, classes)
+        again = self.warm_start and hasattr(self, "token_model_") and np.array_equal(self.classes_, classes)
         words = read_tokens(documents, self.tokenizer)
         if again:
             encoded = self.vocabulary_.encode(words)
@@ -143,47 +150,51 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        presence = encoded.presence(len(self.vocabulary_))
+        data = _Labelled(encoded.presence(len(self.vocabulary_)), codes, weight, len(classes))
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(Labelled(presence, codes, weight, len(classes)), again)
+            self._train(data, again)
+        occurrences = encoded.occurrences(len(self.vocabulary_), codes, len(classes))
+        self.n_texts_ = len(codes)
+        self.token_statistics_ = token_statistics(data.presence, occurrences, codes, self.token_model_)
+        self.__dict__.pop("token_importance_", None)
         return self
 
-    def _train(self, data: Labelled, again: bool) -> None:
-        settings = Settings(**{setting.name: getattr(self, setting.name) for setting in fields(Settings)})
-        rng = check_random_state(self.random_state)
-        held = split_held_out(data.codes, self.validation_fraction, rng)
-        fitted: Fitted[Any]
-        if self.model == "two-layer":
-            try:
-                from tokenmargin.classifier.two_layer_training import fit_two_layer
-            except ModuleNotFoundError as error:
-                needed = "model='two-layer' is trained with torch, which is missing: pip install 'tokenmargin[train]'"
-                raise ModuleNotFoundError(needed, name=error.name) from error
-            start = self.weights_ if again and isinstance(self.weights_, TwoLayerWeights) else None
-            fitted = fit_two_layer(data, settings, held, rng=rng, start=start)
-        else:
-            fitted = fit_one_layer(data, settings, held, learned=getattr(self, "_learned", None) if again else None)
-        self.weights_, self._learned = fitted.weights, fitted.learned
-        self.validation_: Validation | None = fitted.validation
-        self.loss_curve_ = fitted.losses
+    def _train(self, data: _Labelled, again: bool) -> None:
+        """Train on the texts not held out, judge on those held out, and go on with all."""
+        held = split_held_out(data.codes, self.validation_fraction, check_random_state(self.random_state))
+        n, iterations = float(data.weight.sum()), self.max_iter
+        logit_penalty = np.inf if self.attention == "uniform" else self.logit_penalty / n
+        penalty = Penalty(logit_penalty, self.value_penalty / n)
+        change = getattr(self, "_change", None) if again else None
+        losses: list[float] = []
+        self.validation_: Validation | None = None
+        if held is not None:
+            found, change, losses = self._lower(data.part(~held), penalty, change, iterations)
+            self.validation_ = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
+            iterations = min(ITERATIONS_AFTER_CHECK, iterations)
+        self.token_model_, self._change, more = self._lower(data, penalty, change, iterations)
+        self.loss_curve_ = losses + more
         self.n_iter_ = len(self.loss_curve_)
-        self._texts = len(data.codes)
-        self._statistics = token_statistics(data.presence, data.codes, self.weights_.scores_of(data.presence), k=data.k)
-        self.__dict__.pop("token_importance_", None)
+
+    def _lower(
+        self, data: _Labelled, penalty: Penalty, change: TokenModel | None, iterations: int
+    ) -> tuple[TokenModel, TokenModel, list[float]]:
+        """The model after so many iterations, its change since the start that the ridge holds it to, and the losses."""
+        uniform = self.attention == "uniform"
+        origin = start_model(data.presence, data.codes, data.weight, data.k, uniform=uniform)
+        found, losses = fit_token_model(
+            data.presence, data.codes, data.weight, start=origin.with_change(change), origin=origin, penalty=penalty,
+            iterations=iterations, tolerance=self.tol, progress=self.progress,
+        )  # fmt: skip
+        return found, found.change_since(origin), losses
 
     def _check_settings(self) -> None:
         for name, least in (("ngrams", 1), ("min_count", 1), ("max_iter", 1)):
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        for name, allowed in (("attention", ("learned", "uniform")), ("model", ("one-layer", "two-layer"))):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {getattr(self, name)!r}")
-        if self.dimension is not None and (not isinstance(self.dimension, int | np.integer) or self.dimension < 2):
-            raise ValueError(
-                f"dimension must be None or a whole number of at least 2, got {self.dimension!r}: in one dimension "
-                "attention and value would be the same number"
-            )
+        if self.attention not in ("learned", "uniform"):
+            raise ValueError(f"attention must be 'learned' or 'uniform', got {self.attention!r}")
         for name in ("logit_penalty", "value_penalty", "tol"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
@@ -194,9 +205,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return self.vocabulary_.encode(read_tokens(documents, self.tokenizer))
 
     def _outputs(self, X: Any) -> Array:
-        check_is_fitted(self, "weights_")
+        check_is_fitted(self, "token_model_")
         m = len(self.vocabulary_)
-        parts = in_chunks(check_documents(X), lambda chunk: self.weights_.decide(self._encode(chunk).presence(m)))
+        parts = in_chunks(check_documents(X), lambda chunk: self.token_model_.decide(self._encode(chunk).presence(m)))
         return np.concatenate(parts)
 
     def decision_function(self, X: Any) -> Array:
@@ -215,12 +226,11 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def explain(self, X: Any) -> Explanations:
         """Attention weight and contribution of every word, the selected token and its margin, for each text."""
-        check_is_fitted(self, "weights_")
+        check_is_fitted(self, "token_model_")
         documents = check_documents(X)
 
         def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Array]]:
-            encoded = self._encode(chunk)
-            return attribute(encoded, self.weights_.scores(encoded))
+            return attribute(self._encode(chunk), self.token_model_)
 
         outputs, arrays = join_attributions(in_chunks(documents, work))
         decided = _decided(outputs)
@@ -232,53 +242,18 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             **arrays,
         )
 
-    @property
-    def embeddings_(self) -> tuple[Array, Array, Array]:
-        """Embeddings E of all tokens, p and v, with `E p` and `E v` the logits and values of the tokens by themselves.
-
-        With two layers they are what was trained. With one layer they are a choice: any rotation serves as well.
-        """
-        check_is_fitted(self, "weights_")
-        weights = self.weights_
-        if isinstance(weights, TwoLayerWeights):
-            return weights.embeddings[:-1], weights.prompt, weights.heads
-        return factor(weights.logits, weights.values, self.dimension or len(self.classes_))
-
     @cached_property
     def token_importance_(self) -> TokenTable:
         """All tokens, those with the largest part in the decisions first.
 
-        Columns: `token`; `count` (texts that hold it); `signed_frequency` (those of its class less the others, over all
-        texts) and `posterior_difference` (the same over `count`); `attention_logit` <E, p>; `value` <E, v>; `selected`
-        (texts in which it has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over
-        all texts). With more than two classes, `class` names the one it speaks for most and the numbers are for that.
-        With two layers <E, p> and <E, v> are those of the token by itself, the last three those within its texts.
+        Columns: `token`; `count` (texts that hold it); `occurrences`; `signed_frequency` (occurrences in texts of its
+        class less those in others, over the occurrences of all tokens: (3) of paper A) and `posterior_difference` (the
+        same over its own occurrences: (37)); `attention_logit` <E, p>; `value` <E, v>; `selected` (texts in which it
+        has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over all texts). With
+        two classes its class is the second; with more, `class` names the one it speaks for most.
         """
-        check_is_fitted(self, "weights_")
-        found = self._statistics
-        total, n = found.counts.sum(1), max(self._texts, 1)
-        values = self.weights_.values
-        if values.shape[1] == 1:
-            best = np.ones(len(total), int)
-            column = np.zeros(len(total), int)
-        else:
-            best = column = values.argmax(1)
-        inside = found.counts[np.arange(len(total)), best] if len(total) else total
-        columns = {
-            "token": np.array(self.vocabulary_.names, object),
-            "count": total.astype(np.int64),
-            "signed_frequency": (2 * inside - total) / n,
-            "posterior_difference": (2 * inside - total) / np.maximum(total, 1),
-            "attention_logit": self.weights_.logits,
-            "value": values[np.arange(len(total)), column],
-            "selected": found.selected,
-            "attention": found.attention,
-            "contribution": found.contributions[np.arange(len(total)), column],
-        }
-        if values.shape[1] > 1:
-            columns["class"] = self.classes_[best]
-        order = np.argsort(-np.abs(columns["contribution"]), kind="stable")
-        return TokenTable({name: column[order] for name, column in columns.items()})
+        check_is_fitted(self, "token_model_")
+        return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)
 
 
 def _probabilities(outputs: Array) -> Array:

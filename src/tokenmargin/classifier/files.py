@@ -1,7 +1,7 @@
 """Model folders: arrays, settings, vocabulary and a card for people; read without executing anything.
 
     model/  config.json         format, settings, classes, checksums of the other files
-            model.safetensors   logits, values and sink, or embeddings; n-grams, statistics of the tokens
+            model.safetensors   logits, values and sink; n-grams; statistics of the tokens
             tokenizer.json      the words, and the tokenizer: its name, or a Hugging Face tokenizer's own description
             README.md           the model card
 
@@ -11,37 +11,32 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_folder, file_digest
 from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.importance import TokenStatistics
+from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
-from tokenmargin.classifier.two_layer import TwoLayerWeights
-from tokenmargin.classifier.validation import Validation
 from tokenmargin.classifier.vocabulary import Vocabulary
-from tokenmargin.classifier.weights import Weights
 
 __all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
 
-FORMAT = 1
+FORMAT = 2
 KIND = "tokenmargin classifier"
 FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
     "min_count",
-    "model",
-    "dimension",
     "attention",
     "logit_penalty",
     "value_penalty",
@@ -49,12 +44,6 @@ SETTINGS = (
     "tol",
     "validation_fraction",
 )
-
-LAYERS = {
-    "one-layer": "One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`",
-    "two-layer": "Two softmax attention layers over the tokens of a text: `f = softmax(H p)' H v`,\n"
-    "`H = LayerNorm(softmax(X X') X + X)`",
-}
 
 
 class ModelFileError(ValueError):
@@ -69,20 +58,8 @@ def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Ma
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file() and (folder.is_file() or any(folder.iterdir())):
         raise ModelFileError(f"{folder} is in the way: it holds something that is not a model; choose another name")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        _write(model, partial, dict(notes or {}))
-        partial.chmod(0o755)
-        if folder.exists():
-            old = partial.with_name(partial.name + ".old")
-            os.replace(folder, old)
-            os.replace(partial, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with atomic_folder(folder) as beside:
+        _write(model, beside, dict(notes or {}))
     return folder
 
 
@@ -90,12 +67,13 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any])
     from safetensors.numpy import save_file
 
     arrays = {
-        **model.weights_.tensors(),
-        **vars(model._statistics),
+        **model.token_model_.tensors(),
+        **vars(model.token_statistics_),
         "loss_curve": np.array(model.loss_curve_, float),
         **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
     }
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
     tokenizer = model.tokenizer
     described = {"kind": describe_tokenizer(tokenizer), "words": model.vocabulary_.words}
     if hasattr(tokenizer, "to_str"):
@@ -112,16 +90,12 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any])
         "classes": model.classes_.tolist(),
         "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
         "settings": settings,
-        "texts": model._texts,
+        "texts": model.n_texts_,
         "validation": asdict(model.validation_) if model.validation_ else None,
         "notes": notes,
-        "sha256": {name: _digest(folder / name) for name in FILES},
+        "sha256": {name: file_digest(folder / name) for name in FILES},
     }
     (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _card(model: TokenSelectionClassifier, notes: Mapping[str, Any]) -> str:
@@ -133,11 +107,11 @@ tags: [text-classification, attention, interpretable]
 ---
 # A tokenmargin classifier
 
-{LAYERS[model.model]}. Read it with
+One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`. Read it with
 `tokenmargin.classifier.load_model(folder)`; nothing in this folder is executed.
 
 - classes: {classes}
-- trained on {model._texts} texts; {len(model.vocabulary_)} tokens, n-grams up to {model.ngrams}
+- trained on {model.n_texts_} texts; {len(model.vocabulary_)} tokens, n-grams up to {model.ngrams}
 - tokenizer: {describe_tokenizer(model.tokenizer)}
 - accuracy while training: {model.validation_ or "not measured"}
 {told}
@@ -158,7 +132,7 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
     config = _config(folder)
     try:
         for name in FILES:
-            if _digest(folder / name) != config["sha256"][name]:
+            if file_digest(folder / name) != config["sha256"][name]:
                 raise ModelFileError(f"{folder / name}: damaged (its checksum differs from config.json); copy it again")
         return _restore(folder, config, tokenizer)
     except FileNotFoundError as error:
@@ -176,6 +150,11 @@ def model_notes(folder: str | Path) -> dict[str, Any]:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if folder.suffix == ".json" or (folder / "token_model.json").is_file():
+        raise ModelFileError(
+            f"{folder}: a model is a folder written by `tokenmargin fit`; the token_model.json of earlier versions "
+            "is not read any more: train again"
+        )
     if not path.is_file():
         raise ModelFileError(f"{folder}: not a model folder (no config.json); make one with `tokenmargin fit`")
     try:
@@ -184,10 +163,15 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path}: damaged ({error})") from error
     if not isinstance(config, dict) or config.get("kind") != KIND or not isinstance(config.get("format"), int):
         raise ModelFileError(f"{path}: does not describe a {KIND}")
+    if config["format"] < FORMAT:
+        raise ModelFileError(
+            f"{folder}: written in format {config['format']} by tokenmargin {config.get('version')}; this is "
+            f"{__version__}, which reads format {FORMAT}: train again with `tokenmargin fit`"
+        )
     if config["format"] > FORMAT:
         raise ModelFileError(
             f"{folder}: written in format {config['format']} by tokenmargin {config.get('version')}; this is "
-            f"{__version__}, which reads up to format {FORMAT}: upgrade with pip install --upgrade tokenmargin"
+            f"{__version__}, which reads format {FORMAT}: upgrade with pip install --upgrade tokenmargin"
         )
     return config
 
@@ -200,23 +184,36 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
     keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
-    kinds: dict[str, type[Weights] | type[TwoLayerWeights]] = {"one-layer": Weights, "two-layer": TwoLayerWeights}
-    model.weights_ = kinds[model.model].of_tensors(arrays)
+    model.token_model_ = TokenModel.of_tensors(arrays)
     kind = config["class_type"]
     model.classes_ = np.array(config["classes"], dtype=object if kind == "object" else np.dtype(kind))
-    m, k = model.weights_.values.shape
-    if (
-        m != len(model.vocabulary_)
-        or len(model.weights_.logits) != m
-        or k != max(len(model.classes_), 2) - (len(model.classes_) == 2)
-    ):
-        raise ValueError(f"{m} rows of values for {len(model.vocabulary_)} tokens")
-    model._statistics = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
-    model._texts = int(config["texts"])
+    model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
+    _check_arrays(arrays, len(model.vocabulary_), len(model.classes_), keys)
+    model.n_texts_ = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)
     model.validation_ = Validation(**config["validation"]) if config["validation"] else None
     return model
+
+
+def _check_arrays(arrays: Mapping[str, Array], m: int, classes: int, keys: Sequence[Array]) -> None:
+    """Every array of the shape that `m` tokens and so many classes give it, finite, and n-grams that are whole numbers.
+
+    Checksums guard against damage, not against who wrote them: what is wrong here would end in a hang or in NaN later.
+    """
+    columns = 1 if classes == 2 else classes
+    shapes = {
+        "logits": (m,), "values": (m, columns), "sink": (columns + 1,),
+        "texts": (m, classes), "occurrences": (m, classes),
+        "selected": (m,), "attention": (m,), "contributions": (m, columns),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.shape != shape or array.dtype.kind not in "fi" or not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite numbers of shape {shape}, got {array.dtype} {array.shape}")
+    for grams in keys:
+        if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
+            raise ValueError("n-grams must be whole numbers that rise, none negative")
 
 
 def _tokenizer(folder: Path, described: dict[str, Any]) -> Tokenizer:

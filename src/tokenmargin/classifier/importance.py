@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from numpy import ndarray as Array
 
-from tokenmargin.classifier.weights import Scores
+from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["TokenStatistics", "TokenTable", "token_statistics"]
+__all__ = ["TokenStatistics", "TokenTable", "token_statistics", "token_table"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,21 +61,25 @@ class TokenStatistics:
     """What the training texts say of every token.
 
     **Attributes**
-    - `counts`: texts of each class that hold it. `selected`: texts in which its logit is the largest.
+    - `texts`: how many texts of each class hold it. `occurrences`: how often it stands in texts of each class.
+    - `selected`: texts in which its logit is the largest.
     - `attention`: its mean weight over all texts. `contributions`: its mean contribution to each column.
     """
 
-    counts: Float[Array, "m classes"]
+    texts: Int[Array, "m classes"]
+    occurrences: Int[Array, "m classes"]
     selected: Int[Array, " m"]
     attention: Float[Array, " m"]
     contributions: Float[Array, "m k"]
 
 
-def token_statistics(presence: sp.csr_matrix, classes: Array, scores: Scores, *, k: int) -> TokenStatistics:
-    """Statistics over texts of `k` classes, given the scores of the entries of `presence`."""
-    (n, m), tokens, (rows,) = presence.shape, presence.indices, scores.rows
-    counts = np.stack([np.asarray(presence[classes == c].sum(axis=0)).ravel() for c in range(k)], axis=1)
-    logits, lengths = scores.logits[rows], np.diff(presence.indptr)
+def token_statistics(
+    presence: sp.csr_matrix, occurrences: Int[Array, "m classes"], codes: Int[Array, " n"], model: TokenModel
+) -> TokenStatistics:
+    """Statistics over texts whose classes are `codes`, given how often each token stands in texts of each class."""
+    (n, m), tokens, classes = presence.shape, presence.indices, occurrences.shape[1]
+    texts = np.stack([np.asarray(presence[codes == c].sum(axis=0)).ravel() for c in range(classes)], axis=1)
+    logits, lengths = model.logits[tokens], np.diff(presence.indptr)
     text = np.repeat(np.arange(n), lengths)
     largest = np.full(n, -np.inf)
     filled = np.flatnonzero(lengths)
@@ -83,12 +87,42 @@ def token_statistics(presence: sp.csr_matrix, classes: Array, scores: Scores, *,
         largest[filled] = np.maximum.reduceat(logits, presence.indptr[filled])
     best = np.flatnonzero(logits == largest[text])
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
-    top = np.maximum(largest, scores.sink_logits)
+    top = np.maximum(largest, model.sink_logit)
     share = np.exp(logits - top[text])
-    share /= (np.bincount(text, share, n) + np.exp(scores.sink_logits - top))[text]
-    columns = scores.values.shape[1]
-    parts = [np.bincount(tokens, share * scores.values[rows, column], m) for column in range(columns)]
+    share /= (np.bincount(text, share, n) + np.exp(model.sink_logit - top))[text]
+    parts = [np.bincount(tokens, share * column[tokens], m) for column in model.values.T]
     return TokenStatistics(
-        counts, np.bincount(winners, minlength=m), np.bincount(tokens, share, m) / max(n, 1),
-        np.stack(parts, axis=1) / max(n, 1),
-    )  # fmt: skip
+        texts=texts.astype(np.int64),
+        occurrences=occurrences,
+        selected=np.bincount(winners, minlength=m),
+        attention=np.bincount(tokens, share, m) / max(n, 1),
+        contributions=np.stack(parts, axis=1) / max(n, 1),
+    )
+
+
+def token_table(
+    names: Sequence[str], found: TokenStatistics, model: TokenModel, classes: Shaped[Array, " classes"]
+) -> TokenTable:
+    """All tokens, those with the largest part in the decisions first; the columns are those of `token_importance_`."""
+    everything = np.arange(len(names))
+    two = model.values.shape[1] == 1
+    column = np.zeros(len(names), int) if two else model.values.argmax(1)
+    own = np.ones(len(names), int) if two else column  # the class that the numbers are about
+    total = found.occurrences.sum(1)
+    signed = 2 * found.occurrences[everything, own] - total
+    columns = {
+        "token": np.array(names, object),
+        "count": found.texts.sum(1),
+        "occurrences": total,
+        "signed_frequency": signed / max(total.sum(), 1),
+        "posterior_difference": signed / np.maximum(total, 1),
+        "attention_logit": model.logits,
+        "value": model.values[everything, column],
+        "selected": found.selected,
+        "attention": found.attention,
+        "contribution": found.contributions[everything, column],
+    }
+    if not two:
+        columns["class"] = classes[own]
+    order = np.argsort(-np.abs(columns["contribution"]), kind="stable")
+    return TokenTable({name: values[order] for name, values in columns.items()})

@@ -30,10 +30,9 @@ from numpy import ndarray as Array
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from tokenmargin.classifier.low_rank import LowRank
-from tokenmargin.classifier.weights import Weights
+from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["SOFT", "Penalty", "fit_weights", "naive_bayes", "start_weights"]
+__all__ = ["SOFT", "Penalty", "fit_token_model", "naive_bayes", "start_model"]
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
@@ -58,15 +57,15 @@ def naive_bayes(
     return np.asarray(ratio[:, 1:] if k == 2 else ratio)
 
 
-def start_weights(
+def start_model(
     presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int, *, uniform: bool = False
-) -> Weights:
+) -> TokenModel:
     """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `weight` says as how many texts each counts."""
     m = presence.shape[1]
     ratio = naive_bayes(presence, classes, weight, k)
     logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT) if not uniform else np.zeros(m)
     typical = _median(presence @ np.exp(logits), weight) if m else 1.0
-    return Weights(logits, np.zeros(ratio.shape), float(np.log(max(typical, SOFT))), np.zeros(ratio.shape[1]))
+    return TokenModel(logits, np.zeros(ratio.shape), float(np.log(max(typical, SOFT))), np.zeros(ratio.shape[1]))
 
 
 def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
@@ -109,7 +108,7 @@ class _Halves:
             self._pool = ThreadPoolExecutor(self.threads)
         return np.concatenate(list(self._pool.map(lambda block: block @ dense, blocks)))
 
-    def decide(self, weights: Weights) -> tuple[Array, Array, Array, float]:
+    def decide(self, weights: TokenModel) -> tuple[Array, Array, Array, float]:
         """f, Z, e^a and e^{a_0}, the exponentials scaled alike."""
         columns, sink = weights.exponentials()
         sums = self._times(self._rows, columns)
@@ -135,26 +134,24 @@ def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
     return -float(share @ logs[rows, classes]), slope * share[:, None]
 
 
-def fit_weights(
+def fit_token_model(
     presence: sp.csr_matrix,
     classes: Int[Array, " n"],
     weight: Float[Array, " n"],
     *,
-    start: Weights,
-    origin: Weights,
+    start: TokenModel,
+    origin: TokenModel,
     penalty: Penalty,
     iterations: int,
     tolerance: float = 1e-4,
     progress: Callable[[int, float], None] | None = None,
-    dimension: int | None = None,
-) -> tuple[Weights, list[float]]:
+) -> tuple[TokenModel, list[float]]:
     """Lower the loss from `start` by L-BFGS; returns the weights and the loss at every iteration.
 
     **Arguments**
     - `classes`, `weight`: the class of each text, and as how many texts it counts.
     - `origin`: what the ridge pulls the logits to.
     - `tolerance`: stop once an iteration lowers the loss by less than this.
-    - `dimension`: of the embeddings behind logits and values; from the number of classes on it restricts nothing.
     """
     data, (m, k) = _Halves(presence), start.values.shape
     data.transpose()
@@ -163,9 +160,9 @@ def fit_weights(
     fixed = np.isinf(penalty.logits)
     ridge = 0.0 if fixed else penalty.logits
 
-    def unpack(flat: Array) -> Weights:
+    def unpack(flat: Array) -> TokenModel:
         da, w, ds, b0 = np.split(flat, split)
-        return Weights(origin.logits + da, unit * w.reshape(m, k), origin.sink_logit + float(ds[0]), b0)
+        return TokenModel(origin.logits + da, unit * w.reshape(m, k), origin.sink_logit + float(ds[0]), b0)
 
     def objective(flat: Array) -> tuple[float, Array]:
         weights = unpack(flat)
@@ -194,11 +191,5 @@ def fit_weights(
     )  # fmt: skip
     options = {"maxiter": iterations, "maxcor": 6, "ftol": tolerance, "gtol": 1e-9}
 
-    def lower(f: Callable[[Array], tuple[float, Array]], first: Array) -> Array:
-        return minimize(f, first, jac=True, method="L-BFGS-B", callback=note, options=options).x  # type: ignore[call-overload]
-
-    flat = lower(objective, first)
-    if dimension is not None and dimension < max(k, 2):
-        rank = LowRank(origin.logits, k, dimension)
-        flat = rank.lift(lower(lambda factors: rank.through(objective, factors), rank.start(flat)))
-    return unpack(flat), losses
+    found = minimize(objective, first, jac=True, method="L-BFGS-B", callback=note, options=options)  # type: ignore[call-overload]
+    return unpack(found.x), losses

@@ -41,6 +41,14 @@ class Encoded:
         """The document of each word."""
         return np.repeat(np.arange(self.n, dtype=np.int32), np.diff(self.words.offsets))
 
+    def occurrences(self, m: int, codes: Int[Array, " n"], k: int) -> Int[Array, "m k"]:
+        """How often each of the `m` tokens stands in documents of each of the `k` classes `codes`."""
+        total = np.zeros(m * k, np.int64)
+        for ids in self.levels:
+            kept = ids >= 0
+            total += np.bincount(ids[kept].astype(np.int64) * k + codes[self.segment[kept]], minlength=m * k)
+        return total.reshape(m, k)
+
     def presence(self, m: int) -> sp.csr_matrix:
         """Which of the `m` tokens each document holds: 1, however often it occurs."""
         blocks = []

@@ -107,13 +107,13 @@ def train(
     with needs_extra("train"):
         import torch
 
+        from tokenmargin.training.device import choose_device
         from tokenmargin.training.distributed.ranks import join_ranks
         from tokenmargin.training.distributed.splits import ByDimension, ByTexts
         from tokenmargin.training.trainer import TrainingConfig
         from tokenmargin.training.trainer import train as run
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no GPU here")
+    with usage_errors():
+        place = choose_device(device)
     if margin and (model != "one-layer" or split != "texts" or prepared.is_dir()):
         raise UsageError("--margin needs the one-layer model, a prepared file (no folder of shards), and --split texts")
     if deterministic:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from tokenmargin._files import file_digest, json_digest
 from tokenmargin.data.datasets import DatasetError, cache_folder
 from tokenmargin.data.pipeline import PAPER, PLAIN, Pipeline, prepare
 from tokenmargin.data.prepared import PreparedText, load_prepared
@@ -66,16 +65,10 @@ def corpus_inputs(name: str, *, cache: Path | None = None) -> dict[str, str]:
     """The files that `find_corpus` reads, with a digest of each, or "absent"."""
     folder = (cache or cache_folder()) / "datasets"
     files = {name: folder / f"{name}.parquet", "bert-vocabulary": folder / "bert-vocabulary.txt"}
-    return {known: _digest(path) if path.is_file() else ABSENT for known, path in files.items()}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return {known: file_digest(path)[:16] if path.is_file() else ABSENT for known, path in files.items()}
 
 
 def _key(source: Path, pipeline: Pipeline) -> str:
     """Changes when the dataset or a choice does."""
     stamp = source.stat()
-    content = json.dumps([pipeline.describe(), stamp.st_size, stamp.st_mtime_ns], sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
+    return json_digest([pipeline.describe(), stamp.st_size, stamp.st_mtime_ns])[:12]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
 import urllib.error
@@ -14,6 +13,7 @@ from typing import IO
 
 import numpy as np
 
+from tokenmargin._files import atomic_path, file_digest
 from tokenmargin.data.sources import LabelledText, SourceError, binary_labels, read_labelled
 
 __all__ = ["DATASETS", "DatasetError", "RemoteFile", "cache_folder", "get_dataset", "yelp_rules"]
@@ -121,11 +121,19 @@ def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_S
 
 def _download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
     """Fetch a file whole and checked, or leave nothing."""
-    target, partial = folder / file.name, folder / f".{file.name}.partial"
-    if target.is_file() and _sha256(target) == file.sha256:
+    target = folder / file.name
+    if target.is_file() and file_digest(target) == file.sha256:
         return target
+    with atomic_path(target) as beside:
+        _fetch(file.url, beside, progress)
+        if (found := file_digest(beside)) != file.sha256:
+            raise DatasetError(f"{file.url}: sha256 is {found}, expected {file.sha256}; the source has changed")
+    return target
+
+
+def _fetch(url: str, target: Path, progress: Progress | None) -> None:
     try:
-        with urllib.request.urlopen(file.url, timeout=30) as answer, partial.open("wb") as out:
+        with urllib.request.urlopen(url, timeout=30) as answer, target.open("wb") as out:
             expected = int(answer.headers.get("Content-Length", 0))
             received = 0
             while block := answer.read(1 << 20):
@@ -134,21 +142,10 @@ def _download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path
                 if progress is not None:
                     progress(received, expected)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        partial.unlink(missing_ok=True)
         raise DatasetError(
-            f"could not reach {file.url} ({getattr(error, 'reason', error)}); "
+            f"could not reach {url} ({getattr(error, 'reason', error)}); "
             "fetch it on a machine with a network and give the copy with --from PATH"
         ) from error
-    if (found := _sha256(partial)) != file.sha256:
-        partial.unlink()
-        raise DatasetError(f"{file.url}: sha256 is {found}, expected {file.sha256}; the source has changed")
-    os.replace(partial, target)
-    return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
@@ -208,10 +205,8 @@ def _cifar10(source: Path, target: Path) -> None:
         raise SourceError("its batches are not made of 3073-byte records")
     rows = rows.reshape(-1, 3073)
     images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    partial = target.with_name(f".{target.name}")
-    with partial.open("wb") as file:
+    with atomic_path(target) as beside, beside.open("wb") as file:
         np.savez(file, images=images, labels=rows[:, 0].astype(np.int64))
-    os.replace(partial, target)
 
 
 def _write(target: Path, texts: list[str], labels: list[int]) -> None:
@@ -219,16 +214,16 @@ def _write(target: Path, texts: list[str], labels: list[int]) -> None:
     import pyarrow.parquet as pq
 
     table = pa.table({"text": pa.array(texts, pa.large_string()), "label": pa.array(labels, pa.int8())})
-    partial = target.with_name(f".{target.name}.partial")
-    pq.write_table(table, partial, compression="zstd")
-    os.replace(partial, target)
+    with atomic_path(target) as beside:
+        pq.write_table(table, beside, compression="zstd")
 
 
 def _vocabulary(source: Path, target: Path) -> None:
     """The vocabulary as it is, if it is the published one."""
-    if (found := _sha256(source)) != DATASETS["bert-vocabulary"].sha256:
+    if (found := file_digest(source)) != DATASETS["bert-vocabulary"].sha256:
         raise SourceError(f"sha256 is {found}")
-    target.write_bytes(source.read_bytes())
+    with atomic_path(target) as beside:
+        beside.write_bytes(source.read_bytes())
 
 
 SUFFIXES = {"cifar10": ".npz", "bert-vocabulary": ".txt"}

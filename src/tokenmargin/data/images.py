@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray as Array
 
+from tokenmargin._files import file_digest
 from tokenmargin.data.datasets import DatasetError, cache_folder
 
 __all__ = [
@@ -110,10 +111,7 @@ def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
 def image_inputs(*, cache: Path | None = None) -> dict[str, str]:
     """The file that `find_images` reads, with a digest of it, or "absent"."""
     path = (cache or cache_folder()) / "datasets" / "cifar10.npz"
-    if not path.is_file():
-        return {"cifar10": "absent"}
-    with path.open("rb") as file:
-        return {"cifar10": hashlib.file_digest(file, "sha256").hexdigest()[:16]}
+    return {"cifar10": file_digest(path)[:16] if path.is_file() else "absent"}
 
 
 def load_images(path: Path) -> ImageSet:

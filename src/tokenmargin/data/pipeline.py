@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray as Array
 
+from tokenmargin._files import file_digest
 from tokenmargin.data.prepared import PreparedText, Step
 from tokenmargin.data.words import PUNCTUATION, Words, find_words
 
@@ -60,10 +61,7 @@ class Pipeline:
         """The choices as plain values; a vocabulary by its name and checksum, since its place says nothing."""
         choices = asdict(self)
         if self.vocabulary is not None:
-            from hashlib import sha256
-
-            digest = sha256(Path(self.vocabulary).read_bytes()).hexdigest()
-            choices["vocabulary"] = f"{Path(self.vocabulary).name} sha256:{digest}"
+            choices["vocabulary"] = f"{Path(self.vocabulary).name} sha256:{file_digest(self.vocabulary)}"
         return choices
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin.corpus import TokenCorpus
 
 __all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
@@ -84,7 +84,7 @@ class PreparedText:
     def save_ids(self, path: str | Path) -> None:
         """Write ids, lengths and labels alone as a small `.npz`, without words or characters: to train elsewhere."""
         small = np.uint16 if self.m <= 1 << 16 else np.uint32
-        with Path(path).open("wb") as file:
+        with atomic_path(path) as beside, beside.open("wb") as file:
             np.savez_compressed(
                 file,
                 ids=self.ids.astype(small),
@@ -97,16 +97,14 @@ class PreparedText:
         """Write one `.safetensors` file, whole or not at all."""
         from safetensors.numpy import save_file
 
-        path = Path(path)
         notes = {
             "vocabulary": json.dumps(self.vocabulary),
             "steps": json.dumps([vars(step) for step in self.steps]),
             "choices": json.dumps(self.choices, default=str),
         }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(arrays, partial, metadata=notes)
-        os.replace(partial, path)
+        with atomic_path(path) as beside:
+            save_file(arrays, beside, metadata=notes)
 
 
 def load_prepared(path: str | Path) -> PreparedText:

@@ -219,7 +219,7 @@ def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
     for name in (text, label):
         _column(names, name, path)
-    table = pq.read_table(path, columns=[text, label])
+    table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
     rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
     return ((number, *row) for number, row in enumerate(rows, start=1))
 

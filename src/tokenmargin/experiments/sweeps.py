@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
+from tokenmargin._files import remove_leftovers
 from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.cells import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
 from tokenmargin.experiments.experiment import FINDINGS
-from tokenmargin.experiments.files import remove_leftovers
 from tokenmargin.experiments.parts import Parts, spans
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
@@ -30,7 +30,7 @@ FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
 PIECE_SECONDS = 0.25  # work per piece: long against the engines' 0.1 ms to 2 ms per piece, short against a flush
 LARGEST_PIECE = 10_000
 ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it counts as failed
-FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.stats import rankdata
 
+from tokenmargin._statistics import spearman
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
@@ -94,18 +94,11 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
     clear = np.abs(posterior) * np.sqrt(counts[seen]) > CLEAR
     agree = np.sign(b[clear]) == np.sign(posterior[clear])
     return Alignment(
-        rho_v=rank_correlation(b, posterior),
-        rho_p=rank_correlation(a, np.abs(posterior)),
+        rho_v=float(spearman(b, posterior)),
+        rho_p=float(spearman(a, np.abs(posterior))),
         sign=float(agree.mean()) if agree.size else float("nan"),
         clear=int(clear.sum()),
     )
-
-
-def rank_correlation(x: Float[Array, " m"], y: Float[Array, " m"]) -> float:
-    """Spearman's correlation, ties at their mean rank; NaN when one of the two is constant."""
-    x, y = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else float("nan")
 
 
 def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:

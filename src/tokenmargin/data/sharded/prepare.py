@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray as Array
 
+from tokenmargin._files import remove_leftovers, write_json
 from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens
 from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
-from tokenmargin.data.sharded.counting import SHOWN, SliceCount, merge_parts, run_all, write_table
 from tokenmargin.data.sharded.slices import Slice, find_slices
 from tokenmargin.data.sharded.worker import (
     BITS,
+    MERGED_AT_ONCE,
+    SHOWN,
     Numbering,
     Plan,
+    SliceCount,
+    add_up,
     count_slice,
     number_slice,
     sums_path,
     words_path,
-    write_json,
+    write_table,
 )
 from tokenmargin.data.sources import SourceError, binary_labels
-from tokenmargin.engines import AbstractEngine, SerialEngine
+from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 
 if TYPE_CHECKING:
     import polars as pl
@@ -69,18 +73,18 @@ def prepare_sharded(
     work = place / ".work"
     plan = Plan(tuple(slices), pipeline, columns).save(work)
 
-    counted = run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))
+    counted = _run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))
     names = sorted({name for count in counted for name in count.labels})
     sides = dict(zip(names, binary_labels(names, positive=positive).tolist(), strict=True))
-    words = merge_parts([words_path(work, i) for i in range(of)], work, engine, name="words")
+    words = _merge_parts([words_path(work, i) for i in range(of)], work, engine, name="words")
     chosen, counts = _choose(words, sides, pipeline)
 
     firsts = np.cumsum([0, *(count.texts for count in counted)]).tolist()
     (place / MANIFEST).unlink(missing_ok=True)  # what stood here before is no corpus once its shards are overwritten
     numbering = Numbering(chosen.vocabulary, sides, tuple(firsts)).save(work)
     task = partial(number_slice, plan, numbering)
-    texts = run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
-    sums = merge_parts([sums_path(work, i) for i in range(of)], work, engine, name="tokens")
+    texts = _run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
+    sums = _merge_parts([sums_path(work, i) for i in range(of)], work, engine, name="tokens")
     write_table(_statistics(chosen.vocabulary, counts, sums, sum(texts)), place / STATISTICS)
     manifest = {
         "format": FORMAT,
@@ -156,4 +160,49 @@ def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()
+    remove_leftovers(place)
     shutil.rmtree(work)
+
+
+def _merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *, name: str) -> pl.DataFrame:
+    """The sum of all parts, merged by the engine some at a time until they are few."""
+    import polars as pl
+
+    level = 0
+    while len(parts) > MERGED_AT_ONCE:
+        level += 1
+        groups = [tuple(parts[i : i + MERGED_AT_ONCE]) for i in range(0, len(parts), MERGED_AT_ONCE)]
+        outs = [folder / f"{name}-merged-{level}-{i:06d}.parquet" for i in range(len(groups))]
+        _run_all(partial(_merge_some, groups, outs), len(groups), engine)
+        parts = outs
+    return add_up(pl.concat([pl.read_parquet(part) for part in parts]))
+
+
+def _merge_some(groups: list[tuple[Path, ...]], outs: list[Path], piece: range) -> None:
+    import polars as pl
+
+    for i in piece:
+        write_table(add_up(pl.concat([pl.read_parquet(part) for part in groups[i]])), outs[i])
+
+
+def _run_all(
+    task: Callable[[range], Any], count: int, engine: AbstractEngine, *, progress: Callable[[int], None] | None = None
+) -> list[Any]:
+    """`task` on every one of `count` pieces, in order, however they were done."""
+    found: dict[int, Any] = {}
+    for piece, outcome in engine.map(task, _each(count)):
+        if isinstance(outcome, LostTask):
+            raise SourceError(
+                f"part {piece.start} of {count} was lost with its worker ({outcome.reason}); "
+                "what is done is kept: run the same command again"
+            )
+        found[piece.start] = outcome
+        if progress is not None:
+            progress(len(found))
+    if len(found) < count:
+        raise SourceError(f"only {len(found)} of {count} parts came back; run the same command again")
+    return [found[i] for i in range(count)]
+
+
+def _each(count: int) -> Iterator[range]:
+    return (range(i, i + 1) for i in range(count))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenmargin.data.sources import Rejected, Row, SourceError, json_rows, usable
 
-__all__ = ["Batch", "Slice", "find_slices", "is_sliced", "read_slice"]
+__all__ = ["Batch", "Slice", "find_slices", "read_slice"]
 
 JSON_LINES = (".jsonl", ".ndjson")
 BATCH_CHARACTERS = 4_000_000  # what is read before it is worked on
@@ -36,12 +36,6 @@ class Batch:
     labels: list[str]
     rejected: list[tuple[int, str]]
     lines: int
-
-
-def is_sliced(source: str | Path) -> bool:
-    """Whether a source is a folder of parquet files or JSON lines, or one such file."""
-    path = Path(source)
-    return _is_shard(path) if path.is_file() else path.is_dir() and any(_is_shard(file) for file in path.iterdir())
 
 
 def find_slices(source: str | Path, *, size: int, text: str = "text", label: str = "label") -> list[Slice]:

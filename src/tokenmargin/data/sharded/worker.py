@@ -1,36 +1,53 @@
-"""What workers do with a slice of a large corpus: count its words, then write its shard.
+"""What workers do with a slice of a large corpus: count its words, then write its shard and the sums of its tokens.
 
 Workers and driver share a folder and nothing else: plans, and results that are whole or not there. A result depends on
-its slice and the plan alone, so doing a slice twice, because a machine was lost, changes nothing.
+its slice and the plan alone, so doing a slice twice, because a machine was lost, changes nothing. Counts are integers:
+their sum does not depend on how the corpus was cut, where it was counted, or in what order.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tokenmargin._files import atomic_path, json_digest, write_json
 from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.data.prepared import ARRAYS, PreparedText
 from tokenmargin.data.sharded.corpus import shard_path
-from tokenmargin.data.sharded.counting import SliceCount, count_words, own_name, write_table
 from tokenmargin.data.sharded.slices import Slice, read_slice
+from tokenmargin.data.sources import SourceError
 from tokenmargin.data.words import find_words
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["BITS", "Numbering", "Plan", "count_slice", "number_slice", "sums_path", "words_path", "write_json"]
+__all__ = [
+    "BITS",
+    "MERGED_AT_ONCE",
+    "SHOWN",
+    "Numbering",
+    "Plan",
+    "SliceCount",
+    "add_up",
+    "count_slice",
+    "count_words",
+    "number_slice",
+    "sums_path",
+    "words_path",
+    "write_table",
+]
 
 BITS = 30  # of a fraction 1/T in each of two integers; sums over 2^33 tokens stay exact
+MERGED_AT_ONCE = 16
+SHOWN = 20  # rejected rows remembered of a slice
 
 
 @dataclass(frozen=True)
@@ -52,11 +69,11 @@ class Plan:
             "choices": self.pipeline.describe(),
             "columns": self.columns,
         }
-        path = work / f"plan-{_key(content)}.json"
+        path = work / f"plan-{json_digest(content)[:16]}.json"
         if not path.is_file():
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
-            write_json(path, content)
+            write_json(path, content, indent=None)
         return path
 
 
@@ -71,8 +88,8 @@ class Numbering:
     def save(self, work: Path) -> Path:
         """Write it beside the plan."""
         content = vars(self)
-        path = work / f"numbering-{_key(content)}.json"
-        write_json(path, content)
+        path = work / f"numbering-{json_digest(content)[:16]}.json"
+        write_json(path, content, indent=None)
         return path
 
 
@@ -126,9 +143,7 @@ def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> int:
     work = plan_path.parent
     shard = _shard(plan, i, numbering, rank)
     target = shard_path(work.parent, i)
-    mine = own_name(target)
-    shard.save(mine)
-    os.replace(mine, target)
+    shard.save(target)
     write_table(_sums(shard, len(rank)), sums_path(work, i))
     write_json(note, shard.n)
     return shard.n
@@ -169,12 +184,76 @@ def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
     return pl.DataFrame({"token": seen, **{name: values[seen] for name, values in sums.items()}})
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    mine = own_name(path)
-    mine.write_text(json.dumps(content))
-    os.replace(mine, path)
+@dataclass(frozen=True)
+class SliceCount:
+    """What counting found in a slice, besides its words.
+
+    **Attributes**
+    - `labels`: how many texts have each label.
+    - `rejected`: how many rows could not be used; `reasons` are the first of them, by line of the slice.
+    """
+
+    lines: int
+    labels: dict[str, int]
+    rejected: int
+    reasons: tuple[tuple[int, str], ...]
+
+    @property
+    def texts(self) -> int:
+        """How many rows could be used."""
+        return sum(self.labels.values())
 
 
-def _key(content: object) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def count_words(part: Slice, out: Path, pipeline: Pipeline, *, text: str, label: str) -> SliceCount:
+    """Write how often each word of a slice occurs under each label; lower case, before stop words and stems."""
+    import polars as pl
+
+    tables: list[pl.DataFrame] = []
+    labels: Counter[str] = Counter()
+    reasons: list[tuple[int, str]] = []
+    lines = rejected = 0
+    for batch in read_slice(part, text=text, label=label):
+        lines += batch.lines
+        rejected += len(batch.rejected)
+        reasons += batch.rejected[: SHOWN - len(reasons)]
+        labels.update(batch.labels)
+        if len(labels) > 2:
+            shown = ", ".join(sorted(labels)[:6])
+            raise SourceError(f"{part.path}: labels must have exactly two values, got {shown}; keep two of them")
+        tables.append(_words(batch.texts, batch.labels, pipeline))
+        if len(tables) == MERGED_AT_ONCE:
+            tables = [add_up(pl.concat(tables))]
+    write_table(add_up(pl.concat(tables)), out)
+    return SliceCount(lines, dict(labels), rejected, tuple(reasons))
+
+
+def _words(texts: list[str], labels: list[str], pipeline: Pipeline) -> pl.DataFrame:
+    """Words of some texts with their counts under each label."""
+    import polars as pl
+
+    found = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
+    names, side = np.unique(np.array(labels, dtype=str), return_inverse=True)
+    columns = len(names)
+    cells = found.codes.astype(np.int64) * columns + np.repeat(side, np.diff(found.offsets))
+    counts = np.bincount(cells, minlength=len(found.distinct) * columns)
+    lower = pl.Series("word", [fold(word) for word in found.distinct], dtype=pl.String)
+    tables = [
+        pl.DataFrame({"word": lower, "label": pl.repeat(name, len(lower), eager=True), "count": counts[k::columns]})
+        for k, name in enumerate(names.tolist())
+    ]
+    empty = pl.DataFrame(schema={"word": pl.String, "label": pl.String, "count": pl.Int64})
+    return add_up(pl.concat([empty, *tables]).filter(pl.col("count") > 0))
+
+
+def add_up(table: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the same keys (columns of text, or ids) become one; everything else is added up."""
+    import polars as pl
+
+    keys = [name for name in table.columns if name in ("word", "label", "token")]
+    return table.lazy().group_by(keys).agg(pl.exclude(keys).sum()).collect(engine="streaming")
+
+
+def write_table(table: pl.DataFrame, path: Path) -> None:
+    """Write a parquet file, whole or not at all."""
+    with atomic_path(path) as beside:
+        table.write_parquet(beside)

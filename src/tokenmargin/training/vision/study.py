@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,9 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
+from tokenmargin._files import atomic_path
 from tokenmargin.data.images import ImageSet, load_images
+from tokenmargin.training.device import choose_device
 from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
 from tokenmargin.training.study import machine, write_results
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
@@ -119,11 +120,8 @@ class VisionProbe:
         }
 
     def _keep(self, name: str, **arrays: Array) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / ".probe"
-        with partial.open("wb") as file:
+        with atomic_path(self.folder / name) as beside, beside.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(partial, self.folder / name)
 
     def _kept(self, name: str) -> dict[str, Array]:
         with np.load(self.folder / name) as file:
@@ -269,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="cifar10.npz, or a folder of packed parts")
     parser.add_argument("--runs", type=Path, required=True, help="folder for checkpoints; found again, a run goes on")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=choose_device())
     parser.add_argument(
         "--budget", type=float, default=540.0, help="seconds in all, less a few for the last checkpoint"
     )

@@ -1,4 +1,4 @@
-"""How far to trust a model: tests of the model and of its explanations on texts it was not trained on."""
+"""How far to trust a model: accuracy on texts held out, whether labels carry a signal, tests of its explanations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,101 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.stats import rankdata
-from sklearn.base import clone
+from numpy.random import RandomState
+from scipy.stats import binomtest
+from sklearn.base import ClassifierMixin, clone
 
-from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin._statistics import spearman, stratified_split, wilson_interval
 from tokenmargin.classifier.importance import TokenTable
-from tokenmargin.classifier.validation import wilson
 
-__all__ = ["Deletion", "Trust", "agreement", "assess", "deletion_test"]
+__all__ = ["Deletion", "Trust", "Validation", "agreement", "assess", "deletion_test", "split_held_out", "validate"]
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 SEEDS = 3
 MOST_TEXTS = 20_000
 COMPARED = 200  # tokens of largest importance whose ranks are compared
+LEAST = 20  # texts that must be left on the smaller side of a split
+UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a model trained on the rest decided the texts held out.
+
+    **Attributes**
+    - `accuracy`, `low`, `high`: with a 95% Wilson interval. `majority`: always the most frequent class.
+    - `balanced_accuracy`: the mean over classes.
+    - `rarest`, `rarest_found`: held-out texts of the rarest class, and the part of them decided rightly.
+    - `p_value`: of doing at least as well by always guessing the majority, or of a balanced accuracy of chance when the
+        classes are uneven: whichever is smaller, doubled.
+    """
+
+    texts: int
+    accuracy: float
+    low: float
+    high: float
+    majority: float
+    balanced_accuracy: float
+    rarest: int
+    rarest_found: float
+    p_value: float
+
+    @property
+    def signal(self) -> bool:
+        """Whether the labels can be told from the texts at all (p below 0.01)."""
+        return self.p_value < 0.01
+
+    def __str__(self) -> str:
+        text = f"{self.accuracy:.1%} of {self.texts} held-out texts (95%: {self.low:.1%} to {self.high:.1%})"
+        if self.signal:
+            text += f", against {self.majority:.1%} for the most frequent class"
+        else:
+            guessing = f"{self.majority:.1%}, p = {self.p_value:.2f}"
+            text += f"; NO SIGNAL: not distinguishable from guessing ({guessing})"
+        if self.majority >= UNBALANCED:
+            low, high = wilson_interval(self.rarest_found * self.rarest, self.rarest)
+            found = f"{self.rarest_found:.0%} of its {self.rarest} held-out texts (95%: {low:.0%} to {high:.0%})"
+            text += (
+                f"; what counts is the rarest class: {found}" if self.rarest else "; none of the rarest class held out"
+            )
+        return text
+
+
+def split_held_out(codes: Array, fraction: float, rng: RandomState) -> Array | None:
+    """A mask of texts to hold out, the same part of every class; None when there are too few."""
+    held = stratified_split(codes, lambda rows: round(fraction * rows), rng)
+    few = held.sum() < LEAST or len(np.unique(codes[~held])) < len(np.unique(codes))
+    return None if few else held
+
+
+def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
+    """Judge decisions on held-out texts; `all_codes` says which class is the most frequent."""
+    decided = (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
+    right = decided == codes
+    n, hits = len(codes), int(right.sum())
+    most = int(np.bincount(all_codes).argmax())
+    majority = float((codes == most).mean())
+    guess = binomtest(hits, n, min(max(majority, 1e-9), 1 - 1e-9), alternative="greater").pvalue
+    recall = [right[codes == code].mean() for code in np.unique(codes)]
+    p = min(1.0, 2 * min(float(guess), _rank_p(outputs, codes)))
+    rare = codes == int(np.bincount(all_codes).argmin())
+    found = float(right[rare].mean()) if rare.any() else 0.0
+    return Validation(
+        n, hits / n, *wilson_interval(hits, n), majority, float(np.mean(recall)), int(rare.sum()), found, p
+    )
+
+
+def _rank_p(outputs: Array, codes: Array) -> float:
+    """Whether each class has larger outputs than the rest (Mann-Whitney), corrected for the number of classes."""
+    from scipy.stats import mannwhitneyu
+
+    columns = [(outputs[:, 0], 1)] if outputs.shape[1] == 1 else [(outputs[:, c], c) for c in range(outputs.shape[1])]
+    found = []
+    for column, code in columns:
+        inside = codes == code
+        if inside.any() and not inside.all():
+            found.append(float(mannwhitneyu(column[inside], column[~inside], alternative="greater").pvalue))
+    return min(1.0, len(found) * min(found)) if found else 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +142,7 @@ class Trust:
 
 
 def deletion_test(
-    model: TokenSelectionClassifier, texts: Sequence[str], *, k: Sequence[int] = DELETED, rng: np.random.Generator
+    model: ClassifierMixin, texts: Sequence[str], *, k: Sequence[int] = DELETED, rng: np.random.Generator
 ) -> Deletion:
     """Delete the words that speak most for each decision, and as many chosen by chance; count decisions that stay."""
     found = model.explain(texts)
@@ -89,7 +171,7 @@ def _without(text: str, found: Any, i: int, score: Array, number: int) -> str:
 
 
 def assess(
-    model: TokenSelectionClassifier,
+    model: ClassifierMixin,
     texts: Sequence[str],
     labels: Sequence[Any],
     *,
@@ -105,7 +187,8 @@ def assess(
     right, even, tables, splits, models = [], [], [], [], []
     for seed in range(SEEDS):
         tell(f"training again, seed {seed}")
-        train, test = _split(y, rng)
+        held = stratified_split(y, lambda rows: max(1, rows // 5) if rows > 1 else 0, rng)
+        train, test = np.flatnonzero(~held), np.flatnonzero(held)
         copy = clone(model).set_params(validation_fraction=0.0, random_state=seed, progress=None)
         copy.fit(documents[train], y[train])
         hits = copy.predict(documents[test]) == y[test]
@@ -124,7 +207,7 @@ def assess(
         texts=len(y),
         held_out=len(test),
         accuracy=float(np.mean(right)),
-        **dict(zip(("low", "high"), wilson(right[0] * len(test), len(test)), strict=True)),
+        **dict(zip(("low", "high"), wilson_interval(right[0] * len(test), len(test)), strict=True)),
         spread=float(np.std(right)),
         balanced=float(np.mean(even)),
         majority=float((y[test] == values[counts.argmax()]).mean()),
@@ -135,16 +218,7 @@ def assess(
     )
 
 
-def _split(y: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Four fifths and one fifth of every class."""
-    test = np.zeros(len(y), bool)
-    for value in np.unique(y):
-        rows = rng.permutation(np.flatnonzero(y == value))
-        test[rows[: max(1, len(rows) // 5) if len(rows) > 1 else 0]] = True
-    return np.flatnonzero(~test), np.flatnonzero(test)
-
-
-def _uniform(model: TokenSelectionClassifier, texts: Array, y: Array) -> TokenSelectionClassifier:
+def _uniform(model: ClassifierMixin, texts: Array, y: Array) -> ClassifierMixin:
     """The same vocabulary and training with the attention fixed to be equal."""
     copy = clone(model).set_params(attention="uniform")
     return copy.fit(texts, y)
@@ -170,7 +244,7 @@ def agreement(tables: Sequence[TokenTable]) -> float:
         for second in tables[i + 1 :]:
             one, two = (dict(zip(t["token"], np.abs(t["contribution"]), strict=True)) for t in (first, second))
             leading = sorted({*first.head(COMPARED)["token"], *second.head(COMPARED)["token"]})
-            ranks = [rankdata([table.get(token, 0.0) for token in leading]) for table in (one, two)]
-            if len(leading) > 2 and all(np.ptp(rank) > 0 for rank in ranks):
-                found.append(float(np.corrcoef(np.stack(ranks))[0, 1]))
+            parts = [np.array([table.get(token, 0.0) for token in leading]) for table in (one, two)]
+            if len(leading) > 2 and np.isfinite(rho := float(spearman(*parts))):
+                found.append(rho)
     return float(np.mean(found)) if found else float("nan")
