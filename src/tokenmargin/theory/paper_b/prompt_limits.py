@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import GradientDescent, evolve, regularisation_path
+from tokenmargin.dynamics import regularisation_path
 from tokenmargin.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.margin import MarginSolution, max_margin
 from tokenmargin.problem import TokenProblem
@@ -75,7 +75,7 @@ def theorem2(x: ProblemInstance) -> Findings:
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
-    growth = _growth(x, late)
+    growth = _growth(x, late, solution.vector)
     if x.problem.n > 1 or not growth[-1].holds:
         return Findings(hypotheses, growth)
     return Findings(hypotheses, (*growth, *_to(x, late, solution.vector)))
@@ -88,7 +88,7 @@ def theorem2_direction(x: ProblemInstance) -> Findings:
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
-    reached = _growth(x, late)[-1:]
+    reached = _growth(x, late, solution.vector)[-1:]
     return Findings(hypotheses, _to(x, late, solution.vector) if reached[0].holds else reached)
 
 
@@ -98,17 +98,19 @@ def _assumptions(x: ProblemInstance) -> tuple[tuple[Slack, ...], MarginSolution]
     return (assumption_a(x.loss, x.problem), *assumption_b(x.problem), separable), solution
 
 
-def _growth(x: ProblemInstance, late: list[Limit]) -> tuple[Slack, Slack]:
-    printed = printed_smoothness(x.problem, x.loss)
-    method = GradientDescent(1 / max(x.objective.smoothness() if printed is None else printed, 1e-12))
-    path = evolve(x.objective, method, steps=2000, start=_starts(x), keep=("norm",), every=200)
-    norms = path["norm"][:, :, 0]
-    reached = min(float(x.problem.keys.norm(limit.path.prompt)) for limit in late)
+def _growth(x: ProblemInstance, late: list[Limit], gmm: Float[Array, " D"]) -> tuple[Slack, Slack]:
+    """Descent's component along the GMM, below which |p| cannot be, over its last 200 of 2000 steps; and flow's
+    norm."""
+    printed, keys = printed_smoothness(x.problem, x.loss), x.problem.keys
+    step = 1 / max(x.objective.smoothness() if printed is None else printed, 1e-12)
+    points, along = _starts(x), []
+    for _ in range(2000):
+        points = points - step * x.objective.gradient(points)
+        along.append(keys.inner(points, gmm / keys.norm(gmm)))
+    growth = float((along[-1] - along[-200]).min())
+    reached = min(float(keys.norm(limit.path.prompt)) for limit in late)
     return (
-        seen(
-            above("smallest growth of |p(t)|, steps 1800 to 2000", (norms[-1] - norms[-2]).min(), 0, strict=True),
-            LOG_TIME,
-        ),
+        seen(above("growth of <p(t), p_mm/|p_mm|>, steps 1800 to 2000", growth, 0, strict=True), LOG_TIME),
         seen(above("smallest |p| that gradient flow reaches", reached, x.norm, tolerance=1e-6 * x.norm), LOG_TIME),
     )
 
