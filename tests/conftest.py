@@ -18,6 +18,15 @@ ROOMS = (
     "corpus",
     "corpora",
     "embedding",
+    "_statistics",
+    "classifier.attribution",
+    "classifier.evaluation",
+    "classifier.explanation",
+    "classifier.importance",
+    "classifier.solver",
+    "classifier.token_model",
+    "classifier.vocabulary",
+    "classifier.what_if",
 )
 jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
 

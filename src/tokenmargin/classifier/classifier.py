@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,7 +22,7 @@ from tokenmargin.classifier.evaluation import Validation, split_held_out, valida
 from tokenmargin.classifier.explanation import Explanations
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels
-from tokenmargin.classifier.solver import Penalty, fit_token_model, start_model
+from tokenmargin.classifier.solver import Penalty, TokenObjective, fit_token_model, start_model
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
@@ -120,7 +120,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         tags.input_tags.two_d_array = False
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TokenSelectionClassifier:
         """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
         self._check_settings()
         documents = check_documents(X)
@@ -182,10 +182,11 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """The model after so many iterations, its change since the start that the ridge holds it to, and the losses."""
         uniform = self.attention == "uniform"
         origin = start_model(data.presence, data.codes, data.weight, data.k, uniform=uniform)
+        objective = TokenObjective(data.presence, data.codes, data.weight, origin=origin, penalty=penalty)
+        start = origin.with_change(change)
         found, losses = fit_token_model(
-            data.presence, data.codes, data.weight, start=origin.with_change(change), origin=origin, penalty=penalty,
-            iterations=iterations, tolerance=self.tol, progress=self.progress,
-        )  # fmt: skip
+            objective, start, iterations=iterations, tolerance=self.tol, progress=self.progress
+        )
         return found, found.change_since(origin), losses
 
     def _check_settings(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,11 +23,21 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.limits import Atlas, LimitDirection, limit_constraints, name_global, read_direction
+from tokenmargin.losses import AbstractLoss
+from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
+from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.limits import (
+    Atlas,
+    LimitDirection,
+    limit_constraints,
+    name_global,
+    read_direction,
+    shares_differences,
+)
+from tokenmargin.margin.rescue import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import solve_systems
+from tokenmargin.margin.system import Verdicts, solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
@@ -35,13 +46,13 @@ __all__ = ["atlas"]
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
 KEPT = 1 << 24
-"""Numbers that the rows of an input, or of the children that are solved together, may hold: 128 MiB."""
+"""Numbers that the rows of all inputs, or of the children that are solved together, may hold: 128 MiB."""
 
 
 class _Block(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
-    `residuals` are the table of `Residuals`, infinite where the prefix has not been solved.
+    `residuals` are those of a proven solution, infinite where the prefix has none.
     """
 
     prefixes: Int[Array, "B j"]
@@ -52,45 +63,42 @@ class _Block(NamedTuple):
     @property
     def known(self) -> Bool[Array, " B"]:
         """Which prefixes have a proven solution."""
-        return self.residuals.max(axis=1) <= TOLERANCE
+        return np.isfinite(self.residuals).all(axis=1)
 
 
 class _Input:
-    """One input with its distinct tokens by descending score, each as the selected one: unit rows to the others.
+    """One input with its distinct tokens by descending score, each as the selected one: rows to the others.
 
     - `order`: their positions. `vectors`: their keys. `scores`: their scores.
     """
 
     def __init__(self, order: Int[Array, " t"], vectors: Float[Array, "t r"], scores: Float[Array, " t"]) -> None:
         self.order, self.vectors, self.scores = order, vectors, scores
-        self._kept: tuple[Array, Array, Array] | None = None
-        if vectors.size * (len(order) - 1) <= KEPT:
-            self._kept = self._rows(np.arange(len(order)))
+        self._kept: Systems | None = None
 
-    def rows(
-        self, selected: Int[Array, " B"]
-    ) -> tuple[Float[Array, "B o r"], Float[Array, "B o"], Float[Array, "B o"]]:
-        """Unit rows from the selected tokens to the others, their lengths, and what is asked: 1, or 0 of equals."""
-        if self._kept is None:
-            return self._rows(selected)
-        units, lengths, asked = self._kept
-        return units[selected], lengths[selected], asked[selected]
+    def keep(self) -> None:
+        """Form the rows of all tokens now, instead of those asked for each time."""
+        self._kept = self._rows(np.arange(len(self.order)))
 
-    def _rows(self, selected: Int[Array, " B"]) -> tuple[Array, Array, Array]:
+    def rows(self, selected: Int[Array, " B"]) -> Systems:
+        """Rows from the selected tokens to the others, scaled, with bounds of 1, or 0 for equals."""
+        return self._rows(selected) if self._kept is None else self._kept.some(selected)
+
+    def _rows(self, selected: Int[Array, " B"]) -> Systems:
         # In the order of their positions, as the constraints of a selection are listed.
         ranks = np.argsort(self.order)
         others = np.stack([ranks[ranks != t] for t in selected.tolist()])
-        raw = self.vectors[selected][:, None] - self.vectors[others]
-        lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
-        lengths[lengths == 0] = 1.0
+        minus = self.vectors[others]
+        plus = np.broadcast_to(self.vectors[selected][:, None], minus.shape)
         asked = np.where(self.scores[others] == self.scores[selected][:, None], 0.0, 1.0)
-        return raw / lengths[:, :, None], lengths, asked
+        return normalised(plus, asked, minus=minus)
 
 
 def atlas(
     problem: TokenProblem,
     *,
     budget: int | None = None,
+    loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Atlas:
     """Every feasible and locally optimal selection of `problem`, with its certified direction.
@@ -98,6 +106,7 @@ def atlas(
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
+    - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
     - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.instances import figure8
@@ -107,7 +116,7 @@ def atlas(
     [0 1] [1. 0. 0.] False
     """
     began = time.perf_counter()
-    walk = _Walk(problem, math.inf if budget is None else budget)
+    walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
         block = next(blocks[-1], None)
@@ -131,13 +140,20 @@ def atlas(
 def _inputs(problem: TokenProblem) -> list[_Input]:
     """The distinct tokens of every input, up to an isometry of the span of the keys; copies are one token."""
     keys = problem.keys
-    vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
+    if isinstance(keys, Coordinates):
+        vectors = _in_span(keys)
+    else:
+        first = keys.index[0, keys.mask[0].argmax()]
+        vectors = keys.differences(np.arange(keys.rows), np.full(keys.rows, first))
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i] & (keys.first_copies[i] == np.arange(problem.T)))
         scores = problem.shared_scores[i]
         order = visible[np.argsort(-scores[visible], kind="stable")]
         inputs.append(_Input(order, vectors[keys.index[i, order]], scores[order]))
+    if sum(tokens.vectors.size * len(tokens.order) for tokens in inputs) <= KEPT:
+        for tokens in inputs:
+            tokens.keep()
     return inputs
 
 
@@ -166,8 +182,9 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """The state of one walk through the tree of selections: counters, budget and what was found."""
 
-    def __init__(self, problem: TokenProblem, budget: int | float) -> None:
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
+        self.problem, self.budget, self.loss = problem, budget, loss
+        self.shares = shares_differences(problem)
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
         self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
@@ -190,16 +207,18 @@ class _Walk:
     def extended(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
         size = len(self.inputs[block.prefixes.shape[1]].order)
-        together = KEPT // (self.dimension * (block.multipliers.shape[1] + size) * len(block.prefixes))
-        for begin in range(0, size, max(together, 1)):
+        most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
+        together = max(most // len(block.prefixes), 1)
+        for begin in range(0, size, together):
             if self.spent and begin:
                 return
-            children = self._children(block, np.arange(begin, min(begin + max(together, 1), size)))
+            children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
                 self._record(children)
                 continue
-            for s in range(0, len(children.vectors), BLOCK):
-                yield _Block(*(array[s : s + BLOCK] for array in children))
+            width = max(min(BLOCK, most), 1)
+            for s in range(0, len(children.vectors), width):
+                yield _Block(*(array[s : s + width] for array in children))
 
     def _children(self, block: _Block, chosen: Int[Array, " t"]) -> _Block:
         """The prefixes followed by each of the chosen tokens (ranks) of the next input, less what is ruled out."""
@@ -220,10 +239,16 @@ class _Walk:
 
     def _inherited(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
-        units, lengths, asked = tokens.rows(chosen)
-        margins = np.matmul(block.vectors, units.reshape(-1, block.vectors.shape[1]).T)
-        margins = margins.reshape(len(margins), *lengths.shape) * lengths
-        separated = (margins >= asked).all(axis=2)
+        if not isinstance(self.problem.keys, Coordinates) and len(tokens.order) > 1:
+            return np.full((len(block.vectors), len(chosen), 4), np.inf)  # margins are not known so simply
+        rows = tokens.rows(chosen)
+        margins = np.matmul(block.vectors, rows.rows.reshape(-1, block.vectors.shape[1]).T)
+        with np.errstate(over="ignore"):
+            margins = margins.reshape(len(margins), *rows.lengths.shape) * rows.lengths
+        # A parent's vector that has room for the rounding of these products, (r + 4) eps |row| |p|.
+        longest = self.dimension**0.5 * np.abs(block.vectors).max(axis=1)
+        rounding = (self.dimension + 4) * EPS * longest
+        separated = (margins - rounding[:, None, None] * rows.lengths >= np.where(rows.bound > 0, 1.0, 0.0)).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 
     def _solve(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
@@ -234,25 +259,44 @@ class _Walk:
         todo = todo[:room]
         if not room:
             return alive
-        systems = self._systems(children.prefixes[todo])
-        verdicts = solve_systems(systems, by_multipliers=not isinstance(self.problem.keys, Coordinates))
+        children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
         self.solves += room
-        children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
-        children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
-        children.residuals[todo] = verdicts.residuals.table
-        ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
+        children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals.table, np.inf)
+        ruled_out = todo[verdicts.infeasible]
         alive[ruled_out] = False
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _systems(self, prefixes: Int[Array, "B j"]) -> Systems:
-        """The max-margin problems of the prefixes, gathered from the unit rows."""
-        parts = [tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)]
-        rows, lengths, asked = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        bound = asked / lengths
-        scale = bound.max(axis=1, initial=0.0)  # positive: what asks for nothing is known from its parent
-        bound /= scale[:, None]
-        return Systems(rows, bound, None, np.where(bound > 0, bound, 1.0), lengths, scale)
+    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
+        """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
+        systems = concatenated([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
+        if isinstance(self.problem.keys, Coordinates):
+            verdicts = solve_systems(systems)
+            if self.dimension < self.problem.keys.dimension:  # a proof must hold for the problem's own rows
+                for b in np.flatnonzero(verdicts.infeasible).tolist():
+                    if proof(self._constraints(prefixes[b]).systems(), verdicts.farkas.weights[b]) is None:
+                        verdicts.farkas.residual[b] = np.inf
+            scale = systems.scale[:, None]
+            return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
+        verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        multipliers = np.zeros_like(verdicts.multipliers)
+        for b, prefix in enumerate(prefixes):
+            own = self._constraints(prefix).systems()
+            one = solve_systems(own)
+            multipliers[b] = one.multipliers[0] * own.scale[0] / own.lengths[0] * systems.lengths[b]
+            verdicts.residuals.table[b], verdicts.farkas.residual[b] = one.residuals.table[0], one.farkas.residual[0]
+        return multipliers, np.einsum("bk,bkr->br", multipliers, systems.rows), verdicts
+
+    def _constraints(self, prefix: Int[Array, " j"]) -> Constraints:
+        """The constraints of the inputs that a prefix decides."""
+        ranks = np.zeros(self.problem.n, dtype=np.intp)
+        ranks[: len(prefix)] = prefix
+        whole = limit_constraints(self.problem, self._positions(ranks[None])[0])
+        kept = whole.token[:, 0] < len(prefix)
+        assert whole.minus is not None, "these constraints are on differences"
+        return replace(
+            whole, plus=whole.plus[kept], minus=whole.minus[kept], bound=whole.bound[kept], token=whole.token[kept]
+        )
 
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
@@ -264,8 +308,8 @@ class _Walk:
         near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
-        for b in np.flatnonzero((gaps > 0).all(axis=1) & moved).tolist():
-            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]))
+        for b in np.flatnonzero((self.shares | (gaps > 0).all(axis=1)) & moved).tolist():
+            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
             if limit.kind == "inaccurate":
                 self.feasible -= 1
                 self.undecided.append(tuple(positions[b].tolist()))
@@ -288,12 +332,13 @@ class _Walk:
         constraints = limit_constraints(self.problem, selected)
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
             return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
-        parts = [tokens.rows(t[None])[1][0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
-        multipliers = leaves.multipliers[b] / np.concatenate(parts)
+        parts = [tokens.rows(t[None]).lengths[0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
+        multipliers = in_doubles(leaves.multipliers[b], over=np.concatenate(parts))
+        vector = constraints.parameter(multipliers, leaves.vectors[b])
         return MarginSolution(
             status="optimal",
-            vector=constraints.parameter(multipliers, leaves.vectors[b]),
-            margin=float(1 / np.linalg.norm(leaves.vectors[b])),
+            vector=vector,
+            margin=float(1 / self.problem.keys.norm(vector)),
             multipliers=multipliers,
             tokens=constraints.token,
             certificate=Certificate(*leaves.residuals[b].tolist()),
