@@ -23,12 +23,50 @@ def test_a_claim_on_its_own_instances(capsys):
 
 
 def test_a_given_corpus_and_dimension(capsys):
-    assert main(["verify", "A.theorem5", "--n", "2", "--T", "2", "--draws", "2", "--json"]) == 0
+    assert main(["verify", "A.theorem5", "--n", "2", "--T", "2", "--delta", "0.5", "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "holds"
+    assert "draws=6" in report["instance"]  # as many as can show a probability of at most one half
     assert "d=3.33e+44" in report["instance"]
     assert main(["verify", "A.lemma2", "--n", "4", "--T", "3", "--d", "100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == "vacuous"
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A corpus under Assumption 4, and one of unequal lengths that breaks it."""
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.write_text("text,label\ngood film the,pos\nfine film a,pos\nbad film a,neg\nbad film the,neg\n")
+    other.write_text("text,label\ngood good good film,1\ngood film,1\nbad film,0\nbad bad bad bad good film,0\n")
+    return str(one), str(other)
+
+
+def test_a_corpus_of_ones_own(reviews, capsys):
+    assert main(["verify", "A.length", "--corpus", reviews[0], "--draws", "2", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "holds"
+    (length,) = (slack for slack in report["slacks"] if slack["name"] == "|p^|^2")
+    assert length["measured"] == pytest.approx(3 * 3 / 6)
+    assert main(["verify", "A.theorem5", "--corpus", reviews[1], "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "vacuous"
+    broken = {slack["name"] for slack in report["slacks"] if not slack["holds"]}
+    assert broken == {"sequences that break Assumption 4", "longest sequence minus shortest"}
+
+
+def test_the_statistics_of_a_corpus(reviews, capsys):
+    assert main(["verify", "--corpus", reviews[1], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    words = {word["token"]: word for word in found["words"]}
+    assert words["good"]["signed_frequency"] == pytest.approx(3 / 14)
+    assert words["good"]["posterior_difference"] == 0.6
+    assert (words["film"]["class"], words["bad"]["class"]) == ("irrelevant", "completely negative")
+    assert not found["assumption4"]
+    assert [row["sequence"] for row in found["offending"]] == [0, 1, 3]
+    assert main(["verify", "--corpus", reviews[0]]) == 0
+    shown = capsys.readouterr().out
+    assert "Assumption 4 holds" in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_a_given_problem_as_a_table(capsys):
@@ -76,7 +114,10 @@ def test_list(capsys):
     [
         (["B.theorm3"], "did you mean"),
         (["B.theorem3", "--n", "4"], "give a file"),
-        (["A.theorem5", "fig1b"], "give --n and --T"),
+        (["A.theorem5", "fig1b"], "give --corpus, or --n and --T"),
+        (["A.theorem5", "--corpus", "nowhere.csv"], "no such file"),
+        (["A.theorem5", "--corpus", "nowhere.csv", "--n", "4"], "leave out one"),
+        (["A.theorem5", "--n", "4", "--delta", "2"], "between 0 and 1"),
         (["A.theorem5", "--n", "2", "--q", "1"], "no direction q"),
         (["--n", "4"], "say which claim"),
         (["A.theorem5", "--n", "3"], "n must be even"),

@@ -55,15 +55,15 @@ def test_lemma_10_by_loops():
         for tokens in x.corpus.index.tolist():
             logits = [float(rows[s] @ p) for s in tokens]
             q = [math.exp(z) / math.fsum(math.exp(a) for a in logits) for z in logits]
-            least = min(least, max(q) * len(tokens))
+            least = min(least, math.log(max(q) * len(tokens)))
             for z, w in zip(logits, q, strict=True):
                 if (tau := max(logits) - z) > 0:
-                    high = min(high, (1 / (1 + math.exp(tau)) - w) / w)
-                    low = min(low, (w - 1 / (len(tokens) * math.exp(tau))) / w)
+                    high = min(high, -math.log(w * (1 + math.exp(tau))))
+                    low = min(low, math.log(w * len(tokens)) + tau)
     found = measured("A.lemma10", x)
-    assert found["smallest T q_selected"] == pytest.approx(least, rel=1e-9)
-    assert found["relative room below 1/(1 + e^tau)"] == pytest.approx(high, abs=1e-12)
-    assert found["relative room above 1/(T e^tau)"] == pytest.approx(low, rel=1e-6)
+    assert found["least log(T q_selected)"] == pytest.approx(least, abs=1e-12)
+    assert found["least log of 1/(1 + e^tau) over q_j"] == pytest.approx(high, abs=1e-12)
+    assert found["least log of q_j over 1/(T e^tau)"] == pytest.approx(low, abs=1e-12)
 
 
 def test_the_closed_form_is_longer_than_a_feasible_vector():

@@ -75,7 +75,9 @@ def follow(
     solution = class_margin(problem, chosen)
     if path.stop != "norm" or not solution.is_optimal:
         return Limit(path, chosen, solution, np.inf, np.inf)
-    late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, path.at_norm(norm / 10)))
+    began = float(problem.keys.norm(start))
+    before = path.at_norm(norm / 10) if began < norm / 10 else start
+    late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, before))
     return Limit(path, chosen, solution, late, early)
 
 
