@@ -91,7 +91,7 @@ def answers(
     products = as_gram(problem)
     if products is not None:
         yield "gram", max_margin(products, selected)
-    if walk and problem.T > 1 and not problem.keys.has_copies:  # the atlas selects copies together, and lists directions
+    if walk and problem.T > 1 and not problem.keys.has_copies:  # it selects copies together, and lists directions
         yield "atlas", _of_atlas(problem, selected, batched)
 
 
@@ -130,9 +130,7 @@ def batches(problems: list[Posed]) -> list[MarginSolution]:
 
 def audit(family: Family, count: int, *, rng: np.random.Generator) -> tuple[Tally, list[str]]:
     """Statuses by way of asking and by truth, and the false answers in words."""
-    tally: WALKS = 10
-"""One problem in so many is asked of the atlas, which solves all selections on the way."""
-Tally = Counter()
+    tally: Tally = Counter()
     false: list[str] = []
     problems = [family(rng) for _ in range(count)]
     for number, ((keys, selected), batched) in enumerate(zip(problems, batches(problems), strict=True)):
