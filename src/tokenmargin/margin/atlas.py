@@ -1,8 +1,9 @@
-"""The atlas: every direction in which attention can converge, for one problem.
+"""The atlas: every selection to which attention can converge, for one problem, with its direction.
 
 A limit of training is the max-margin direction of a selection that is feasible and locally optimal (Definition 2 of
-*Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4). There are T^n selections. The atlas walks
-their tree input by input, a block of prefixes at a time:
+*Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4; `limits` beside says what this means where scores
+tie, keys repeat, or inputs share keys). There are T^n selections of distinct tokens. The atlas walks their tree input
+by input, a block of prefixes at a time:
 
 - a prefix that cannot be separated rules out all its extensions, by the same Farkas vector; short prefixes that are
   hardly ever infeasible in their dimension are not worth asking;
@@ -101,7 +102,10 @@ def atlas(
     loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Atlas:
-    """Every feasible and locally optimal selection of `problem`, with its certified direction.
+    """Every selection of `problem` that training can converge to, with its certified direction.
+
+    Limits with a finite part beside their direction, where tokens of different scores keep their weights, are no
+    selections: `limit_of` names those.
 
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
