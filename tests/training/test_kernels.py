@@ -14,13 +14,13 @@ import numpy as np, torch
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.cuda import OneLayerCuda
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.parameters import AdamW, Scales, initial_state
 
 rng = np.random.default_rng(0)
 lengths = rng.integers(1, 20, 7)
 data = TokenData.of(rng.integers(0, 30, lengths.sum()), np.append(0, lengths.cumsum()), rng.choice([-1, 1], 7), m=30)
 settings, order = AdamW(decay=0.01), torch.tensor([6, 2, 0, 1, 5, 4, 3])
-ours, theirs = (initial_state(30, 12, seed=1, scale=2.0) for _ in range(2))
+ours, theirs = (initial_state(30, 12, seed=1, scales=Scales(2.0, 2.0)) for _ in range(2))
 model, reference = OneLayerCuda(data, ours, settings), OneLayer(data, theirs, settings)
 model._rates[:3] = torch.tensor([settings.scalars(step, 0.01) for step in (1, 2, 3)])
 model._order.copy_(order)
@@ -40,7 +40,7 @@ from tokenmargin.training.ranks import Ranks
 from tokenmargin.training.splits import ByTexts
 
 for size in (2, 3):
-    states = [initial_state(30, 12, seed=1, scale=2.0) for _ in range(size)]
+    states = [initial_state(30, 12, seed=1, scales=Scales(2.0, 2.0)) for _ in range(size)]
     models = [
         OneLayerCuda(data, state, settings, split=ByTexts(Ranks(rank, size))) for rank, state in enumerate(states)
     ]

@@ -87,13 +87,17 @@ CONSTANT: tuple[int, ...] = ()
 ONE_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
     *({"rate": rate, "epochs": 200} for rate in (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)),
     *({"rate": rate, "epochs": 100, "milestones": CONSTANT} for rate in (1e-3, 1e-4)),
-    *({"rate": rate, "epochs": 100, "scale": scale} for rate in (1e-3, 1e-4) for scale in (0.1, 10.0)),
+    *(
+        {"rate": rate, "epochs": 100, "embedding_scale": scale, "prompt_scale": scale}
+        for rate in (1e-3, 1e-4)
+        for scale in (0.1, 10.0)
+    ),
     *({"rate": rate, "epochs": 100, "decay": 1e-2} for rate in (1e-2, 1e-3)),
 )
 TWO_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"rate": 1e-4, "epochs": 300},
     *({"rate": rate, "epochs": 60} for rate in (1e-3, 3e-4, 3e-5)),
-    *({"rate": 1e-4, "epochs": 60, "scale": scale} for scale in (0.1, 10.0)),
+    *({"rate": 1e-4, "epochs": 60, "embedding_scale": scale, "prompt_scale": scale} for scale in (0.1, 10.0)),
 )
 
 PLANS: dict[str, list[Job]] = {
