@@ -130,8 +130,12 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
                 "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
                 "use model='one-layer'"
             )
-        shape = {"group": 32, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
-        return TwoLayer(data, state, optimizer, conventions=conventions, **shape)
+        if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+            from tokenmargin.training.two_layer_cuda import TwoLayerCuda, two_layer_kernels_work
+
+            if two_layer_kernels_work(dtype):
+                return TwoLayerCuda(data, state, optimizer, conventions=conventions)
+        return TwoLayer(data, state, optimizer, conventions=conventions)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 

@@ -64,6 +64,9 @@ class TwoLayerCuda(TwoLayer):
         self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)
         self._spans = self._offsets.diff()
         device = state.heads.device
+        # C as a sum of three. Triton's interpreter has no bfloat16.
+        kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._parts = torch.empty(3, m, d, dtype=kind, device=device)
         self._across = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
         self._across_gradient = torch.zeros(3, m, device=device)
         self._before, self._after = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
@@ -93,6 +96,10 @@ class TwoLayerCuda(TwoLayer):
         self._allocate(batch)
         self._project()
         self._across.copy_(self._params.columns.T)
+        rest = self._params.centred.clone()
+        for part in self._parts:
+            part.copy_(rest)
+            rest -= part
         self._after.copy_(self._vectors())
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         for begin in range(first, last, STEPS):
@@ -111,6 +118,9 @@ class TwoLayerCuda(TwoLayer):
         m, U = self.data.m, self._width
         scalars = [self.optimizer.scalars(self.state.step + 1 + k, rate) for k in range(steps)]
         self._rates[:steps] = torch.tensor(scalars, dtype=torch.float32).to(rows.device)
+        # The longest sequences of a batch go first, so that no program is left alone with one at the end.
+        batches = torch.arange(len(rows), device=rows.device) // batch
+        rows = rows[torch.argsort(batches * (self._width + 1) - self._spans[rows])]
         self._order[: len(rows)] = rows
         self._counter[0], self._counter[1] = 0, len(rows)
         spans = self._spans[rows]
@@ -158,10 +168,10 @@ class TwoLayerCuda(TwoLayer):
             BATCH=batch, U=U, SIDE=SIDE, DEPTH=64, PRECISION=precision, num_warps=4, num_stages=3,
         )  # fmt: skip
         kernels.soften_kernel[(U // 16, batch)](
-            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, m, d,
+            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares, m, d,
             BATCH=batch, U=U, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
         )  # fmt: skip
-        kernels.mix_kernel[(tiles, batch)](
+        kernels.mix_kernel[(tiles * tiles, batch)](
             self._weights, self._gram, *where, self._product, self._squares,
             BATCH=batch, U=U, SIDE=SIDE, PRECISION=precision, num_warps=4,
         )  # fmt: skip
@@ -175,10 +185,11 @@ class TwoLayerCuda(TwoLayer):
             self._weights, self._product, self._back, self._across, *tokens, self._gram, self._across_gradient, m, d,
             BATCH=batch, U=U, SIDE=SIDE, SHARPNESS=sharpness, PRECISION=precision, num_warps=4,
         )  # fmt: skip
-        columns = 128 if d % 128 == 0 else 64
+        columns = 256 if d % 256 == 0 else 64
         kernels.pull_kernel[(-(-d // columns), tiles, batch)](
-            self._gram, self._params.centred, *tokens, self._pulled, d,
-            BATCH=batch, U=U, ROWS=SIDE, COLUMNS=columns, DEPTH=32, PRECISION=precision, num_warps=4, num_stages=3,
+            self._gram, self._parts, *tokens, self._pulled, m, d,
+            BATCH=batch, U=U, ROWS=SIDE, COLUMNS=columns, DEPTH=32, PARTS=3 if precision == "tf32x3" else 2,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
 
     def _move_heads(self) -> None:
@@ -205,8 +216,8 @@ class TwoLayerCuda(TwoLayer):
         state, (b1, b2) = self.state, self.optimizer.betas
         m, d = state.embeddings.shape
         settle_kernel[(m,)](
-            state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._across,
-            self._across_gradient, self._pulled, self._occurrences, self._starts, self._before, self._after,
+            state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
+            self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before, self._after,
             self._rates, self._counter, m, d,
             B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
         )  # fmt: skip

@@ -11,7 +11,7 @@ the work is that of the tokens there are, and one captured graph serves every ba
 - `pull_kernel`: `(dG + dG') C_X`;
 - `settle_kernel`: the gradient of each token from its occurrences, AdamW, and the next step's C, `C p`, `C v` and mu.
 
-Products run on tensor cores with PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or "tf32".
+Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or "tf32".
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def soften_kernel(
     counter,
     weights,
     mixed,
+    squares,
     m,
     d: tl.constexpr,
     BATCH: tl.constexpr,
@@ -108,7 +109,7 @@ def soften_kernel(
     COLUMNS: tl.constexpr,
     SHARPNESS: tl.constexpr,
 ):
-    """Program (rows, b): A of some rows, and their `B C p` and `B C v`."""
+    """Program (rows, b): A of some rows, and their `B C p` and `B C v`; it clears the sums that the next kernel adds to."""
     b = tl.program_id(1)
     _, begin, u = _sequence(order, offsets, counter, b, BATCH)
     if tl.program_id(0) * SIDE < u:
@@ -144,6 +145,7 @@ def soften_kernel(
             tl.store(weights + (b.to(tl.int64) * U + i)[:, None] * U + j[None, :], value, mask=inside)
         tl.store(mixed + b * U + i, p / mass + tl.load(columns + token), mask=i < u)
         tl.store(mixed + (BATCH + b) * U + i, v / mass + tl.load(columns + m + token), mask=i < u)
+        tl.store(squares + b * U + i, tl.zeros((SIDE,), tl.float32), mask=i < u)
 
 
 @triton.jit
@@ -160,31 +162,28 @@ def mix_kernel(
     SIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (rows, b): some rows of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
+    """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
     b = tl.program_id(1)
     _, begin, u = _sequence(order, offsets, counter, b, BATCH)
-    if tl.program_id(0) * SIDE < u:
-        i = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
-        square = tl.zeros((SIDE,), tl.float32)
-        diagonal = tl.zeros((SIDE,), tl.float32)
-        for across in range(0, u, SIDE):
-            j = across + tl.arange(0, SIDE)
-            total = _tile(gram, b, i, j, u, U)
-            for at in range(0, u, SIDE):
-                k = at + tl.arange(0, SIDE)
-                # G is symmetric: its tile (j, k), transposed, is the factor (k, j) with k along memory.
-                right = tl.trans(_tile(gram, b, j, k, u, U))
-                total = tl.dot(_tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
-            tl.store(
-                product + (b.to(tl.int64) * U + i)[:, None] * U + j[None, :],
-                total,
-                mask=(i < u)[:, None] & (j < u)[None, :],
-            )
-            here = tl.sum(tl.where(i[:, None] == j[None, :], total, 0.0), 1)
-            square += tl.sum(_tile(weights, b, i, j, u, U) * total, 1) + here
-            diagonal += here
-        tl.store(squares + b * U + i, square, mask=i < u)
-        tl.store(squares + (BATCH + b) * U + i, diagonal, mask=i < u)
+    first = tl.program_id(0) // (U // SIDE)
+    second = tl.program_id(0) % (U // SIDE)
+    if (first * SIDE < u) & (second * SIDE < u):
+        i = first * SIDE + tl.arange(0, SIDE)
+        j = second * SIDE + tl.arange(0, SIDE)
+        total = _tile(gram, b, i, j, u, U)
+        for at in range(0, u, SIDE):
+            k = at + tl.arange(0, SIDE)
+            # G is symmetric: its tile (j, k), transposed, is the factor (k, j) with k along memory.
+            right = tl.trans(_tile(gram, b, j, k, u, U))
+            total = tl.dot(_tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
+        where = (b.to(tl.int64) * U + i)[:, None] * U + j[None, :]
+        tl.store(product + where, total, mask=(i < u)[:, None] & (j < u)[None, :])
+        square = tl.sum(_tile(weights, b, i, j, u, U) * total, 1)
+        if first == second:
+            diagonal = tl.sum(tl.where(i[:, None] == j[None, :], total, 0.0), 1)
+            tl.store(squares + (BATCH + b) * U + i, diagonal, mask=i < u)
+            square += diagonal
+        tl.atomic_add(squares + b * U + i, square, mask=i < u, sem="relaxed")
 
 
 @triton.jit
@@ -360,37 +359,62 @@ def combine_kernel(
 
 
 @triton.jit
+def _split(x, PART: tl.constexpr):
+    """x as a sum of three numbers of type PART: for bfloat16, 24 bits together."""
+    first = x.to(PART)
+    rest = x - first.to(tl.float32)
+    second = rest.to(PART)
+    return first, second, (rest - second.to(tl.float32)).to(PART)
+
+
+@triton.jit
 def pull_kernel(
     together,
-    centred,
+    parts,
     ids,
     offsets,
     order,
     counter,
     pulled,
+    m,
     d: tl.constexpr,
     BATCH: tl.constexpr,
     U: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, computed transposed: tensor cores want k along memory."""
+    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the bfloat16 parts of C.
+
+    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three parts of each factor and the
+    six largest products make float32; two parts and three products are nearer to it than TF32.
+    """
     b = tl.program_id(2)
     _, begin, u = _sequence(order, offsets, counter, b, BATCH)
     if tl.program_id(1) * ROWS < u:
         i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        total = tl.zeros((COLUMNS, ROWS), tl.float32)
+        size = m.to(tl.int64) * d
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
             x = tl.load(ids + begin + k, mask=k < u, other=0).to(tl.int64) * d
-            vectors = tl.load(centred + x[:, None] + c[None, :], mask=(c < d)[None, :], other=0.0)
-            factors = tl.trans(_tile(together, b, i, k, u, U))  # symmetric: tile (i, k) is tile (k, i) transposed
-            total = tl.dot(tl.trans(vectors), factors, total, input_precision=PRECISION)
+            where = parts + x[:, None] + c[None, :]
+            inside = (c < d)[None, :]
+            c_1 = tl.load(where, mask=inside, other=0.0)
+            c_2 = tl.load(where + size, mask=inside, other=0.0)
+            f_1, f_2, f_3 = _split(_tile(together, b, i, k, u, U), parts.dtype.element_ty)
+            if PARTS == 3:
+                c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
+                total = tl.dot(f_3, c_1, total)
+                total = tl.dot(f_2, c_2, total)
+                total = tl.dot(f_1, c_3, total)
+            total = tl.dot(f_2, c_1, total)
+            total = tl.dot(f_1, c_2, total)
+            total = tl.dot(f_1, c_1, total)
         where = (b.to(tl.int64) * U + i)[:, None] * d + c[None, :]
-        tl.store(pulled + where, tl.trans(total), mask=(i < u)[:, None] & (c < d)[None, :])
+        tl.store(pulled + where, total, mask=(i < u)[:, None] & (c < d)[None, :])
 
 
 @triton.jit
@@ -399,6 +423,7 @@ def settle_kernel(
     first_moment,
     second_moment,
     centred,
+    parts,
     columns,
     gradient,
     pulled,
@@ -443,6 +468,11 @@ def settle_kernel(
     mu = tl.sum(tl.where(inside, x, 0.0), 0) / d
     x = tl.where(inside, x - mu, 0.0)
     tl.store(centred + at, x, mask=inside)
+    first, second, third = _split(x, parts.dtype.element_ty)
+    size = m.to(tl.int64) * d
+    tl.store(parts + at, first, mask=inside)
+    tl.store(parts + size + at, second, mask=inside)
+    tl.store(parts + 2 * size + at, third, mask=inside)
     tl.store(columns + s, tl.sum(x * tl.load(after + c, mask=inside, other=0.0), 0))
     tl.store(columns + m + s, tl.sum(x * tl.load(after + d + c, mask=inside, other=0.0), 0))
     tl.store(columns + 2 * m + s, mu)
