@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from tokenmargin.estimator import TokenSelectionClassifier
-from tokenmargin.estimator.trust import agreement, deletion_test
+from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import agreement, deletion_test
 
 TRAIN = 25_000
 Halves = tuple[list[str], np.ndarray, list[str], np.ndarray]
@@ -123,7 +123,6 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("--ngrams", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--model", choices=("one-layer", "two-layer"), default="one-layer")
     parser.add_argument("--only", choices=("all", "ours", "references"), default="all")
     options = parser.parse_args()
     texts, labels, test, truth = read(options.table)
@@ -131,7 +130,7 @@ def main() -> None:
     print(f"IMDB: {len(texts)} training texts, {len(test)} test texts, n-grams up to {n}")
     print(f"{'method':34} {'accuracy':>18} {'fit s':>9} {'fit CPU s':>9} {'texts/s':>12}")
     if options.only != "references":
-        ours((texts, labels, test, truth), n, seeds=options.seeds, model=options.model)
+        ours((texts, labels, test, truth), n, seeds=options.seeds)
     if options.only != "ours":
         judge("TF-IDF + logistic regression", lambda: tfidf(n).fit(texts, labels), test, truth)  # type: ignore[attr-defined]
         judge("NB-SVM (logistic loss)", lambda: NaiveBayesRegression(n).fit(texts, labels), test, truth)
@@ -141,22 +140,22 @@ def main() -> None:
             print("fastText: not installed, skipped")
 
 
-def ours(data: Halves, n: int, *, seeds: int, model: str) -> None:
+def ours(data: Halves, n: int, *, seeds: int) -> None:
     """The classifier over seeds; how far the seeds agree; uniform attention; its explanations; the deletion test."""
     texts, labels, test, truth = data
     rows, tables = [], []
     for seed in range(seeds):
-        fitted = TokenSelectionClassifier(ngrams=n, model=model, random_state=seed)
+        fitted = TokenSelectionClassifier(ngrams=n, random_state=seed)
         _, wall, cpu = timed(lambda fitted=fitted: fitted.fit(texts, labels))
         decided, seconds, _ = timed(lambda fitted=fitted: fitted.predict(test))
         rows.append(((decided == truth).mean(), wall, cpu, len(test) / seconds, fitted.validation_.accuracy))
         tables.append(fitted.token_importance_.head(10_000))
     accuracy, wall, cpu, rate, expected = np.mean(rows, axis=0)
-    line(f"tokenmargin {model}, {seeds} seeds", f"{accuracy:.2%} +- {np.std(rows, axis=0)[0]:.2%}", wall, cpu, rate)
+    line(f"tokenmargin, {seeds} seeds", f"{accuracy:.2%} +- {np.std(rows, axis=0)[0]:.2%}", wall, cpu, rate)
     print(f"held out while training: {expected:.2%}; importance of leading tokens over seeds: {agreement(tables):.4f}")
     judge(
         "  the same, uniform attention",
-        lambda: TokenSelectionClassifier(ngrams=n, model=model, attention="uniform", random_state=0).fit(texts, labels),
+        lambda: TokenSelectionClassifier(ngrams=n, attention="uniform", random_state=0).fit(texts, labels),
         test,
         truth,
     )

@@ -75,7 +75,7 @@ def _alone(case: tuple[int, int], engine: str) -> dict[str, Any]:
 
 def _prepare(source: Path, name: str) -> None:
     """The child: prepare, and print what it took."""
-    from tokenmargin.text.sharding import prepare_sharded
+    from tokenmargin.data.sharded.prepare import prepare_sharded
 
     engine = ENGINES[name]()
     list(engine.map(_nothing, iter([range(1), range(1, 2)])))  # start the workers

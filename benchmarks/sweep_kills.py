@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tokenmargin.experiments.files import file_digest
+from tokenmargin._files import file_digest
 from tokenmargin.experiments.parts import Parts
 from tokenmargin.experiments.records import Run, runs_in
 

@@ -14,8 +14,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tokenmargin.text.pipeline import PAPER, prepare
-from tokenmargin.text.sources import binary_labels, read_labelled
+from tokenmargin.data.pipeline import PAPER, prepare
+from tokenmargin.data.sources import binary_labels, read_labelled
 
 
 def plain_script(texts: list[str], vocabulary: Path | None) -> int:

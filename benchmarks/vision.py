@@ -19,10 +19,10 @@ from typing import get_args
 import numpy as np
 import torch
 
-from tokenmargin.text.images import ImageSet
-from tokenmargin.training.vision import ImageData, VisionConfig, VisionLearner
-from tokenmargin.training.vision_study import VisionProbe
-from tokenmargin.training.vit import Size, ViTShape
+from tokenmargin.data.images import ImageSet
+from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
+from tokenmargin.training.vision.study import VisionProbe
+from tokenmargin.training.vision.vit import Size, ViTShape
 
 
 def flops(shape: ViTShape) -> float:

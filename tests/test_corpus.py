@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmargin.corpora import k_level_corpus, selective_corpus
+from tokenmargin.corpora import k_level_corpus, selective_corpus, varied_selective_corpus
 from tokenmargin.corpus import TokenCorpus
 
 WORDS = st.sampled_from("abcdef")
@@ -25,11 +25,12 @@ def test_statistics_are_the_formulas(drawn):
     sequences, labels = drawn
     corpus = TokenCorpus.of(sequences, labels)
     for s, word in enumerate(corpus.vocabulary):
-        alpha = sum(y * x.count(word) / len(x) for x, y in zip(sequences, labels, strict=True)) / len(sequences)
+        share = sum(y * x.count(word) / len(x) for x, y in zip(sequences, labels, strict=True)) / len(sequences)
         up = sum(x.count(word) for x, y in zip(sequences, labels, strict=True) if y == 1)
         down = sum(x.count(word) for x, y in zip(sequences, labels, strict=True) if y == -1)
         # a handful of additions of numbers of at most 5
-        assert corpus.signed_frequency[s] == pytest.approx(alpha, abs=1e-14)
+        assert corpus.signed_share[s] == pytest.approx(share, abs=1e-14)
+        assert corpus.signed_frequency[s] == (up - down) / sum(map(len, sequences))
         assert corpus.posterior_difference[s] == (up - down) / (up + down)
         assert corpus.completely[s] == (1 if down == 0 else -1 if up == 0 else 0)
         assert corpus.counts[:, s].tolist() == [down, up]
@@ -41,6 +42,17 @@ def test_cancelling_frequencies_are_exactly_zero(drawn):
     corpus = TokenCorpus.of(sequences, labels)
     negative, positive = corpus.counts
     assert (corpus.token_class == np.sign(positive - negative)).all()
+    np.testing.assert_array_equal(corpus.signed_share, corpus.signed_frequency)
+
+
+def test_the_printed_frequency_counts_occurrences_and_the_share_weighs_texts():
+    texts = ["good good good film", "good film", "bad film", "bad bad bad bad good film"]
+    corpus = TokenCorpus.of([text.split() for text in texts], [1, 1, -1, -1])
+    good, film, bad = (corpus.vocabulary.index(word) for word in ("good", "film", "bad"))
+    assert corpus.posterior_difference[good] == 0.6  # 4 times against 1
+    assert corpus.signed_frequency[[good, film, bad]].tolist() == [3 / 14, 0, -5 / 14]
+    assert corpus.token_class[film] == 0  # twice under either label: irrelevant by Definition 1
+    assert corpus.signed_share[film] == pytest.approx((1 / 4 + 1 / 2 - 1 / 2 - 1 / 6) / 4, rel=1e-12)
 
 
 @given(corpora())
@@ -80,6 +92,17 @@ def test_selective_corpora_satisfy_assumption_4(n, T, irrelevant, equal, repeats
         assert set(range(corpus.size)) == set(corpus.tokens.tolist())
 
 
+@pytest.mark.parametrize(("n", "T"), [(2, 2), (4, 3), (8, 4), (6, 5)])
+def test_varied_corpora_satisfy_assumption_4_and_vary(n, T):
+    corpora = [varied_selective_corpus(n, T, rng=np.random.default_rng(seed)) for seed in range(40)]
+    assert all(corpus.assumption4().holds and (corpus.lengths == T).all() for corpus in corpora)
+    assert all(set(range(corpus.size)) == set(corpus.tokens.tolist()) for corpus in corpora)
+    repeated = [any(len(set(row)) < T for row in corpus.index.tolist()) for corpus in corpora]
+    assert any(repeated) == (T > 2)  # one irrelevant token has nothing to repeat
+    unequal = [len(set(np.abs(c.signed_frequency[c.completely != 0]).tolist())) > 1 for c in corpora]
+    assert any(unequal) == (n > 2)
+
+
 def test_one_irrelevant_token():
     corpus = selective_corpus(4, 3, rng=np.random.default_rng(0), irrelevant=1, repeats=True)
     assert (corpus.completely == 0).sum() == 1
@@ -105,6 +128,7 @@ def test_k_level_sizes_and_law():
     [
         (lambda rng: selective_corpus(3, 3, rng=rng), "even"),
         (lambda rng: selective_corpus(4, 4, rng=rng, irrelevant=1), "repeats=True"),
+        (lambda rng: varied_selective_corpus(4, 1, rng=rng), "T at least 2"),
         (lambda rng: selective_corpus(2, 3, rng=rng, equal=False), "n >= 4"),
         (lambda rng: TokenCorpus.of([], []), "at least one sequence"),
         (lambda rng: TokenCorpus.of([["a"]], [0]), "-1 or"),

@@ -2,13 +2,17 @@
 
 import numpy as np
 import pytest
+from benchmarks.limits_audit import Tally, audit, case
 
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.attention import PromptObjective
-from tokenmargin.basins import basin_map, basins, random_starts, share_interval
+from tokenmargin.basins import basin_map, basins, random_starts
 from tokenmargin.dynamics import FlowSettings
+from tokenmargin.geometry import Coordinates
 from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.limits import limit_of
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import atlas, choice_margin, class_margin, max_margin
+from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -20,7 +24,7 @@ def test_theorem_2_needs_one_input(gram) -> None:
     for y in (1.0, -1.5):
         limit = limit_of(figure1a(), np.array([0.0, y, 0.0]), until_norm=1e7)
         assert (limit.outcome, limit.kind) == ("direction", "GMM")
-    starts = np.array([[0.0, 4.0, 0.0], [4.0, 0.0, 0.0]])
+    starts = np.array([[0.0, 4.0], [4.0, 0.0]])
     problem = figure8().as_gram(starts) if gram else figure8()
     points = [problem.keys.unit(4), problem.keys.unit(5)] if gram else list(starts)
     limits = [limit_of(problem, point, until_norm=1e7) for point in points]
@@ -32,6 +36,73 @@ def test_theorem_2_needs_one_input(gram) -> None:
         assert limit.rate == pytest.approx(-1, abs=0.05)
         assert limit.solution.is_optimal
         assert limit.kind in repr(limit)
+
+
+def tied() -> TokenProblem:
+    """Two tokens of the first input score alike."""
+    keys = [[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]], [[0.9, 0.2], [-1.0, 0.4], [0.0, 0.7]]]
+    return TokenProblem.of(keys, np.ones(2), scores=[[1.0, 1.0, 0.0], [1.0, 0.3, 0.1]])
+
+
+def doubled() -> TokenProblem:
+    """The first input holds one word twice, and it is the best of the two words."""
+    words = np.array([[0.9, 0.3], [-0.4, 0.8], [0.7, -0.5], [-0.2, -1.0]])
+    return TokenProblem(Coordinates(words, [[0, 0, 1], [2, 3, 1]]), np.ones(2), head=[1.0, 0.1])
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_equal_scores_are_not_told_apart(gram) -> None:
+    """Every start goes to the largest margin over the choices of one of them, ATT-SVM'; its equal may come second."""
+    plain = tied()
+    expected = choice_margin(plain, plain.scores == 1)
+    starts = np.vstack([np.zeros(2), random_starts(plain, 4, radius=2.0, rng=np.random.default_rng(0))])
+    problem = plain.as_gram(starts) if gram else plain
+    for j, start in enumerate(starts):
+        limit = limit_of(problem, problem.keys.unit(6 + j) if gram else start)
+        assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "GMM", [1, 0])
+        vector = limit.solution.vector @ np.vstack([plain.keys.vectors, starts]) if gram else limit.solution.vector
+        np.testing.assert_allclose(vector, expected.vector, atol=1e-8)  # 1e-8: what inner products leave of a vector
+        assert limit.angle <= 1e-6
+    found = atlas(problem)
+    assert found.complete
+    assert [entry.names for entry in found.limits] == [[1, 0], [0, 1]]
+    assert found.gmm is found.limits[0]
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_copies_are_selected_together(gram) -> None:
+    plain = doubled()
+    chosen = np.array([[True, True, False], [True, False, False]])
+    expected = class_margin(plain, chosen)
+    problem = plain.as_gram() if gram else plain
+    limit = limit_of(problem)
+    assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "GMM", [[0, 1], 0])
+    np.testing.assert_array_equal(limit.chosen, chosen)
+    assert limit.solution.margin == pytest.approx(expected.margin, rel=1e-9)
+    assert limit.path.saturation == pytest.approx(1.0)  # half of it on each copy
+    assert [0, 1] in [entry.names[0] for entry in atlas(problem).limits]
+    found = basins(plain, random_starts(plain, 20, radius=2.0, rng=np.random.default_rng(1)))
+    assert found.basins[0].named.names == [[0, 1], 0]
+    assert found.unsettled < 1
+
+
+def test_copies_of_different_scores_have_their_mean() -> None:
+    """Scores 1 and 0 on one key, 0.6 on the other: 0.6 wins against the mean 0.5, and loses against 0.7."""
+    keys = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
+    for low, names in ((0.0, [2]), (0.4, [[0, 1]])):
+        limit = limit_of(TokenProblem.of(keys, [1], scores=[[1.0, low, 0.6]]))
+        assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "GMM", names)
+
+
+def test_an_audit_in_small() -> None:
+    """A sample of `python -m benchmarks.limits_audit`: ties, repeats and neither, both geometries."""
+    tally = Tally()
+    for number in (13, 15, 16, 17, 21, 23, 24, 25, 28, 30, 31, 32):
+        audit(case(number), tally)
+    assert tally.silent == []
+    assert tally.outcomes["listed limit"] >= 20
+    assert tally.clarabel <= 1e-6
+    assert tally.largest <= 1e-6
 
 
 def test_bounded_comes_with_a_vanishing_gradient() -> None:
@@ -95,8 +166,8 @@ def test_random_starts_lie_in_the_span() -> None:
 
 def test_a_map_covers_the_plane() -> None:
     found = basin_map(figure8(), extent=3.0, resolution=9, steps=1000)
-    assert found.starts.shape == (81, 3)
-    assert found.starts[0].tolist() == [-3.0, -3.0, 0.0]
+    assert found.starts.shape == (81, 2)
+    assert found.starts[0].tolist() == [-3.0, -3.0]
     assert set(found.labels.tolist()) == {0, 1}
     direction = max_margin(figure8(), found.basins[1].selected).vector
     corner = np.argmin(angle(figure8().keys, found.starts[np.abs(found.starts).sum(1) > 2], direction))
@@ -106,5 +177,5 @@ def test_a_map_covers_the_plane() -> None:
 
 
 def test_interval_of_a_share() -> None:
-    assert share_interval(0, 10)[0] == 0.0
-    assert share_interval(10, 10)[1] == pytest.approx(1.0)
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)

@@ -29,8 +29,8 @@ assert decisive == {"wonderful", "dreadful"}
 
 # %% [markdown]
 # One step of gradient descent from random embeddings moves each word's embedding along `v` by `eta/2` times its signed
-# frequency, up to an error that falls with the dimension. In dimension 10^20 the vectors are known by their inner
-# products.
+# share (the signed frequency, each text weighing the same whatever its length), up to an error that falls with the
+# dimension. In dimension 10^20 the vectors are known by their inner products.
 
 # %%
 start = tm.wishart_embeddings(corpus, 10**20, rng=np.random.default_rng(0))

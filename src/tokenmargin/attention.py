@@ -78,6 +78,8 @@ class Attention(NamedTuple):
     pivot: Bool[Array, "... n T"]
     output: Float[Array, "... n"]  # Y_i f_i
     lead: Float[Array, "... n T"]  # gamma_t - f, without cancellation
+    log_lead: Float[Array, "... n T"]  # log |gamma_t - f|, also where it is below the smallest double
+    lead_sign: Float[Array, "... n T"]
 
 
 def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
@@ -90,7 +92,17 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
     best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
     ahead = best - scores
     shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
-    return Attention(weights, relative - np.log(total), pivot, (best - shortfall)[..., 0], shortfall - ahead)
+    log_weights, lead = relative - np.log(total), shortfall - ahead
+    with np.errstate(divide="ignore"):
+        log_lead, sign = np.log(np.abs(lead)), np.sign(lead)
+        # A token that scores exactly what the pivot does leads by the shortfall alone, which underflows near |p| = 700.
+        equal = (ahead == 0) & ~pivot
+        if equal.any():
+            sizes, largest = shifted(log_weights + np.log(np.abs(ahead)), (-1,))
+            total = (np.sign(ahead) * sizes).sum(axis=-1)
+            log_lead = np.where(equal, (np.log(np.abs(total)) + largest)[..., None], log_lead)
+            sign = np.where(equal, np.sign(total)[..., None], sign)
+    return Attention(weights, log_weights, pivot, (best - shortfall)[..., 0], lead, log_lead, sign)
 
 
 def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
@@ -109,11 +121,10 @@ def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scal
 
 def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
-    with np.errstate(divide="ignore"):
-        logs = log_slope[..., None] + state.log_weights + np.log(np.abs(state.lead))
+    logs = log_slope[..., None] + state.log_weights + state.log_lead
     logs[state.pivot] = -np.inf
     sizes, log_scale = shifted(logs, (-2, -1))
-    coefficients = np.copysign(sizes, state.lead)
+    coefficients = np.copysign(sizes, state.lead_sign)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
     return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
@@ -124,6 +135,8 @@ def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss
         weights=state.weights,
         log_weights=state.log_weights,
         lead=state.lead,
+        log_lead=state.log_lead,
+        lead_sign=state.lead_sign,
         log_slope=loss.log_slope(state.output),
         bend=loss.log_slope_derivative(state.output),
     )
@@ -159,6 +172,11 @@ class AbstractObjective(abc.ABC):
     @abc.abstractmethod
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         """Name and geometry of each block of the parameter, in order."""
+
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        """The scores of the tokens where training does not change them; copies share their mean."""
+        return None
 
     @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
@@ -240,26 +258,31 @@ class PromptObjective(AbstractObjective):
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         return (("prompt", self.problem.keys),)
 
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        return self.problem.shared_scores
+
     def start(self) -> Float[Array, " D"]:
         return self.problem.keys.zero()
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
-        return self._attend(theta).output
+        return self.forward(theta).output
 
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
-        state = self._attend(theta)
+        state = self.forward(theta)
         return prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state = seen_from_pivot(self.problem.keys, self._attend(theta), self.loss)
+        state = seen_from_pivot(self.problem.keys, self.forward(theta), self.loss)
         return linearisation((prompt_block(state),), self.problem.n)
 
     def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
         scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
         reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
-        return signed_excess(self.loss, reference, self._attend(theta).log_weights, self.problem.scores)
+        return signed_excess(self.loss, reference, self.forward(theta).log_weights, self.problem.scores)
 
-    def _attend(self, theta: Float[Array, "... D"]) -> Attention:
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass at a point, with what the stable gradient needs of it."""
         logits = self.problem.keys.logits(theta)
         return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
 
@@ -291,10 +314,10 @@ class JointObjective(AbstractObjective):
         return np.concatenate([head, self.problem.keys.zero()])
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
-        return self._attend(theta).output
+        return self.forward(theta).output
 
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
-        state = self._attend(theta)
+        state = self.forward(theta)
         log_slope = self.loss.log_slope(state.output)
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
@@ -307,7 +330,7 @@ class JointObjective(AbstractObjective):
         )
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        attention = self._attend(theta)
+        attention = self.forward(theta)
         state = seen_from_pivot(self.problem.keys, attention, self.loss)
         values = _coordinates(self.problem.values)
         offsets = pivoted(values, attention.pivot)
@@ -318,7 +341,8 @@ class JointObjective(AbstractObjective):
         blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
         return linearisation(blocks, self.problem.n)
 
-    def _attend(self, theta: Float[Array, "... D"]) -> Attention:
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass at a point, with what the stable gradient needs of it."""
         parts = self.split(theta)
         values = self.problem.values
         scores = self.problem.labels[:, None] * values.gather(values.project(parts["head"]))

@@ -9,33 +9,45 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.geometry import Coordinates
-from tokenmargin.limits import SATURATED, Kind, kind_of
+from tokenmargin.limits import SATURATED
 from tokenmargin.losses import AbstractLoss
-from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
 from tokenmargin.problem import TokenProblem
 
-__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts", "share_interval"]
+__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts"]
 
 
 @dataclass(frozen=True, eq=False)
 class Basin:
     """The starts that end with one selection.
 
-    - `selected`: the tokens.
-    - `kind`: what its max-margin direction is.
-    - `solution`: the certified direction.
+    - `named`: its certified direction, and what it is.
     - `count`, `share`, `interval`: how many starts, and their share with Wilson's 95% confidence interval.
     """
 
-    selected: tuple[int, ...]
-    kind: Kind
-    solution: MarginSolution
+    named: LimitDirection
     count: int
     share: float
     interval: tuple[float, float]
+
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """The token of each input; of a set, the first."""
+        return tuple(self.named.selected.tolist())
+
+    @property
+    def kind(self) -> Kind:
+        """What the direction is."""
+        return self.named.kind
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The certified direction."""
+        return self.named.solution
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +83,6 @@ class Basins:
     def resume(self, *, steps: int, progress: Callable[[float], None] | None = None) -> Basins:
         """Go on until every run has saturated or taken `steps` steps in all."""
         return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
-
-
-def share_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95% confidence interval of a share.
-
-    >>> tuple(round(end, 3) for end in share_interval(8, 10))
-    (0.49, 0.943)
-    """
-    z, share = 1.959964, count / total
-    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    half = z / (1 + z**2 / total) * np.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return float(max(centre - half, 0.0)), float(min(centre + half, 1.0))
 
 
 def random_starts(
@@ -131,17 +131,21 @@ def basins(
 def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
     """The runs of one problem by the selection they reached, each with its certified direction."""
     problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
-    reached, counts = np.unique(runs.selected[0][settled], axis=0, return_counts=True)
+    reached, which = np.unique(runs.selected[0][settled], axis=0, return_inverse=True)
+    # Several selections are one limit where copies, or equals that tie, are selected together.
+    limits = [limit_direction(problem, selected) for selected in reached]
+    sets = [(limit.chosen.tobytes(), limit.solution.status) for limit in limits]
+    distinct = list(dict.fromkeys(sets))
+    labels = np.full(len(settled), -1)
+    labels[settled] = np.array([distinct.index(name) for name in sets], dtype=int)[which.ravel()]
     found = []
-    for selected, count in zip(reached, counts.tolist(), strict=True):
-        solution = max_margin(problem, selected)
-        kind = kind_of(problem, selected, solution)
-        interval = share_interval(count, len(settled))
-        found.append(Basin(tuple(selected.tolist()), kind, solution, count, count / len(settled), interval))
-    found.sort(key=lambda basin: -basin.count)
-    number = {basin.selected: j for j, basin in enumerate(found)}
-    labels = [number[tuple(s)] if here else -1 for s, here in zip(runs.selected[0].tolist(), settled, strict=True)]
-    return Basins(starts, runs, np.array(labels), tuple(found))
+    for number, name in enumerate(distinct):
+        count = int((labels == number).sum())
+        interval = wilson_interval(count, len(settled))
+        found.append(Basin(limits[sets.index(name)], count, count / len(settled), interval))
+    order = sorted(range(len(found)), key=lambda j: -found[j].count)
+    rank = np.append(np.argsort(order), -1).astype(int)  # the last entry is for the label -1
+    return Basins(starts, runs, rank[labels], tuple(found[j] for j in order))
 
 
 def basin_map(

@@ -10,10 +10,14 @@ from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
 
-__all__ = ["LEVELS", "k_level_corpus", "selective_corpus"]
+__all__ = ["IRRELEVANT", "LEVELS", "SYNTHETIC_SIZE", "k_level_corpus", "selective_corpus", "varied_selective_corpus"]
 
 LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
+SYNTHETIC_SIZE = 25_000
+"""Sequences in Figure 2's corpus: not printed, but 25,000 make its 196 batches of 128."""
+IRRELEVANT = "irrelevant"
+"""How the names of the irrelevant tokens of a K-level corpus begin."""
 
 
 def k_level_corpus(
@@ -52,7 +56,7 @@ def k_level_corpus(
         here = labels == y
         rows[here] = rng.choice(len(p), size=(int(here.sum()), T), p=p / p.sum())
     levels_of = np.repeat(np.arange(1, len(levels) + 1), sizes)
-    words = [f"irrelevant{j}" for j in range(irrelevant)]
+    words = [f"{IRRELEVANT}{j}" for j in range(irrelevant)]
     words += [f"{sign}{k}.{j}" for sign in "+-" for j, k in enumerate(levels_of.tolist())]
     return _from_rows(rows, labels, words)
 
@@ -105,10 +109,41 @@ def selective_corpus(
     decisive = np.concatenate([positive, positive.max() + 1 + np.arange(half)])
     rows = np.column_stack([len(used) + decisive, np.concatenate([chosen, other])])
     rows = rng.permuted(rows, axis=1)
-    words = [f"irrelevant{j}" for j in range(len(used))]
+    words = [f"{IRRELEVANT}{j}" for j in range(len(used))]
     words += [f"positive{j}" for j in range(positive.max() + 1)] + [f"negative{j}" for j in range(half)]
     labels = np.repeat([1.0, -1.0], half)
     return _from_rows(rows, labels, words)
+
+
+def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> TokenCorpus:
+    """A corpus under Assumption 4 with nothing else held equal: frequencies, repeats, and who stands beside whom vary.
+
+    Under each label the sequences draw their important token from a random number of them, so some decide many
+    sequences and some one. The irrelevant tokens of the positive half, drawn from a pool of random size and repeated as
+    it comes, are dealt out again to the negative half.
+
+    **Arguments**
+    - `n`: number of sequences, even: one important token in each and irrelevant ones that balance leave no other.
+    - `T`: length of each, at least 2.
+
+    >>> varied_selective_corpus(8, 4, rng=np.random.default_rng(0)).assumption4().holds
+    True
+    """
+    if n < 2 or n % 2 or T < 2:
+        raise ValueError(f"n must be even and T at least 2, got n={n}, T={T}")
+    half, fill = n // 2, T - 1
+    decisive: list[Array] = []
+    words: list[str] = []
+    for sign in ("positive", "negative"):
+        _, own = np.unique(rng.integers(rng.integers(half) + 1, size=half), return_inverse=True)
+        decisive.append(len(words) + own)
+        words += [f"{sign}{j}" for j in range(own.max() + 1)]
+    pool = int(rng.integers(half * fill)) + 1
+    used, dealt = np.unique(rng.integers(pool, size=half * fill), return_inverse=True)
+    halves = [dealt.reshape(half, fill), rng.permutation(dealt).reshape(half, fill)]
+    rows = np.column_stack([np.concatenate(decisive), len(words) + np.concatenate(halves)])
+    words += [f"irrelevant{j}" for j in range(len(used))]
+    return _from_rows(rng.permuted(rows, axis=1), np.repeat([1.0, -1.0], half), words)
 
 
 def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> TokenCorpus:

@@ -122,15 +122,27 @@ class TokenCorpus:
 
     @cached_property
     def signed_frequency(self) -> Float[Array, " m"]:
-        """`alpha_s = mean over sequences of y (occurrences of s) / T` (3); shorter sequences weigh by their own T.
+        """`alpha_s` (3): occurrences in positive sequences less those in negative ones, over all tokens of the corpus.
 
-        This weighting is what the first gradient step sees. With equal lengths the zeros are exact.
+        A quotient of integers, so its sign is exact. With sequences of one length it is what the first gradient step
+        sees; with several, that is `signed_share`.
         """
-        # Integers when the lengths agree: sums of +-1 are exact, and so is the cancellation to zero.
-        weights = (self.labels * (self.T / self.lengths))[self.sequence]
+        negative, positive = self.counts
+        return np.asarray((positive - negative) / len(self.tokens))
+
+    @cached_property
+    def signed_share(self) -> Float[Array, " m"]:
+        """Mean over sequences of y times the share of positions that hold s: (3) with each sequence's own length T.
+
+        What the first gradient step adds along v, whatever the lengths; equal to `signed_frequency` where they agree.
+        """
+        if self.lengths.min() == self.T:
+            return self.signed_frequency
+        weights = (self.labels / self.lengths)[self.sequence]
         sums = np.bincount(self.tokens, weights=weights, minlength=self.size)
+        # One rounding per term and one per addition: a sum within that of zero is called zero.
         noise = 4 * np.finfo(float).eps * np.bincount(self.tokens, weights=np.abs(weights), minlength=self.size)
-        return np.where(np.abs(sums) <= noise, 0.0, sums) / (self.n * self.T)
+        return np.where(np.abs(sums) <= noise, 0.0, sums) / self.n
 
     @cached_property
     def posterior_difference(self) -> Float[Array, " m"]:
@@ -147,8 +159,9 @@ class TokenCorpus:
 
     @cached_property
     def token_class(self) -> Int[Array, " m"]:
-        """+1 positive, -1 negative, 0 irrelevant: the sign of the signed frequency (Definition 1)."""
-        return np.sign(self.signed_frequency).astype(np.intp)
+        """+1 positive, -1 negative, 0 irrelevant: the sign of `alpha_s`, by occurrences (Definition 1)."""
+        negative, positive = self.counts
+        return np.sign(positive - negative).astype(np.intp)
 
     @cached_property
     def important(self) -> Bool[Array, "n T"]:
@@ -156,7 +169,7 @@ class TokenCorpus:
         return np.asarray((self.completely[self.index] != 0) & self.mask)
 
     def assumption4(self) -> Assumption4:
-        """Check Assumption 4 and name the sequences that break it."""
+        """Check Assumption 4 by Definition 1, and name the sequences that break it."""
         offending = []
         number = self.important.sum(axis=1)
         mixed = (self.completely == 0) & (self.token_class != 0)

@@ -28,6 +28,8 @@ class Pivoted(NamedTuple):
     weights: Float[Array, "n T"]  # softmax weights
     log_weights: Float[Array, "n T"]
     lead: Float[Array, "n T"]  # gamma_t - f
+    log_lead: Float[Array, "n T"]  # log |gamma_t - f|
+    lead_sign: Float[Array, "n T"]
     log_slope: Float[Array, " n"]  # log(-loss')
     bend: Float[Array, " n"]  # d log(-loss') / du
 
@@ -90,13 +92,12 @@ def prompt_block(
     - `spread`: `Y_i (x_it - sum_u s_iu x_iu)`, the derivative of the lead in the head.
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
     """
-    with np.errstate(divide="ignore"):
-        logs = state.log_slope[:, None] + state.log_weights + np.log(np.abs(state.lead))
+    logs = state.log_slope[:, None] + state.log_weights + state.log_lead
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
     logs[idle] = -np.inf
     sizes, scale = shifted(logs, (0, 1))
     log_scale = float(scale)
-    coefficients = np.copysign(sizes, state.lead)  # c_i a_it
+    coefficients = np.copysign(sizes, state.lead_sign)  # c_i a_it
     pulls = coefficients[..., None] * state.keys
     pull = pulls.sum(axis=1)  # c_i g_i
     cross = np.einsum("nr,nq->rq", pull, state.mean)

@@ -8,8 +8,8 @@ through `a = E p` and `b = E v`, so its gradient in `E_s` lies in the plane of p
 with one number `c_s` and one `e_s` per token. A step costs O(m d + n T), in Gram space O(m^2 + n T).
 
 At the start, in dimension d, everything that matters is of size d^(-1/2): 1e-30 where Theorem 5 holds. `e_s` is
-therefore never formed as a sum of numbers near 1/(2T); it is kept as `alpha_s / 2`, which is exact, plus a small rest
-in which nothing cancels.
+therefore never formed as a sum of numbers near 1/(2T); it is kept as `alpha_s / 2` (the signed share, exact), plus a
+small rest in which nothing cancels.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class Embeddings:
 
 
 class EmbeddingGradient(NamedTuple):
-    """Minus the gradient: `c_s p + (alpha_s / 2 + rest_s) v` in `E_s`, and `sum_s c_s E_s` in p."""
+    """Minus the gradient: `c_s p + (alpha_s / 2 + rest_s) v` in `E_s`, and `sum_s c_s E_s` in p.
+
+    - `alpha`: the corpus's `signed_share`, which is (3) where all sequences have one length.
+    """
 
     c: Float[Array, " m"]
     alpha: Float[Array, " m"]
@@ -153,7 +156,7 @@ class EmbeddingObjective:
         bend = -np.tanh(y * f / 2) / 2  # g - 1/2, where g = 1 / (1 + exp(y f))
         c = y * (0.5 + bend) * q * (values - f)
         rest = y * (bend * q + above_uniform / 2)  # g q - 1/(2T)
-        return EmbeddingGradient(self._per_token(c), self.corpus.signed_frequency, self._per_token(rest))
+        return EmbeddingGradient(self._per_token(c), self.corpus.signed_share, self._per_token(rest))
 
     def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
         """One step of gradient descent on all embeddings and the prompt (4)."""

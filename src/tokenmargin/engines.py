@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AbstractEngine", "LocalEngine", "Lost", "RayEngine", "SerialEngine"]
+__all__ = ["AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine", "usable_cores"]
 
 IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
 
 
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
-class Lost:
+class LostTask:
     """A piece of work whose worker died, with the engine's words."""
 
     reason: str
@@ -33,7 +38,7 @@ class AbstractEngine(abc.ABC):
 
     @abc.abstractmethod
     def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
-        """Give `(piece, task(piece))` in the order in which they end, or `(piece, Lost)` when the worker died.
+        """Give `(piece, task(piece))` in the order in which they end, or `(piece, LostTask)` when the worker died.
 
         `pieces` is asked for more only when there is room. After a loss an engine may stop early: what it has not given
         back by then has not been done.
@@ -61,8 +66,7 @@ class LocalEngine(AbstractEngine):
 
     @property
     def workers(self) -> int:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cores if self.jobs == -1 else self.jobs
+        return usable_cores() if self.jobs == -1 else self.jobs
 
     def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
         from joblib import Parallel, delayed, parallel_config
@@ -86,7 +90,7 @@ class LocalEngine(AbstractEngine):
                     yield piece, outcome
             except TerminatedWorkerError as error:
                 for piece in sorted(flying, key=lambda piece: piece.start):
-                    yield piece, Lost(str(error).partition("\n")[0])
+                    yield piece, LostTask(str(error).partition("\n")[0])
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class RayEngine(AbstractEngine):
                 try:
                     yield piece, ray.get(reference)
                 except (NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError) as error:
-                    yield piece, Lost(str(error).partition("\n")[0])
+                    yield piece, LostTask(str(error).partition("\n")[0])
 
 
 def _with_piece(task: Callable[[range], Any], piece: range) -> tuple[range, Any]:

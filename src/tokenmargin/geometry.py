@@ -173,6 +173,26 @@ class AbstractGeometry(abc.ABC):
         tokens = self.index.size
         return bool(self.is_full and tokens <= self.rows and (self.index.ravel() == np.arange(tokens)).all())
 
+    @abc.abstractmethod
+    def _equal_rows(self) -> Int[Array, " m"]:
+        """A number for every row of the dictionary, the same for equal vectors."""
+
+    @cached_property
+    def first_copies(self) -> Int[Array, "n T"]:
+        """Position of the first token of the same input with the same vector: its own unless it is a copy."""
+        first = np.tile(np.arange(self.T), (self.n, 1))
+        inputs, positions = self.mask.nonzero()
+        vectors = self._equal_rows()[self.index[inputs, positions]]
+        # `nonzero` lists an input's positions in order, so the first occurrence is the first copy.
+        _, seen, which = np.unique(inputs * self.rows + vectors, return_index=True, return_inverse=True)
+        first[inputs, positions] = positions[seen][which]
+        return _frozen(first)
+
+    @cached_property
+    def has_copies(self) -> bool:
+        """Whether some input holds a vector twice."""
+        return bool((self.first_copies != np.arange(self.T)).any())
+
     def zero(self) -> Float[Array, " D"]:
         """The zero parameter."""
         return np.zeros(self.dimension)
@@ -283,6 +303,11 @@ class Coordinates(AbstractGeometry):
             rows -= self.vectors.take(minus, axis=0)
         return rows
 
+    def _equal_rows(self) -> Int[Array, " m"]:
+        # Adding zero turns -0 into 0; equal vectors then have equal bytes.
+        whole = np.ascontiguousarray(self.vectors + 0.0).view(f"V{8 * self.dimension}").ravel()
+        return np.asarray(np.unique(whole, return_inverse=True)[1].ravel())
+
     @property
     def noise(self) -> float:
         return 8 * float(np.finfo(float).eps)
@@ -357,10 +382,16 @@ class Gram(AbstractGeometry):
         products = matrix[:, plus] - (matrix[:, minus] if minus is not None else 0.0)
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
-        kept = values > len(values) * np.finfo(float).eps * max(values[-1], 0.0)
+        kept = values > len(values) * np.finfo(float).eps * values.max(initial=0.0)
         rows = vectors[:, kept] * np.sqrt(values[kept])
         rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows
+
+    def _equal_rows(self) -> Int[Array, " m"]:
+        """Vectors nearer than inner products can tell (their rounding is a few eps) count as equal."""
+        squared = self.squared_lengths()
+        together = squared[:, None] + squared
+        return np.asarray((together - 2 * self.matrix <= 8 * np.finfo(float).eps * together).argmax(axis=1))
 
     @property
     def noise(self) -> float:

@@ -96,13 +96,15 @@ def figure5(score: float = 1.0) -> TokenProblem:
 
 
 def figure8() -> TokenProblem:
-    """Two inputs in the plane with two limits: Theorem 2 needs n = 1. An instance of our own (the paper prints none).
+    """Two inputs of two tokens with d = 2 and two limits: Theorem 2 needs n = 1. Our own instance (none is printed).
 
     With `d_i` the optimal key minus the other key of input `i`, the direction `d_1` selects the worse token of input 2
     and is locally optimal when that token wins by more than the margin: `-<d_2, d_1> > |d_1|^2`. Here `d_1 = (1, 0)`
-    and `d_2 = (-2, 1)`: the LMM is (1, 0) and the GMM is (1, 3).
+    and `d_2 = (-2, 1)`: the LMM is (1, 0) and the GMM is (1, 3). W is the identity, and the head (1, 3) gives the
+    optimal tokens the score 1 and the others 0.
     """
-    return _planar([[(1.0, 0.0, 1.0), (0.0, 0.0, 0.0)], [(-2.0, 1.0, 1.0), (0.0, 0.0, 0.0)]])
+    keys = [[(1.0, 0.0), (0.0, 0.0)], [(-2.0, 1.0), (0.0, 0.0)]]
+    return TokenProblem.of(keys, [1, 1], head=[1.0, 3.0])
 
 
 def three_limits() -> TokenProblem:

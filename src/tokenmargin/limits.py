@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import FlowPath, FlowSettings, flow
 from tokenmargin.losses import AbstractLoss, LogisticLoss
-from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle, is_globally_optimal, is_locally_optimal
+from tokenmargin.selection import angle
 
-__all__ = ["Kind", "Limit", "kind_of", "limit_of"]
+__all__ = ["Limit", "Outcome", "limit_of"]
 
-Kind = Literal["GMM", "LMM", "not locally optimal", "infeasible", "inaccurate"]
+Outcome = Literal["direction", "bounded", "undecided"]
 
 SATURATED = 1 - 1e-5
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
@@ -36,9 +36,8 @@ class Limit:
     **Attributes**
     - `outcome`: "direction" when the path diverges along a certified direction, "bounded" when it ends at a stationary
       point, "undecided" when neither was settled.
-    - `selected`: tokens of largest weight at the end.
-    - `solution`: the max-margin problem of that selection, solved with its certificate.
-    - `kind`: what that direction is: GMM, LMM, not locally optimal, or why there is none.
+    - `reason`: why it is undecided, or what is to be said against the direction; empty otherwise.
+    - `named`: the direction of the tokens of largest weight at the end: solved with its certificate, and what it is.
     - `angle`: between the end of the path and that direction, in radians; NaN without one.
     - `rate`: fitted exponent of the angle as a power of the norm over the last three decades; NaN where the angle is
       rounding or the path too short.
@@ -46,14 +45,33 @@ class Limit:
     - `path`: the flow itself.
     """
 
-    outcome: Literal["direction", "bounded", "undecided"]
-    selected: Int[Array, " n"]
-    solution: MarginSolution
-    kind: Kind
+    outcome: Outcome
+    reason: str
+    named: LimitDirection
     angle: float
     rate: float
     log_gradient: float
     path: FlowPath
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
+
+    @property
+    def chosen(self) -> Bool[Array, "n T"]:
+        """All selected tokens: several in an input where they are copies, or tie in score and in logit."""
+        return self.named.chosen
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The max-margin problem of the selection, solved with its certificate."""
+        return self.named.solution
+
+    @property
+    def kind(self) -> Kind:
+        """What that direction is: GMM, LMM, not locally optimal, or why there is none."""
+        return self.named.kind
 
     @property
     def point(self) -> Float[Array, " D"]:
@@ -67,17 +85,8 @@ class Limit:
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
             case _:
-                detail = f"stopped by {self.path.stop} at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, selected={self.selected.tolist()})"
-
-
-def kind_of(problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution) -> Kind:
-    """What a max-margin direction is to its problem (Definitions 1 and 2)."""
-    if solution.status != "optimal":
-        return solution.status
-    if not is_locally_optimal(problem, solution.vector, selected):
-        return "not locally optimal"
-    return "GMM" if is_globally_optimal(problem, selected) else "LMM"
+                detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
+        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
 
 
 def limit_of(
@@ -93,9 +102,10 @@ def limit_of(
     """Follow gradient flow from `start` and name its limit.
 
     The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
-    1 - 1e-5), the max-margin problem of the selected tokens is solved with a certificate, and the angle to its solution
-    is at most `tolerance`. A stationary point is settled when Newton's method has found it and the gradient there is
-    zero to rounding. Anything else is "undecided", with what was reached.
+    1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
+    a certificate, and the angle to its solution is at most `tolerance`. A stationary point is settled when Newton's
+    method has found it and the gradient there is zero to rounding. Anything else is "undecided", with the reason and
+    what was reached.
 
     **Arguments**
     - `problem`: in either geometry.
@@ -111,21 +121,40 @@ def limit_of(
     >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
     ('direction', 'LMM', array([1]), -1.0)
     """
-    objective = PromptObjective(problem, LogisticLoss() if loss is None else loss)
-    path = flow(objective, start=start, until_norm=until_norm, settings=settings, progress=progress)
-    selected = path.selected
-    solution = max_margin(problem, selected)
-    known = solution.is_optimal and path.norm > 0 and np.isfinite(solution.margin)
-    off = float(angle(problem.keys, path.prompt, solution.vector)) if known else np.nan
-    outcome: Literal["direction", "bounded", "undecided"] = "undecided"
-    if path.stop == "stationary":
-        outcome = "bounded"
-    elif path.stop == "norm" and path.saturation >= SATURATED and off <= tolerance:
-        outcome = "direction"
-    rate = _rate(path, solution) if outcome == "direction" else np.nan
-    return Limit(
-        outcome, selected, solution, kind_of(problem, selected, solution), off, rate, path.log_gradient, path
+    path = flow(
+        PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss),
+        start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
+    named = limit_direction(problem, path.selected)
+    known = named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)
+    off = float(angle(problem.keys, path.prompt, named.solution.vector)) if known else np.nan
+    outcome, reason = _judged(path, named, off, tolerance)
+    rate = _rate(path, named.solution) if outcome == "direction" else np.nan
+    return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
+
+
+def _as_seen(problem: TokenProblem) -> TokenProblem:
+    """The same training problem with one score for all copies of a key: nothing then cancels that grows small."""
+    if (problem.shared_scores == problem.scores).all():
+        return problem
+    return TokenProblem(problem.keys, problem.labels, problem.values, scores=problem.shared_scores)
+
+
+def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
+    """What was settled, and what was not."""
+    if path.stop == "stationary":
+        return "bounded", ""
+    if path.stop != "norm":
+        return "undecided", f"stopped by {path.stop}"
+    if path.saturation < SATURATED:
+        return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
+    if not named.solution.is_optimal:
+        return "undecided", f"the selection is {named.solution.status}"
+    if not off <= tolerance:
+        return "undecided", f"the angle is above {tolerance:g}"
+    if not named.is_limit:
+        return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
+    return "direction", ""
 
 
 def _rate(path: FlowPath, solution: MarginSolution) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,32 @@ class TokenProblem:
     def mask(self) -> Bool[Array, "n T"]:
         """Which positions hold a token."""
         return self.keys.mask
+
+    @cached_property
+    def shared_scores(self) -> Float[Array, "n T"]:
+        """The scores, copies of one key sharing their mean.
+
+        Copies have equal weights whatever p is, so training sees the mean of their scores alone.
+
+        >>> keys = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
+        >>> TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.7]]).shared_scores
+        array([[0.5, 0.5, 0.7]])
+        """
+        if not self.keys.has_copies:
+            return self.scores
+        scores, first = self.scores.copy(), self.keys.first_copies
+        copied = np.argwhere(self.mask & (first != np.arange(self.T))).tolist()
+        for i, t in {(i, int(first[i, t])) for i, t in copied}:
+            copies = self.mask[i] & (first[i] == t)
+            if np.ptp(scores[i, copies]) > 0:  # the mean of equal numbers is that number, without rounding
+                scores[i, copies] = scores[i, copies].mean()
+        return scores
+
+    @cached_property
+    def has_ties(self) -> bool:
+        """Whether two tokens of an input have one score, copies included."""
+        ranked = np.sort(np.where(self.mask, self.shared_scores, np.inf), axis=1)
+        return bool(((ranked[:, 1:] == ranked[:, :-1]) & np.isfinite(ranked[:, 1:])).any())
 
     def as_gram(self, starts: Float[Array, "k d"] | None = None) -> TokenProblem:
         """The same problem known by inner products alone.

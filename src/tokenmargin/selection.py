@@ -30,16 +30,21 @@ __all__ = [
     "cosine",
     "directional_margin",
     "directional_neighbours",
+    "equals",
+    "gaps_over",
     "is_globally_optimal",
     "is_locally_optimal",
     "is_neighbour_optimal",
     "margins",
+    "named_sets",
+    "near_tokens",
     "neighbours",
     "optimal_tokens",
     "saturation",
     "score_gaps",
     "select",
     "selected_tokens",
+    "spelled",
 ]
 
 Selection: TypeAlias = Sequence[int] | Array
@@ -78,9 +83,20 @@ def select(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Int[Array, "... 
     return np.asarray(keys.logits(p).argmax(axis=-1))
 
 
-def saturation(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """Mean over the inputs of the largest softmax weight: 1 when attention has selected one token per input."""
-    return np.asarray(attention_weights(keys, p).max(axis=-1).mean(axis=-1))
+def saturation(
+    keys: AbstractGeometry, p: Float[Array, "... D"], scores: Float[Array, "n T"] | None = None
+) -> Float[Array, "..."]:
+    """Mean over the inputs of the weight that is selected: 1 when attention has selected.
+
+    That is the largest weight with those of its copies; given `scores` (the problem's `shared_scores`), with those of
+    all tokens of equal score, which training does not tell apart.
+    """
+    weights = attention_weights(keys, p)
+    if scores is None and not keys.has_copies:
+        return np.asarray(weights.max(axis=-1).mean(axis=-1))
+    alike = keys.first_copies if scores is None else scores
+    together = alike == _taken(alike, weights.argmax(axis=-1))
+    return np.asarray(np.where(together, weights, 0.0).sum(axis=-1).mean(axis=-1))
 
 
 def cosine(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
@@ -116,39 +132,84 @@ def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
     return bool(optimal_tokens(problem)[np.arange(problem.n), alpha].all())
 
 
-def margins(problem: TokenProblem, p: Float[Array, " D"], selected: Selection) -> Float[Array, "n T"]:
+def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection) -> Float[Array, "... n T"]:
     """`<k_{i alpha_i} - k_it, p>`: how far the selected token is ahead of each; infinity where there is no token."""
-    alpha = checked_selection(problem, selected)
-    logits = problem.keys.logits(p)
-    return np.asarray(logits[np.arange(problem.n), alpha][:, None] - logits)
+    return _ahead(problem.keys.logits(p), checked_selection(problem, selected))
 
 
 def neighbours(
     problem: TokenProblem,
-    p: Float[Array, " D"],
+    p: Float[Array, "... D"],
     selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
-) -> Bool[Array, "n T"]:
+) -> Bool[Array, "... n T"]:
     """SVM-neighbours `T_i` at the max-margin solution `p`: margin 1 up to `tolerance` (Definition 2)."""
-    alpha = checked_selection(problem, selected)
-    near = margins(problem, p, alpha) <= 1 + tolerance
-    near[np.arange(problem.n), alpha] = False
-    return near
+    return near_tokens(problem.keys.logits(p), checked_selection(problem, selected), tolerance=tolerance)
 
 
 def score_gaps(
     problem: TokenProblem,
-    p: Float[Array, " D"],
+    p: Float[Array, "... D"],
     selected: Selection,
     *,
     tolerance: float = NEIGHBOUR_TOLERANCE,
-) -> Float[Array, " n"]:
+) -> Float[Array, "... n"]:
     """`gamma_{i alpha_i} - max over T_i of gamma_it` for each input; infinity for an input without neighbours."""
     alpha = checked_selection(problem, selected)
-    near = neighbours(problem, p, alpha, tolerance=tolerance)
-    best = np.where(near, problem.scores, -np.inf).max(axis=1)
-    return np.asarray(problem.scores[np.arange(problem.n), alpha] - best)
+    return gaps_over(problem.scores, alpha, neighbours(problem, p, alpha, tolerance=tolerance))
+
+
+def near_tokens(
+    logits: Float[Array, "... n T"], selected: Int[Array, "... n"], *, tolerance: float = NEIGHBOUR_TOLERANCE
+) -> Bool[Array, "... n T"]:
+    """Tokens behind the selected one by at most 1; minus infinity in `logits` is no token. For stacks of problems."""
+    near = _ahead(logits, selected) <= 1 + tolerance
+    np.put_along_axis(near, np.broadcast_to(selected, near.shape[:-1])[..., None], False, axis=-1)
+    return near
+
+
+def gaps_over(
+    scores: Float[Array, "... n T"], selected: Int[Array, "... n"], near: Bool[Array, "... n T"]
+) -> Float[Array, "... n"]:
+    """Score of the selected token less the best among those `near` it; infinity where there is none."""
+    return np.asarray(_taken(scores, selected)[..., 0] - np.where(near, scores, -np.inf).max(axis=-1))
+
+
+def _ahead(logits: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n T"]:
+    return np.asarray(_taken(logits, selected) - logits)
+
+
+def _taken(tokens: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n 1"]:
+    """The selected token's entry of every input, the two broadcast against one another."""
+    lead = np.broadcast_shapes(tokens.shape[:-1], selected.shape)
+    full = np.broadcast_to(tokens, (*lead, tokens.shape[-1]))
+    return np.take_along_axis(full, np.broadcast_to(selected, lead)[..., None], axis=-1)
+
+
+def equals(problem: TokenProblem, selected: Int[Array, "... n"]) -> Bool[Array, "... n T"]:
+    """Tokens of the selected one's score, itself and its copies among them: training does not prefer one to another."""
+    scores = problem.shared_scores
+    return np.asarray(problem.mask & (scores == _taken(scores, selected)))
+
+
+def named_sets(chosen: Bool[Array, "n T"]) -> list[int | list[int]]:
+    """A selection in plain numbers: the token of each input, or the list of them where a set is selected.
+
+    >>> named_sets(np.array([[True, False, False], [False, True, True]]))
+    [0, [1, 2]]
+    """
+    tokens = [np.flatnonzero(row).tolist() for row in chosen]
+    return [row[0] if len(row) == 1 else row for row in tokens]
+
+
+def spelled(chosen: Bool[Array, "n T"], between: str = " ") -> str:
+    """A selection in a line of text; tokens that are selected together are joined by a plus.
+
+    >>> spelled(np.array([[True, False, False], [False, True, True]]))
+    '0 1+2'
+    """
+    return between.join("+".join(map(str, np.flatnonzero(row).tolist())) for row in chosen)
 
 
 def is_locally_optimal(

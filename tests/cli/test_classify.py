@@ -69,3 +69,29 @@ def test_bad_files(content, message, tmp_path, capsys):
 def test_no_model(tmp_path, capsys):
     assert main(["explain", str(tmp_path), "text"]) == 2
     assert "not a model folder" in capsys.readouterr().err
+
+
+def test_parquet_is_predicted(model, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"review": ["a fine day", "dull"]}), tmp_path / "new.parquet")
+    out = tmp_path / "decided.csv"
+    assert main(["predict", str(model), str(tmp_path / "new.parquet"), "--text", "review", "--out", str(out)]) == 0
+    assert [row["predicted"] for row in csv.DictReader(out.read_text().splitlines())] == ["good", "bad"]
+
+
+def test_what_stands_in_the_way_is_respected(model, reviews, tmp_path, capsys):
+    """A link is followed, and a folder refused in one line."""
+    arguments = ["predict", str(model), str(reviews), "--text", "review", "--out"]
+    real, link = tmp_path / "real.csv", tmp_path / "link.csv"
+    real.write_text("old")
+    link.symlink_to(real)
+    assert main([*arguments, str(link)]) == 0
+    assert link.is_symlink()
+    assert real.read_text().startswith("text,predicted")
+    capsys.readouterr()
+    assert main([*arguments, str(model)]) == 1
+    assert capsys.readouterr().err == f"error: {model} is a folder and cannot be written to; choose another name\n"
+    assert main([*arguments, str(real / "below" / "x.csv")]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {real}")

@@ -291,3 +291,13 @@ def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> No
     page = (tmp_path / "demo" / "index.html").read_text()
     assert "<svg" in page
     assert "src=" not in page  # self-contained
+
+
+def test_json_loads_no_experiment():
+    """Writing JSON is no reason to import every figure."""
+    program = (
+        "import sys; from tokenmargin.cli import main; main(['solve', 'fig1b', '--json']);"
+        "sys.exit(any(name.startswith('tokenmargin.experiments') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

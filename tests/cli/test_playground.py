@@ -1,6 +1,7 @@
 """The command: what it refuses, and what it says."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,11 @@ from tokenmargin.cli import main
     ("arguments", "message"),
     [
         (["--port", "70000"], "--port must lie in 0..65535"),
-        (["--model", "no/such/model.json"], "no such file"),
+        (
+            ["--model", "no/such/model"],
+            "no/such/model: not a model folder (no config.json); make one",
+        ),
+        (["--model", "old/token_model.json"], "earlier versions is not read any more: train again"),
         (["--host", "203.0.113.7", "--port", "0"], "cannot listen on 203.0.113.7"),
     ],
 )
@@ -25,3 +30,26 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert main(["playground", "--no-browser", "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_it_opens_what_fit_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
+    from tokenmargin.report.playground import server
+
+    served: list[FastAPI] = []
+    monkeypatch.setattr(server, "serve", lambda app, listener: (served.append(app), listener.close()))
+    table = tmp_path / "mail.csv"
+    table.write_text("text,label\n" + "win a prize,spam\nlunch at noon,ham\n" * 30)
+    assert main(["fit", str(table), "--out", str(tmp_path / "m")]) == 0
+    assert main(["playground", "--no-browser", "--model", str(tmp_path / "m")]) == 0
+    client = TestClient(served[0], base_url="http://127.0.0.1")
+    assert client.get("/api/hello").json()["model"]["classes"] == ["ham", "spam"]
+    assert client.post("/api/text", json={"text": "win lunch"}).json()["words"][0]["token"] == "win"
+    table.write_text("text,label\n" + "win a prize,a\nlunch at noon,b\nno more,c\n" * 30)
+    assert main(["fit", str(table), "--out", str(tmp_path / "three")]) == 0
+    assert main(["playground", "--no-browser", "--model", str(tmp_path / "three")]) == 2
+    assert "the playground shows models of two classes, this one has 3" in capsys.readouterr().err

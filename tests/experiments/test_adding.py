@@ -32,7 +32,9 @@ def test_one_file_and_one_line(package: Path) -> None:
     assert example is not None
     (rooms / "my_study.py").write_text(example[1])
     listing = rooms / "__init__.py"
-    listing.write_text(listing.read_text().replace("PLACES = (\n", 'PLACES = (\n    "my_study:MyStudy",\n'))
+    listing.write_text(
+        listing.read_text().replace("EXPERIMENT_PLACES = (\n", 'EXPERIMENT_PLACES = (\n    "my_study:MyStudy",\n')
+    )
 
     assert "my-study" in run(package, "reproduce", "--list").stdout
     done = run(package, "reproduce", "my-study", "--draws", "200", "--out", "runs", "--json")

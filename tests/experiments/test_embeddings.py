@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tokenmargin.data.cached_corpus import find_corpus
+from tokenmargin.data.datasets import DatasetError, get_dataset
+from tokenmargin.data.sentences import make_sentences
 from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.report.figures import draw
-from tokenmargin.text.datasets import DatasetError, get_dataset
-from tokenmargin.text.library import find_corpus
-from tokenmargin.text.sentences import make_sentences
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,29 @@ def test_synthetic_figure_shows_what_it_claims():
     assert result.tables["runs"]["rho_v"].min() > 0.3
     assert result.tables["runs"]["sign"].min() > 0.8
     assert "over seeds" in result.findings[0].what
+    assert_cloud_is_measured(result)
     for table in result.tables.values():
         assert len({len(column) for column in table.values()}) == 1
     figure = draw(result)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["<E, p>", "<E, v>"]
+    assert [axes.get_ylabel() for axes in figure.axes] == [rf"$\langle E_s, {name}\rangle$" for name in "pv"]
+
+
+def assert_cloud_is_measured(result):
+    """Counted again from the table of the first seed: across, in <E,p> and in <E,v>."""
+    found = {finding.what.split(" (")[0]: finding for finding in result.findings}
+    tokens = result.tables["tokens"]
+    cloud = np.char.startswith(tokens["token"].astype(str), "irrelevant")
+    assert cloud.sum() == 964
+    across = found["irrelevant tokens: largest posterior difference in modulus"]
+    assert across.measured == np.abs(tokens["posterior"][cloud]).max() < 0.2
+    height, tilt = found["irrelevant tokens: mean <E,p>"], found["irrelevant tokens: mean <E,v>"]
+    assert height.verdict == tilt.verdict == "measured"
+    assert f"by seed: {tokens['head'][cloud].mean():.2f}" in next(
+        f.what for f in result.findings if "by seed" in f.what
+    )
+    above = (tokens["prompt"][~cloud] > tokens["prompt"][cloud].mean()).mean()
+    share = found["share of relevant tokens whose <E,p> exceeds that mean"].measured
+    assert abs(share - above) <= 0.05  # the mean over two seeds, each near one
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -43,6 +62,9 @@ def test_without_the_dataset_sentences_stand_in_and_it_is_said(figure):
     shares: list[float] = []
     result = experiment.run(shares.append)
     assert "generated sentences stand in" in result.notes[0]
+    assert result.verdict == "stand-in"
+    assert {finding.verdict for finding in result.findings} == {"measured"}
+    assert result.title.endswith("(generated sentences standing in for IMDB)")
     assert shares[-1] == 1.0
     assert result.tables["runs"]["rho_v"][0] > 0
     with pytest.raises(DatasetError, match="imdb is not in the cache: tokenmargin data get imdb"):

@@ -5,11 +5,14 @@ import pytest
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
 from tokenmargin.experiments.demo import Demo
+from tokenmargin.experiments.joint_paths import Figure3c
+from tokenmargin.experiments.local_cone import Figure2
 from tokenmargin.experiments.loss_bias import Figure5
 from tokenmargin.experiments.prompt_paths import Figure1b
-from tokenmargin.instances import three_limits
+from tokenmargin.instances import figure8, three_limits
+from tokenmargin.report.figures import draw
 
-QUICK = ("fig1a", "fig1b", "fig1c", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b")
+QUICK = ("fig1a", "fig1b", "fig1c", "fig2", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b")
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -37,6 +40,34 @@ def test_the_bias_of_figure_5_has_a_closed_form() -> None:
     bias = Figure5(scores=(4.0, 9.0)).run().tables["bias"]
     correlation = bias["loss"] == "correlation"
     np.testing.assert_allclose(bias["height"][correlation], [np.log(2), np.log(3)], atol=1e-6)
+
+
+def test_figure_3c_is_about_the_optimal_tokens() -> None:
+    """At p = (0, -1) their logits are -1, 1 and -1 against 0; the largest weight of an input is another curve."""
+    paths = Figure3c().run().tables["paths"]
+    sigmoid = 1 / (1 + np.exp(1))
+    assert paths["optimal_probability"][0] == pytest.approx((2 * sigmoid + 1 - sigmoid) / 3, abs=1e-15)
+    assert paths["largest_probability"][0] == pytest.approx(1 - sigmoid, abs=1e-15)
+    drawn = draw(Figure3c().run()).axes[0].lines[0]
+    assert drawn.get_ydata()[0] == paths["optimal_probability"][0]
+
+
+def test_figure_8_has_two_dimensions() -> None:
+    """n = T = d = 2, W = I: keys are the tokens, and a head of the plane gives the scores."""
+    problem = figure8()
+    assert (problem.n, problem.T, problem.keys.dimension) == (2, 2, 2)
+    np.testing.assert_array_equal(problem.keys.laid_out, problem.values.laid_out)
+    np.testing.assert_array_equal(problem.scores, [[1, 0], [1, 0]])
+
+
+def test_a_start_outside_the_cone_is_noticed() -> None:
+    class Outside(Figure2):
+        def starts(self):
+            return super().starts() @ np.array([[0.0, 1.0], [-1.0, 0.0]])  # a quarter turn
+
+    result = Outside(steps=50).run()
+    assert result.findings[0].measured == 0
+    assert not result.findings[1].holds
 
 
 def test_a_run_too_short_to_align_is_not_called_a_success() -> None:

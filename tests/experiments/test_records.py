@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.experiments.studies import Study
 
-from tokenmargin.experiments import Finding, Run, find_runs, record, runs_in
+from tokenmargin._files import atomic_path, read_table, write_table
+from tokenmargin.experiments import Finding, Result, Run, find_runs, record, runs_in
 from tokenmargin.experiments.comparison import compare_runs
 from tokenmargin.experiments.experiment import verdict_of
-from tokenmargin.experiments.files import atomic_path, read_table, write_table
 from tokenmargin.experiments.records import hold, run_id
 
 
@@ -174,6 +174,29 @@ def test_verdicts() -> None:
     assert verdict_of([]) == verdict_of([good]) == "as expected"
     assert verdict_of([good, known]) == "explained"
     assert verdict_of([good, known, bad]) == "not as expected"
+
+
+def test_a_number_without_bounds_is_measured_and_counts_for_nothing() -> None:
+    number = Finding("x", np.nan)
+    assert (number.verdict, number.expected, number.bounds_from) == ("measured", "not judged", "")
+    assert verdict_of([number]) == "as expected"
+    judged = Finding("x", 2.0, low=3.0, basis="printed")
+    assert (judged.verdict, judged.bounds_from) == ("not as expected", "printed")
+    assert (judged.unjudged().verdict, judged.unjudged().source) == ("measured", "on the paper's data: at least 3")
+
+
+def test_a_record_keeps_what_stands_in_and_where_bounds_come_from(tmp_path) -> None:
+    class Borrowed(Study):
+        def run(self, progress=None):
+            finding = Finding("x", 1.0, 1.0, 1.0, basis="theorem")
+            return Result(self, {}, (finding,), ("note",), stand_in="numbers of our own")
+
+    run = record(Borrowed(), tmp_path)
+    again = run.result(Borrowed())
+    assert again.verdict == run.details()["verdict"] == "stand-in"
+    assert run.details()["title"] == again.title == f"{Borrowed.title} (numbers of our own)"
+    assert again.findings[0].basis == "theorem"
+    assert run.details()["findings"][0]["bounds_from"] == "a theorem"
 
 
 def test_run_json_is_strict_json(tmp_path: Path) -> None:

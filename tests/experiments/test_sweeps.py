@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from tests.experiments.studies import Study
 
+from tokenmargin._files import file_digest
 from tokenmargin.experiments import AbstractEngine, Axis, Grid, LocalEngine, sweep
-from tokenmargin.experiments.files import file_digest
 from tokenmargin.experiments.parts import Parts
 from tokenmargin.experiments.sweeps import Progress
 

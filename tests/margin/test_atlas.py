@@ -1,9 +1,11 @@
 """The atlas against brute force, against descent, and against its own budget."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
+from scipy.optimize import nnls
 
 from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
@@ -14,7 +16,7 @@ from tokenmargin.selection import cosine, is_globally_optimal, is_locally_optima
 
 
 def brute_force(problem: TokenProblem) -> tuple[dict, int, int]:
-    """Limits by selection, and the numbers of feasible and infeasible selections, one solve each."""
+    """Limits by selection, and the numbers of feasible and infeasible selections, one solve each; no ties."""
     limits, counts = {}, {"optimal": 0, "infeasible": 0, "inaccurate": 0}
     for selected in itertools.product(*(np.flatnonzero(row).tolist() for row in problem.mask)):
         solution = max_margin(problem, selected)
@@ -50,12 +52,92 @@ def test_the_atlas_is_brute_force_over_all_selections(n: int, T: int, d: int) ->
         assert_complete(random_problem(n, T, d, rng=rng))
 
 
-def test_shared_tokens_ties_and_duplicates() -> None:
-    rng = np.random.default_rng(3)
-    assert_complete(shared_vocabulary_problem(3, 3, 4, vocabulary=5, rng=rng))
-    for _ in range(6):
-        keys = rng.integers(-1, 2, (3, 3, 2)).astype(float)
-        assert_complete(TokenProblem.of(keys, np.ones(3), scores=rng.integers(0, 3, (3, 3)).astype(float)))
+def test_shared_tokens() -> None:
+    assert_complete(shared_vocabulary_problem(3, 3, 4, vocabulary=5, rng=np.random.default_rng(3)))
+
+
+def local_minima(problem: TokenProblem) -> list[np.ndarray]:
+    """Limits by definition, by a solver that knows neither ties nor copies: p as the shortest vector.
+
+    For every choice of one token per input, the shortest p that puts it ahead by 1 of the tokens of other (mean)
+    scores; kept when the choice leads among its equals, its neighbours score less, and no choice among the tokens that
+    lead with it is shorter.
+    """
+    keys, found = problem.keys.tokens, []
+    means = np.array(
+        [[s[(k == key).all(axis=1)].mean() for key in k] for k, s in zip(keys, problem.scores, strict=True)]
+    )
+
+    def shortest(choice: tuple[int, ...]) -> np.ndarray | None:
+        rows = [k[t] - k[u] for k, m, t in zip(keys, means, choice, strict=True) for u in range(len(k)) if m[u] != m[t]]
+        if not rows:
+            return np.zeros(keys.shape[2])
+        # Least distance programming (Lawson and Hanson): the residual of this fit is (p, -1) up to its length.
+        above = np.vstack([np.array(rows).T, np.ones(len(rows))])
+        target = np.eye(len(above))[-1]
+        rest = above @ nnls(above, target)[0] - target
+        return -rest[:-1] / rest[-1] if np.linalg.norm(rest) > 1e-9 else None
+
+    for choice in itertools.product(range(problem.T), repeat=problem.n):
+        p = shortest(choice)
+        if p is None or not p.any():
+            continue
+        logits = keys @ p
+        here = list(zip(logits, means, choice, strict=True))
+        leads = [np.flatnonzero((m == m[t]) & (z >= z[m == m[t]].max() - 1e-7)).tolist() for z, m, t in here]
+        outscored = any(((z[t] - z <= 1 + 1e-7) & (m > m[t])).any() for z, m, t in here)
+        if outscored or any(t not in row for t, row in zip(choice, leads, strict=True)):
+            continue
+        others = [shortest(other) for other in itertools.product(*leads)]
+        if all(q is not None and np.linalg.norm(q) > np.linalg.norm(p) * (1 - 1e-9) for q in others):
+            found.append(p)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ties_and_copies_by_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = seed % 2 == 0
+    keys = rng.integers(-2, 3, (2, 3, 2)).astype(float) if whole else rng.standard_normal((2, 3, 2))
+    if not whole:
+        keys[0, 2] = keys[0, 0]
+    problem = TokenProblem.of(keys, np.ones(2), scores=rng.integers(0, 3, (2, 3)).astype(float))
+    expected = local_minima(problem)
+    for pose in (problem, problem.as_gram()):
+        found = atlas(pose)
+        assert found.complete
+        ours = [
+            limit.solution.vector @ (np.eye(2) if pose is problem else keys.reshape(-1, 2)) for limit in found.limits
+        ]
+        for p in expected:
+            assert min((np.abs(p - q).max() for q in ours), default=np.inf) <= 1e-7
+        for q in ours:
+            assert min((np.abs(p - q).max() for p in expected), default=np.inf) <= 1e-7
+
+
+def test_an_input_of_one_token_asks_for_nothing() -> None:
+    found = atlas(TokenProblem.of([[[1.0, 2.0]]], [1], scores=[[1.0]]))
+    assert (found.complete, found.limits, found.selections) == (True, (), 1)
+    mask = np.array([[True, False], [True, True]])
+    keys = [[[1.0, 2.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]]
+    for pose in (
+        problem := TokenProblem.of(keys, np.ones(2), scores=[[1.0, 0.0], [1.0, 0.0]], mask=mask),
+        problem.as_gram(),
+    ):
+        (limit,) = atlas(pose).limits
+        assert limit.names == [0, 0]
+
+
+def test_a_million_tokens_within_a_budget() -> None:
+    """Only what the budget can look at is formed: the rows of every pair would fill terabytes."""
+    rng = np.random.default_rng(0)
+    problem = TokenProblem.of(rng.standard_normal((10, 10_000, 2)), np.ones(10), scores=rng.random((10, 10_000)))
+    tracemalloc.start()
+    found = atlas(problem, budget=20)
+    assert tracemalloc.get_traced_memory()[1] < 1.5e9
+    tracemalloc.stop()
+    assert not found.complete
+    assert "budget" in found.unsearched
 
 
 def test_ragged_inputs() -> None:

@@ -42,11 +42,25 @@ def test_figures(name: str) -> None:
     assert_same(tm.NAMED_PROBLEMS[name]())
 
 
-def test_two_tokens_at_one_place_cannot_be_selected() -> None:
-    problem = tm.TokenProblem.of([[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]], [1], scores=[[1.0, 0.9, 0.8]])
-    found = plane_atlas(problem)
-    assert [limit.selected.tolist() for limit in found.limits] == [[2]] or not found.limits
-    assert found.feasible == 1
+def test_two_tokens_at_one_place_are_selected_together() -> None:
+    """Their mean score decides: 0.95 is above 0.8, and 0.75 is not."""
+    keys = [[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]]
+    for second, selected in ((0.9, [[0, 1]]), (0.5, [2])):
+        problem = tm.TokenProblem.of(keys, [1], scores=[[1.0, second, 0.8]])
+        (limit,) = plane_atlas(problem).limits
+        assert limit.names == selected
+        assert_same(problem)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ties_and_copies(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys = rng.standard_normal((3, 4, 2))
+    keys[0, 1] = keys[0, 0]
+    problem = tm.TokenProblem.of(keys, np.ones(3), scores=rng.integers(0, 2, (3, 4)).astype(float))
+    fast, slow = plane_atlas(problem), atlas(problem)
+    assert [limit.names for limit in fast.limits] == [limit.names for limit in slow.limits]
+    assert [limit.kind for limit in fast.limits] == [limit.kind for limit in slow.limits]
 
 
 def test_nothing_to_choose() -> None:

@@ -89,8 +89,8 @@ def assert_proven(problem: TokenProblem, selected, solution: MarginSolution) -> 
         (figure3b(), [1, 1, 1], [1.25, 0.25]),
         (figure5(), [1, 1], [1, 0, 0]),
         (figure5(100.0), [1, 1], [1, 0, 0]),
-        (figure8(), [0, 0], [1, 3, 0]),
-        (figure8(), [0, 1], [1, 0, 0]),
+        (figure8(), [0, 0], [1, 3]),
+        (figure8(), [0, 1], [1, 0]),
     ],
 )
 def test_known_answers(problem: TokenProblem, selected: list[int], expected: list[float]) -> None:

@@ -7,11 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from tokenmargin.estimator import TokenSelectionClassifier
-from tokenmargin.estimator.trust import assess
+from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import assess
+from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
-from tokenmargin.text.sentences import make_sentences
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip

@@ -1,14 +1,17 @@
 """Pages and figures: self-contained, escaped, reproducible, and no change of anybody's matplotlib settings."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from matplotlib.text import Text
+from PIL import Image
 
 from tokenmargin.experiments import EXPERIMENTS
 from tokenmargin.experiments.prompt_paths import Figure1b
-from tokenmargin.report.figures import DRAWINGS, draw, save_figure
+from tokenmargin.report.figures import DRAWINGS, draw, draw_figures, save_figure
 from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
 
 
@@ -25,6 +28,20 @@ def test_a_figure_is_drawn_in_three_formats_and_leaves_matplotlib_alone(tmp_path
     assert dict(mpl.rcParams) == before
     # The same data gives the same picture.
     assert first[2].read_bytes() == second[2].read_bytes()
+
+
+def test_data_that_stand_in_are_named_in_the_picture_and_in_its_files(tmp_path: Path) -> None:
+    """Whoever takes a file away takes the words with it."""
+    result = replace(Figure1b(steps=10).run(), stand_in="tokens standing in for others")
+    draw_figures(result, tmp_path)
+    texts = [text.get_text().replace("\n", " ") for text in draw(result).findobj(Text)]
+    assert any("(tokens standing in for others)" in text for text in texts)
+    assert "stand-in data" in texts
+    title = f"{Figure1b.title} (tokens standing in for others)"
+    svg = ElementTree.parse(tmp_path / "fig1b.svg")
+    assert title in [element.text for element in svg.iter("{http://purl.org/dc/elements/1.1/}title")]
+    assert Image.open(tmp_path / "fig1b.png").text["Title"] == title
+    assert b"(tokens standing in for others)" in (tmp_path / "fig1b.pdf").read_bytes().replace(b"\\", b"")
 
 
 def test_inline_pictures_do_not_share_ids() -> None:
@@ -52,11 +69,12 @@ def test_pages_escape_what_they_show_and_load_nothing(tmp_path: Path) -> None:
         assert loading not in text
 
 
-@pytest.mark.parametrize("name", sorted(DRAWINGS))
-def test_drawings_have_axes_that_are_named(name: str) -> None:
-    experiment = {experiment.figure: experiment for experiment in EXPERIMENTS}.get(name)
-    if experiment is None or name == "fig8" or not isinstance(getattr(experiment, "steps", None), int):
-        return
-    figure = draw(experiment(steps=20).run())
-    assert figure.axes[0].get_xlabel()
-    assert figure.axes[0].get_ylabel()
+WITH_STEPS = [e for e in EXPERIMENTS if e.figure in DRAWINGS and isinstance(getattr(e, "steps", None), int)]
+
+
+@pytest.mark.parametrize("experiment", WITH_STEPS, ids=lambda experiment: experiment.figure)
+def test_drawings_have_axes_that_are_named(experiment) -> None:
+    figure = draw(replace(experiment.quick(), steps=20).run())
+    for axes in figure.axes:
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from tokenmargin.training.attention_probe import (
+from tokenmargin.training.vision.attention_probe import (
     key_query_weights,
     measure_attention,
     model_norms,
     recorded_attention,
 )
-from tokenmargin.training.vit import Attention
+from tokenmargin.training.vision.vit import Attention
 
 
 @pytest.fixture(name="encoder")

@@ -56,7 +56,10 @@ def test_pictures_and_tables_from_records(folder, capsys):
     runs, arrays = load(folder)
     names = FIGURES["A4"]
     figure = draw_scatter([runs[name] for name in names], arrays)
-    assert [axes.get_ylabel() for axes in figure.subfigs[0].axes] == ["<E, p>", "<E, v>"]
+    assert [axes.get_ylabel() for axes in figure.subfigs[0].axes] == [
+        r"$\langle E_s, p\rangle$",
+        r"$\langle E_s, v\rangle$",
+    ]
     assert len(figure.subfigs) == len(names)
     assert len(draw_along(runs).axes) == 3 * len(FIGURES)
     write_tables(runs, folder)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmargin.text.prepared import PreparedText
+from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.mapped import MappedSequences
 from tokenmargin.training.one_layer import OneLayer
@@ -77,7 +77,7 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 from pathlib import Path
 import numpy as np
-from tokenmargin.text.prepared import load_prepared
+from tokenmargin.data.prepared import load_prepared
 from tokenmargin.training.mapped import MappedSequences
 from tokenmargin.training.trainer import TrainingConfig, train
 text = load_prepared(sys.argv[1])

@@ -108,8 +108,8 @@ def test_subsets_keep_sequences_and_vocabulary(corpus):
 
 
 def test_study_reads_carried_ids_and_writes_two_files(tmp_path):
-    from tokenmargin.text.pipeline import PLAIN, prepare
-    from tokenmargin.text.sentences import make_sentences
+    from tokenmargin.data.pipeline import PLAIN, prepare
+    from tokenmargin.data.sentences import make_sentences
 
     made = make_sentences(300, np.random.default_rng(0))
     prepared = prepare(made.texts, [int(label) for label in made.labels], PLAIN)

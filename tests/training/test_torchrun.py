@@ -18,14 +18,14 @@ import torch
 from benchmarks.cluster_tools import together
 
 from tokenmargin.cli import main
-from tokenmargin.text.pipeline import PLAIN, prepare
-from tokenmargin.text.prepared import load_prepared
-from tokenmargin.text.sentences import make_sentences
-from tokenmargin.text.sources import binary_labels
+from tokenmargin.data.pipeline import PLAIN, prepare
+from tokenmargin.data.prepared import load_prepared
+from tokenmargin.data.sentences import make_sentences
+from tokenmargin.data.sources import binary_labels
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.checkpoint import load_checkpoint
-from tokenmargin.training.ranks import Ranks
-from tokenmargin.training.splits import ByDimension, ByTexts
+from tokenmargin.training.distributed.ranks import Ranks
+from tokenmargin.training.distributed.splits import ByDimension, ByTexts
 from tokenmargin.training.trainer import TrainingConfig, train
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")

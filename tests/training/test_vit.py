@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmargin.text.images import ImageSet, make_glyphs
-from tokenmargin.training.vision import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
-from tokenmargin.training.vision_study import VisionJob, run_job
-from tokenmargin.training.vit import SIZES, VisionTransformer, ViTShape, vit_shape
+from tokenmargin.data.images import ImageSet, make_glyphs
+from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
+from tokenmargin.training.vision.study import VisionJob, run_job
+from tokenmargin.training.vision.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
 SHAPE = ViTShape(width=12, depth=2, heads=3, patch=4, image=8, classes=5)
 CONFIG = VisionConfig(size="nano", patch=16, epochs=4, batch=20, rate=2e-3, warmup=1.0, precision="float32")

@@ -79,4 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0
+    except OSError as error:  # a full disk, a place where nothing may be written, something in the way
+        complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        return 1
     return code if isinstance(code, int) else 0

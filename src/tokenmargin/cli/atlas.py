@@ -15,9 +15,10 @@ __all__ = ["atlas"]
 
 
 def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
-    """List every direction in which attention can converge: all locally optimal selections.
+    """List the directions in which attention can converge: all locally optimal selections.
 
-    Exit code 0 when the atlas is complete, 1 when the budget ran out or a
+    Tokens of equal score need not be told apart, and copies of one key are
+    selected together, as in 0+2. Exit code 0 when the atlas is complete, 1 when the budget ran out or a
     selection could not be decided.
 
     Examples:
@@ -41,7 +42,8 @@ def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: 
     data = read_problem(problem)
     if budget is not None and budget < 1:
         raise UsageError(f"--budget must be at least 1, got {budget}")
-    with progress_bar("selections", math.prod(data.keys.lengths.tolist())) as progress:
+    distinct = data.mask & (data.keys.first_copies == range(data.T))
+    with progress_bar("selections", math.prod(distinct.sum(axis=1).tolist())) as progress:
         found = chart(data, budget=budget, progress=progress)
     if json:
         emit_json(found.to_dict() | _arcs(data))
@@ -63,15 +65,17 @@ def _arcs(problem: TokenProblem) -> dict[str, Any]:
 def _print(found: Atlas, limit: int) -> None:
     import numpy as np
 
-    undecided = found.selections - found.feasible - found.infeasible
-    print(f"selections   {found.selections}: {found.feasible} feasible, {found.infeasible} infeasible", end="")
-    print(f", {undecided} undecided (PARTIAL: others may be missing)" if undecided else "")
+    from tokenmargin.selection import spelled
+
+    print(f"selections   {found.selections}: {found.feasible} feasible, {found.infeasible} infeasible")
+    if not found.complete:
+        print(f"PARTIAL      others may be missing: {found.unsearched}")
     print(f"limits       {len(found.limits)}")
     for entry in found.limits[:limit]:
         gap = entry.gaps.min()
         with np.printoptions(precision=6, suppress=True, threshold=8):
             print(
-                f"{'GMM' if entry.is_global else 'LMM'}  tokens {','.join(map(str, entry.selected.tolist()))}  "
+                f"{entry.kind}  tokens {spelled(entry.chosen, ',')}  "
                 f"margin {entry.solution.margin:.6g}  score gap {gap:.4g}  neighbours {int(entry.neighbours.sum())}  "
                 f"direction {entry.solution.vector}"
             )

@@ -133,7 +133,7 @@ def _report(found: Basins) -> dict[str, Any]:
         "interrupted": found.interrupted,
         "basins": [
             {
-                "selected": basin.selected,
+                "selected": basin.named.names,
                 "kind": basin.kind,
                 "count": basin.count,
                 "share": basin.share,
@@ -147,9 +147,10 @@ def _report(found: Basins) -> dict[str, Any]:
 
 
 def _print(found: Basins) -> None:
+    from tokenmargin.selection import spelled
+
     print(f"{'share':>7}  {'95% interval':>15}  {'kind':<20} selected")
     for basin in found.basins:
         low, high = basin.interval
-        name = " ".join(map(str, basin.selected))
-        print(f"{basin.share:7.3f}  {low:7.3f}..{high:.3f}  {basin.kind:<20} {name}")
+        print(f"{basin.share:7.3f}  {low:7.3f}..{high:.3f}  {basin.kind:<20} {spelled(basin.named.chosen)}")
     print(f"{found.unsettled:7.3f}  bounded, or not settled within the steps")

@@ -99,7 +99,7 @@ def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Numbe
 
 def emit_json(data: object) -> None:
     """One JSON document on standard output; numbers that JSON cannot write become null."""
-    from tokenmargin.experiments.files import plain
+    from tokenmargin._files import plain
 
     print(json.dumps(plain(data), allow_nan=False))
 

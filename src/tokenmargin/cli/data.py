@@ -42,7 +42,7 @@ def data(
         Write one JSON object to standard output.
     """
     with needs_extra("text"):
-        from tokenmargin.text.datasets import DATASETS, DatasetError, get_dataset
+        from tokenmargin.data.datasets import DATASETS, DatasetError, get_dataset
     if action == "list":
         for title, file in DATASETS.items():
             print(f"{title:16} {file.url}\n{'':16} {file.terms}")

@@ -181,12 +181,13 @@ def _method(method: str, step: float | None) -> AbstractMethod:
 def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.attention import JointObjective
     from tokenmargin.dynamics import FlowPath
-    from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
+    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin
     from tokenmargin.selection import angle, cosine
 
     problem, selected = path.objective.problem, path.selected
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
-    solution = (relaxed_max_margin if separable else max_margin)(problem, selected)
+    named = limit_direction(problem, selected)
+    solution = relaxed_max_margin(problem, selected) if separable else named.solution
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
@@ -203,12 +204,13 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
         "final": path.final,
         "norm": float(problem.keys.norm(path.prompt)),
         "loss": float(path.objective.value(path.final)),
-        "selected": selected,
+        "selected": selected if separable else named.names,
         "saturation": float(path.saturation),
         "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "direction": {
             "problem": "relaxed" if separable else "att-svm",
+            "kind": None if separable else named.kind,
             "status": solution.status,
             "vector": solution.vector if solution.is_optimal else None,
             "margin": solution.margin,
@@ -228,10 +230,12 @@ def _print(report: dict[str, Any]) -> None:
         print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
         if "stop" in report:
             print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
-        print(f"selected    {', '.join(map(str, report['selected']))} (mean weight {report['saturation']:.6f})")
+        tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
+        print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
         if report["angle"] is None:
             print(f"direction   none to compare with: the selection is {direction['status']}")
         else:
-            evidence = f"{direction['problem']}, certified, margin {direction['margin']:.6g}"
+            kind = "" if direction["kind"] is None else f"{direction['kind']}, "
+            evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
             print(f"direction   {direction['vector']} ({evidence})")
             print(f"angle       {report['angle']:.3e} rad (cosine {report['cosine']:.8f})")

@@ -11,7 +11,7 @@ from tokenmargin.cli.model import command_line, open_model
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from tokenmargin.estimator import Explanation
+    from tokenmargin.classifier import Explanation
 
 __all__ = ["explain"]
 

@@ -22,8 +22,6 @@ def fit(
     ngrams: int = 1,
     tokenizer: Literal["words", "paper"] = "words",
     min_count: int = 2,
-    model: Literal["one-layer", "two-layer"] = "one-layer",
-    dimension: int | None = None,
     balanced: bool = False,
     seed: int = 0,
     json: bool = False,
@@ -52,10 +50,6 @@ def fit(
         Lower-case words, or the paper's pipeline (stop words dropped, stems).
     min_count:
         How often a word must occur to be known.
-    model:
-        One attention layer, or two (which needs the extra train).
-    dimension:
-        Of the embeddings; with one layer only less than the number of classes makes a difference.
     balanced:
         Give rare classes the weight of frequent ones.
     seed:
@@ -64,7 +58,7 @@ def fit(
         Write one JSON object to standard output.
     """
     with needs_extra("classify"):
-        from tokenmargin.estimator import ModelFileError, TokenSelectionClassifier, save_model
+        from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
     rows = read_rows(source, text=text, label=label)
     classes = Counter(rows.labels)
     if len(classes) < 2:
@@ -73,13 +67,11 @@ def fit(
         )
     if len(classes) > max(100, len(rows.texts) // 5):
         raise UsageError(f"{source}: column {label!r} has {len(classes)} distinct labels; is it the label column?")
-    with progress_bar("training", 50) as advance, usage_errors(), needs_extra("train"):
+    with progress_bar("training", 50) as advance, usage_errors():
         classifier = TokenSelectionClassifier(
             tokenizer,
             ngrams=ngrams,
             min_count=min_count,
-            model=model,
-            dimension=dimension,
             class_weight="balanced" if balanced else None,
             random_state=seed,
             progress=lambda step, loss: advance(step),

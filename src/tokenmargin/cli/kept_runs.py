@@ -30,7 +30,7 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
     """Write arrays and settings as a `.npz` file, whole or not at all."""
     import numpy as np
 
-    from tokenmargin.experiments.files import atomic_path
+    from tokenmargin._files import atomic_path
 
     with atomic_path(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **arrays, settings=np.array(json.dumps(settings)))  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tokenmargin.cli.common import UsageError, needs_extra, say
 
 if TYPE_CHECKING:
-    from tokenmargin.estimator import TokenSelectionClassifier
-    from tokenmargin.text.sources import LabelledText
+    from tokenmargin.classifier import TokenSelectionClassifier
+    from tokenmargin.data.sources import LabelledText
 
 __all__ = ["command_line", "data_hash", "open_model", "read_rows", "versions"]
 
@@ -24,8 +24,8 @@ def read_rows(source: str, *, text: str, label: str | None) -> LabelledText:
     with needs_extra("text"):
         import numpy as np
 
-        from tokenmargin.text.sentences import make_sentences
-        from tokenmargin.text.sources import SourceError, read_labelled
+        from tokenmargin.data.sentences import make_sentences
+        from tokenmargin.data.sources import SourceError, read_labelled
     if source == "sentences":
         return make_sentences(2000, np.random.default_rng(0))
     try:
@@ -47,7 +47,7 @@ def read_rows(source: str, *, text: str, label: str | None) -> LabelledText:
 def open_model(folder: Path) -> TokenSelectionClassifier:
     """A model folder, or a message that says what is wrong with it."""
     with needs_extra("classify"):
-        from tokenmargin.estimator import ModelFileError, load_model
+        from tokenmargin.classifier import ModelFileError, load_model
     try:
         return load_model(folder)
     except ModelFileError as error:

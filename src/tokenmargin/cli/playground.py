@@ -8,7 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import UsageError, needs_extra, say, usage_errors
+from tokenmargin.cli.common import UsageError, needs_extra, say
+from tokenmargin.cli.model import open_model
 
 __all__ = ["playground"]
 
@@ -28,7 +29,7 @@ def playground(
 
         tokenmargin playground
         tokenmargin playground --port 8017 --no-browser
-        tokenmargin playground --model my_model.json
+        tokenmargin playground --model model
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ def playground(
     host:
         Address to listen on. Anything but loopback lets other computers in.
     model:
-        A token model to explain texts with: a .json file written by TokenModel.save, or a folder with token_model.json.
+        A model folder of two classes to explain texts with, written by tokenmargin fit.
     no_browser:
         Do not open the page.
     """
@@ -47,12 +48,15 @@ def playground(
     with needs_extra("playground"):
         from tokenmargin.report.playground.guard import LOOPBACK
         from tokenmargin.report.playground.server import create_app, listen, serve
-    from tokenmargin.token_model import load_token_model
 
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must lie in 0..65535, got {port}")
-    with usage_errors():
-        loaded = None if model is None else load_token_model(model)
+    loaded = None if model is None else open_model(model)
+    if loaded is not None and len(loaded.classes_) != 2:
+        raise UsageError(
+            f"{model}: the playground shows models of two classes, this one has {len(loaded.classes_)}; "
+            "use tokenmargin explain or tokenmargin report"
+        )
     try:
         listener = listen(host, port)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import sys
 from pathlib import Path
 
@@ -39,9 +38,8 @@ def predict(model: Path, source: str, /, *, text: str = "text", out: Path | None
     if out is None:
         csv.writer(sys.stdout).writerows(table)
         return 0
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
+    from tokenmargin._files import atomic_path
+
+    with atomic_path(out) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(table)
-    os.replace(partial, out)
     return 0

@@ -17,9 +17,9 @@ from tokenmargin.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from tokenmargin.text.pipeline import Pipeline
-    from tokenmargin.text.prepared import PreparedText, Step
-    from tokenmargin.text.sources import LabelledText
+    from tokenmargin.data.pipeline import Pipeline
+    from tokenmargin.data.prepared import PreparedText, Step
+    from tokenmargin.data.sources import LabelledText
 
 __all__ = ["prepare"]
 
@@ -89,9 +89,9 @@ def prepare(
         Write one JSON object to standard output.
     """
     with needs_extra("text"):
-        from tokenmargin.text.pipeline import PAPER, PLAIN
-        from tokenmargin.text.pipeline import prepare as run
-        from tokenmargin.text.sources import binary_labels
+        from tokenmargin.data.pipeline import PAPER, PLAIN
+        from tokenmargin.data.pipeline import prepare as run
+        from tokenmargin.data.sources import binary_labels
     if out.suffix not in ("", ".safetensors", ".npz"):
         raise UsageError(f"--out writes a .safetensors or .npz file, or a folder of shards, got {out.name!r}")
     if slice_megabytes <= 0:
@@ -131,7 +131,7 @@ def prepare(
 
 def _source(source: str) -> str | Path:
     """A dataset of the cache by its name; anything else as it is."""
-    from tokenmargin.text.datasets import DATASETS, cache_folder
+    from tokenmargin.data.datasets import DATASETS, cache_folder
 
     if source not in DATASETS or Path(source).exists():
         return source
@@ -144,7 +144,7 @@ def _source(source: str) -> str | Path:
 def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: bool, **how: Any) -> int:
     """Slice by slice into a folder."""
     with needs_extra("cluster"), usage_errors():
-        from tokenmargin.text.sharding import prepare_sharded
+        from tokenmargin.data.sharded.prepare import prepare_sharded
 
         with progress_bar("counting", 1) as advance:
 
@@ -175,8 +175,8 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
 def _read(source: str, text: str, label: str) -> LabelledText:
     import numpy as np
 
-    from tokenmargin.text.sentences import make_sentences
-    from tokenmargin.text.sources import read_labelled
+    from tokenmargin.data.sentences import make_sentences
+    from tokenmargin.data.sources import read_labelled
 
     if source == "sentences":
         return make_sentences(4000, np.random.default_rng(0))

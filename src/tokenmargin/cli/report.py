@@ -57,8 +57,8 @@ def report(
     with needs_extra("report"):
         import numpy as np
 
-        from tokenmargin.estimator.files import model_notes
-        from tokenmargin.estimator.trust import assess
+        from tokenmargin.classifier.evaluation import assess
+        from tokenmargin.classifier.files import model_notes
         from tokenmargin.report.figures import save_figure
         from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
     notes: dict[str, Any] = {f"model, {key}": value for key, value in model_notes(model).items()}

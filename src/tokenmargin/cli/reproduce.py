@@ -32,7 +32,8 @@ def reproduce(
     code, packages, machine, timing, expected against measured); all together get one page, `reproduction.html`. A
     figure whose run is there, with the same settings and code, is not computed again. Every setting of a figure is a
     flag.
-    Exit code 1 when something measured is neither as expected nor explained.
+    Exit code 1 when something is not as expected and not explained. A figure from data that stand in for the paper's
+    says so, and is not judged.
 
     Examples:
 
@@ -110,7 +111,7 @@ def _run_all(
     return runs, left_out
 
 
-VERDICTS = ("as expected", "explained", "not as expected")
+VERDICTS = ("as expected", "explained", "stand-in", "not as expected")
 
 
 def _missing(experiment: AbstractExperiment) -> str:
@@ -203,13 +204,15 @@ def _duration(seconds: float | None) -> str:
 def _verdict(result: Result) -> str:
     from rich.markup import escape
 
-    lines = [f"\n[bold]{result.experiment.figure}[/bold]  {result.experiment.title}"]
+    lines = [f"\n[bold]{result.experiment.figure}[/bold]  {escape(result.title)}"]
     marks = {
         "as expected": "[green]yes[/green]",
         "explained": "[yellow]explained[/yellow]",
         "not as expected": "[red]NO[/red] ",
+        "measured": "   ",
     }
     for finding in result.findings:
         mark = marks[finding.verdict]
-        lines.append(f"  {mark}  {escape(finding.what)}: {finding.measured:.6g} (expected {finding.expected})")
+        bounds = f" (expected {finding.expected}; {finding.bounds_from})" if finding.judged else ""
+        lines.append(f"  {mark}  {escape(finding.what)}: {finding.measured:.6g}{bounds}")
     return "\n".join(lines)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["runs"]
 
-SHOWN_ROWS = 20
-
 
 def runs(
     action: Literal["list", "show", "compare", "check", "remove"] = "list",

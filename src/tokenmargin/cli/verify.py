@@ -23,9 +23,11 @@ _KINDS = {
 _LEGEND = """\
 A claim is a lemma or theorem of paper A (Attention with Trained Embeddings Provably Selects Important Tokens) or B
 (Max-Margin Token Selection in Attention Mechanism): if its hypotheses are true, so is its conclusion.
-  holds     hypotheses and conclusion are true here
-  vacuous   a hypothesis is not, so the claim says nothing; where the conclusion fails too, the hypothesis is needed
-  fails     the hypotheses are true and the conclusion is not: the claim is wrong as printed
+  holds      hypotheses and conclusion are true here, as far as the evidence goes
+  vacuous    a hypothesis is not, so the claim says nothing; where the conclusion fails too and no other hypothesis is
+             broken, the hypothesis is needed
+  fails      the hypotheses are proven and the conclusion is refuted: the claim is wrong as printed
+  undecided  what was computed cannot tell; "open" lines say what was seen and what would decide it
 Each line is one inequality: what was measured, the bound it is held against, and the slack, negative where broken.
 "if" lines are hypotheses (here only those not met), "then" lines the conclusion. tokenmargin verify CLAIM says more.
 """
@@ -35,7 +37,7 @@ _EVIDENCE = {
     "sampled": "sampled. A limit is followed to a finite norm, or a statement about all points is tried on some.",
 }
 _NAME = 76
-_COLOURS = {"holds": "green", "fails": "red", "vacuous": "yellow"}
+_COLOURS = {"holds": "green", "fails": "red", "vacuous": "yellow", "undecided": "cyan"}
 
 
 def verify(
@@ -59,7 +61,8 @@ def verify(
     Without arguments every claim is checked on the instances it ships with: one
     within its hypotheses; one outside them, on which the conclusion fails; and,
     where the printed statement is wrong, one that shows it. The verdict is
-    "holds", "fails", or "vacuous" when a hypothesis is not met.
+    "holds"; "fails", which needs proof; "vacuous" when a hypothesis is not met;
+    or "undecided" when what was computed cannot tell.
 
     Exit code 0 when every verdict is as documented and no given instance breaks
     its claim, 1 otherwise.
@@ -171,9 +174,11 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
         unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
         for role, slack in (*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)):
             console.print(_line(role, slack))
+        for slack in report.findings.open:
+            console.print(f"      [cyan]open[/] {escape(slack.name)}: decided by {escape(slack.decide)}")
     if full:
         claim = reports[0].claim
-        spared = "\n".join(f'No instance outside "{name}": {why}' for name, why in claim.unneeded.items())
+        spared = "\n".join(f'Not shown to be needed, "{name}": {why}' for name, why in claim.unneeded.items())
         evidence = f"Evidence: {_EVIDENCE[claim.evidence]}"
         for words in (claim.statement, evidence, claim.unconditional, spared, claim.note):
             console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")

@@ -5,7 +5,7 @@ from tokenmargin.dynamics.cone import ConePath, cone_path
 from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
 from tokenmargin.dynamics.first_step import FirstStep, first_step
-from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
+from tokenmargin.dynamics.flow import FinitePart, FlowPath, FlowSettings, Rounding, flow
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
 from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
 from tokenmargin.dynamics.ridge import RidgePath, ridge_path
@@ -17,6 +17,7 @@ __all__ = [
     "BatchResult",
     "ConePath",
     "Crossing",
+    "FinitePart",
     "FirstStep",
     "FlowPath",
     "FlowSettings",
@@ -25,6 +26,7 @@ __all__ = [
     "NormalizedGradientDescent",
     "RegularisationPath",
     "RidgePath",
+    "Rounding",
     "Saturated",
     "SelectionChanged",
     "Trajectory",

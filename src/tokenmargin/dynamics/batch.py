@@ -32,7 +32,7 @@ class BatchResult:
     - `problems`, `method`, `loss`: what was run.
     - `finals`: one array (starts, D) of parameters per problem.
     - `selected`: token of largest weight, shape (problems, starts, n).
-    - `saturation`: mean largest softmax weight, shape (problems, starts).
+    - `saturation`: mean selected softmax weight, shape (problems, starts); tokens of equal score count together.
     - `steps`: steps taken by each run.
     - `interrupted`: whether Ctrl-C stopped it; runs not reached have taken 0 steps and stand at their starts.
     """
@@ -254,5 +254,6 @@ def _lay_out(problems: Sequence[TokenProblem], T: int) -> Tokens:
     scores = np.zeros((len(problems), n, T))
     for j, (pose, tokens) in enumerate(zip(problems, found, strict=True)):
         vectors[j, :, : pose.T, : tokens.shape[-1]] = tokens
-        scores[j, :, : pose.T] = pose.scores
-    return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores)
+        scores[j, :, : pose.T] = pose.shared_scores
+    tied = any(pose.has_ties for pose in problems)
+    return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores, tied=tied)

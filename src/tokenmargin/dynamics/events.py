@@ -66,13 +66,14 @@ class AngleReached(AbstractEvent):
 
 @dataclass(frozen=True)
 class Saturated(AbstractEvent):
-    """The mean largest softmax weight reaches `level`."""
+    """The mean selected softmax weight reaches `level`; tokens that training cannot tell apart count together."""
 
     level: float = 1 - 1e-5
     stops: bool = True
 
     def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> bool:
-        return bool(saturation(objective.problem.keys, objective.prompt(theta)) >= self.level)
+        weight = saturation(objective.problem.keys, objective.prompt(theta), objective.constant_scores)
+        return bool(weight >= self.level)
 
 
 @dataclass(frozen=True)

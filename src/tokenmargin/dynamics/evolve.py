@@ -24,7 +24,9 @@ OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
         "norm": lambda objective, theta: objective.norms(theta),
         "loss": lambda objective, theta: objective.value(theta),
         "output": lambda objective, theta: objective.outputs(theta),
-        "saturation": lambda objective, theta: saturation(objective.problem.keys, objective.prompt(theta)),
+        "saturation": lambda objective, theta: saturation(
+            objective.problem.keys, objective.prompt(theta), objective.constant_scores
+        ),
         "selected": lambda objective, theta: select(objective.problem.keys, objective.prompt(theta)),
         "weights": lambda objective, theta: attention_weights(objective.problem.keys, objective.prompt(theta)),
         "log_gradient": lambda objective, theta: objective.descent(theta).log_norm,
@@ -66,8 +68,8 @@ class Trajectory:
 
     @property
     def saturation(self) -> Float[Array, "..."]:
-        """Mean largest softmax weight at the end."""
-        return saturation(self.objective.problem.keys, self.prompt)
+        """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
+        return saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores)
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.kept:

@@ -1,7 +1,8 @@
 """The first step of paper A: one gradient step on all embeddings teaches them the signed frequencies.
 
 After it, `E_s = E_s^0 + (eta_0 / 2) alpha_s v + err_s` and `p = p^0 + err_p` (5), with errors of at most
-`11 eta_0 d^(-1/4)` with high probability (6).
+`11 eta_0 d^(-1/4)` with high probability (6). Sequences of different lengths are allowed: alpha_s is then the
+`signed_share` of the corpus.
 """
 
 from __future__ import annotations

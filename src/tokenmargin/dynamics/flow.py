@@ -23,10 +23,12 @@ from tokenmargin.attention import AbstractObjective
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.follow import Field, FlowSettings, Run, Stop
 from tokenmargin.dynamics.quadrature import log_integral
+from tokenmargin.dynamics.rest import STATIONARY, FinitePart
+from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.selection import saturation, select
 
-__all__ = ["FlowPath", "FlowSettings", "Stop", "flow"]
+__all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +39,12 @@ class FlowPath:
     - `objective`, `settings`: what was followed, and how.
     - `arcs`: arc lengths at the solver's steps, from 0.
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
-    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "flat" (the gradient is lost to
-      cancellation without a stationary point nearby), the limit of "steps", "stalled" (the solver gave up), or
+    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, a "finite part" (the limit is a
+      direction and a finite vector beside it, see `finite_part`), "flat" (the gradient is lost to cancellation, and it
+      is neither of the two), the limit of "steps", "stalled" (the solver failed, or makes no headway), or
       "interrupted".
     - `crossings`: the events that happened, in order.
+    - `finite_part`: the tied tokens, the finite part and what drives the rest, where that is why the path ended.
     """
 
     objective: AbstractObjective
@@ -51,6 +55,7 @@ class FlowPath:
     crossings: tuple[Crossing, ...]
     _field: Field = field(repr=False)
     _pieces: tuple[DenseOutput, ...] = field(repr=False)
+    finite_part: FinitePart | None = None
 
     def __call__(self, arc: float | Float[Array, " k"]) -> Float[Array, "... D"]:
         """The point at an arc length in 0..arcs[-1], or one row for each of several."""
@@ -91,8 +96,8 @@ class FlowPath:
 
     @property
     def saturation(self) -> float:
-        """Mean largest softmax weight at the end."""
-        return float(saturation(self.objective.problem.keys, self.prompt))
+        """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
+        return float(saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores))
 
     @property
     def log_gradient(self) -> float:
@@ -112,6 +117,36 @@ class FlowPath:
             return np.asarray(-np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2)
 
         return log_integral(log_slowness, self.arcs)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        """How far the rounding of every step has grown by the linearised flow, and where it decides the path."""
+        return rounding_along(self._field, self.arcs, self._pieces, tolerance=self.settings.tolerance)
+
+    @property
+    def rounding_growth(self) -> float:
+        """Logarithm of how much a perturbation grows along the path, at most, up to where it decides the path.
+
+        Ordinary paths have less than 10: `python -m benchmarks.rounding`.
+        """
+        return self.rounding.log_growth
+
+    @property
+    def decided_by_rounding(self) -> bool:
+        """Whether another rounding could lead elsewhere: the path was unstable for so long that the rounding of its
+        early steps (or what the solver was off by) has grown to a change of order one in the logits, or it rests on a
+        point that is no minimum. An exactly symmetric problem followed from its axis is the common case."""
+        return self.rounding.decided or (self.stop == "stationary" and self._rests_unstably)
+
+    @property
+    def _rests_unstably(self) -> bool:
+        """Whether some direction leads down from the stationary point, by the Hessian there.
+
+        The point is known to a balance of 1e-12, and so is the Hessian; the square root of that is told from zero.
+        """
+        relative = self._field.objective.linearise(self._field.reduce(self.final)).jacobian
+        rates = np.linalg.eigvals(relative).real
+        return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
 
     def at_norm(self, norm: float) -> Float[Array, " D"]:
         """The first point whose length is `norm`."""
@@ -146,6 +181,7 @@ class FlowPath:
             stop=run.stop,
             crossings=(*self.crossings, *run.crossings),
             _pieces=(*self._pieces, *run.pieces),
+            finite_part=run.finite,
         )
 
 
@@ -189,5 +225,5 @@ def flow(
     run = Run(along, settings, until_norm, tuple(events), progress)
     run.follow(along.reduce(theta), 0.0)
     return FlowPath(
-        objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces)
+        objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite
     )  # fmt: skip

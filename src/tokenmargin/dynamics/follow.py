@@ -15,20 +15,19 @@ from scipy.integrate import LSODA, DenseOutput, OdeSolver, Radau
 from scipy.optimize import brentq
 
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
+from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
 
 __all__ = ["Field", "FlowSettings", "Run", "Stop"]
 
-Stop = Literal["norm", "event", "stationary", "flat", "steps", "stalled", "interrupted"]
+Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "stalled", "interrupted"]
 
 # Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.
 LARGEST_NORM = 1e13
-_NEAR_STATIONARY = 1e-7  # of the balance: Newton's method takes over
-_STATIONARY = 1e-12
 _SOLVERS = {"LSODA": LSODA, "Radau": Radau}
 _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
-# LSODA makes no headway when this many steps add less than this share to the arc length (to 1, while that is shorter).
-# Healthy runs have been seen to take up to 350 steps for a tenth.
+# A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
+# shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
 
 
@@ -70,6 +69,17 @@ def _checked_norm(norm: float) -> float:
     return norm
 
 
+def _across(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array, "b r"]:
+    """`(I - u u') J`; what cancels down to the rounding of the two terms is zero.
+
+    With huge scores J is 1e100 and all of it along u: the rounding that is left would be taken for stiffness.
+    """
+    along = np.outer(unit, unit @ rows)
+    left = rows - along
+    known = np.abs(left) > 8 * np.finfo(float).eps * (np.abs(rows) + np.abs(along))
+    return np.where(known, left, 0.0)
+
+
 class Field:
     """The unit field and its Jacobian in the coordinates of the span, and the way back."""
 
@@ -109,24 +119,20 @@ class Field:
         shares = self.shares(descent.log_norm)
         u, rows = shares * descent.direction, shares[:, None] * relative
         if self.joint or len(self.sizes) == 1:
-            return rows - np.outer(u, u @ rows)
-        begin = 0
-        for size in self.sizes:
-            block = slice(begin, begin + size)
-            rows[block] -= np.outer(u[block], u[block] @ rows[block])
-            begin += size
-        return rows
+            return _across(rows, u)
+        ends = np.cumsum(self.sizes)[:-1]
+        pairs = zip(np.split(rows, ends), np.split(u, ends), strict=True)
+        return np.vstack([_across(block, unit) for block, unit in pairs])
 
-    def polish(self, y: Float[Array, " r"]) -> tuple[Float[Array, " r"], float]:
-        """Newton's method on the gradient: the point it leads to and the balance there."""
-        best, balance = y, np.inf
-        for _ in range(8):
-            descent, relative, balances = self.objective.linearise(best)
-            balance = float(balances.max())
-            if balance <= _STATIONARY or not np.isfinite(relative).all():
-                break
-            best = best - np.linalg.lstsq(relative, descent.direction, rcond=1e-10)[0]
-        return best, balance
+
+def _resolvable(tolerance: float, y: Float[Array, " r"]) -> float:
+    """The absolute tolerance to ask of every coordinate of a point, however small that coordinate is.
+
+    The field is a function of the logits `<k, p>`, known to eps |k| |p|: it places a point to eps |p| in every
+    direction, also along an axis on which p is small. Newton's method inside Radau asks for 10 eps / tolerance of the
+    error scale, so that the scale must be at least a tenth of `tolerance |p|`; with less the steps shrink for ever.
+    """
+    return tolerance * (1.0 + float(np.linalg.norm(y)))
 
 
 class Run:
@@ -145,6 +151,7 @@ class Run:
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
         self.stop: Stop = "steps"
+        self.finite: FinitePart | None = None
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
         knots = [arc]
@@ -157,24 +164,27 @@ class Run:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
-                    if not any(self._follow_by(name, knots, patience=_PATIENCE) for name in first):
+                    if not any(self._follow_by(name, knots) for name in first):
                         self._follow_by(last, knots)
             except KeyboardInterrupt:
                 self.stop = "interrupted"
         self.arcs = np.array(knots)
 
-    def _follow_by(self, name: str, knots: list[float], *, patience: int | None = None) -> bool:
-        """Follow from the last point by one solver. False when, within its patience, another should take over."""
+    def _follow_by(self, name: str, knots: list[float]) -> bool:
+        """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
         tolerance, begin = self.settings.tolerance, len(knots)
         solver = _SOLVERS[name](
             self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian
         )
         while len(knots) <= self.settings.max_steps:
+            if name == "Radau":
+                solver.atol = _resolvable(tolerance, solver.y)
             if not self._step(solver, knots):
-                return patience is None or self.stop != "stalled"
-            if patience is not None and len(knots) >= begin + patience:
-                headway = knots[-1] - knots[-1 - patience]
+                return self.stop != "stalled"
+            if len(knots) >= begin + _PATIENCE:
+                headway = knots[-1] - knots[-1 - _PATIENCE]
                 if headway < _HEADWAY * max(1.0, knots[-1]):
+                    self.stop = "stalled"
                     return False
         return True
 
@@ -225,13 +235,16 @@ class Run:
         return sorted(found, key=lambda crossing: crossing.arc)
 
     def _at_rest(self, y: Float[Array, " r"]) -> bool:
-        """Whether the gradient has all but cancelled: at a "stationary" point, polished, or where it is "flat"."""
-        if float(self.field.objective.linearise(y).balance.max()) > _NEAR_STATIONARY:
+        """Whether the gradient has all but cancelled, and why: at a "stationary" point, polished; because the limit has
+        a "finite part", around which tied tokens cancel; or for no reason that is known, where it is "flat"."""
+        if float(self.field.objective.linearise(y).balance.max()) > NEAR_STATIONARY:
             return False
-        polished, reached = self.field.polish(y)
+        polished, reached = polish(self.field.objective, y)
         moved = float(np.linalg.norm(polished - y))
-        self.stop = "flat"
-        if reached <= _STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y))):
+        found = reached <= STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
+        self.finite = finite_part(self.field, polished if found else y)
+        self.stop = "flat" if self.finite is None else "finite part"
+        if found and self.finite is None:
             self.final = self.field.lift(polished)
             self.stop = "stationary"
         return True

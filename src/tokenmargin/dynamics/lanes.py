@@ -29,6 +29,7 @@ class Tokens:
     - `matrix`: E with shape (nT, r, lanes), or G with shape (nT, nT, lanes); one lane when all runs share the tokens.
     - `gram`: which of the two it is.
     - `scores`: shape (n, T, lanes).
+    - `tied`: whether some input has tokens of equal score.
 
     Positions without a token need no mask: their logits are minus infinity, and stay so.
     """
@@ -36,20 +37,23 @@ class Tokens:
     matrix: Float[Array, "nT r lanes"]
     gram: bool
     scores: Float[Array, "n T lanes"]
+    tied: bool = False
 
     @classmethod
-    def of(cls, vectors: Float[Array, "problems nT r"], scores: Float[Array, "problems n T"]) -> Tokens:
+    def of(
+        cls, vectors: Float[Array, "problems nT r"], scores: Float[Array, "problems n T"], *, tied: bool = False
+    ) -> Tokens:
         """From the coordinates of the tokens, one problem per lane."""
         _, tokens, r = vectors.shape
         gram = r > _FEW * tokens
         matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
-        return cls(_lanes_last(matrix), gram, _lanes_last(scores))
+        return cls(_lanes_last(matrix), gram, _lanes_last(scores), tied)
 
     def kept(self, lanes: Bool[Array, " lanes"] | Int[Array, " kept"]) -> Tokens:
         """The tokens of some of the runs (by mask), or of each run (by number)."""
         if self.matrix.shape[-1] == 1:
             return self
-        return Tokens(np.ascontiguousarray(self.matrix[..., lanes]), self.gram, self.scores[..., lanes])
+        return Tokens(np.ascontiguousarray(self.matrix[..., lanes]), self.gram, self.scores[..., lanes], self.tied)
 
     def step(self, weights: Float[Array, "nT lanes"]) -> tuple[Float[Array, "nT lanes"], Float[Array, " lanes"]]:
         """Logits of the vector `sum w k`, and its length."""
@@ -150,9 +154,15 @@ class Lanes:
 
     @property
     def saturation(self) -> Float[Array, " lanes"]:
-        """Mean over the inputs of the largest softmax weight."""
+        """Mean over the inputs of the largest softmax weight, with those of tokens of equal score."""
         relative = self.logits - self.logits.max(axis=1, keepdims=True)
-        return np.asarray((1 / np.exp(relative).sum(axis=1)).mean(axis=0))
+        weights = np.exp(relative)
+        whole = 1 / weights.sum(axis=1)
+        if self.tokens.tied:
+            scores = np.broadcast_to(self.tokens.scores, weights.shape)
+            leading = np.take_along_axis(scores, weights.argmax(axis=1)[:, None], axis=1)
+            whole *= np.where(scores == leading, weights, 0.0).sum(axis=1)
+        return np.asarray(whole.mean(axis=0))
 
 
 def _lanes_last(array: Float[Array, "lanes a b"]) -> Float[Array, "a b lanes"]:

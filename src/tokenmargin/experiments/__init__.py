@@ -1,12 +1,13 @@
 """The figures of the papers as experiments, their records, and sweeps over their settings.
 
-To add an experiment: write its module, and one line in `PLACES`.
+To add an experiment: write its module, and one line in `EXPERIMENT_PLACES`.
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tokenmargin.engines import AbstractEngine, LocalEngine, RayEngine
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table, Verdict
+from tokenmargin.experiments.experiment import AbstractExperiment, Basis, Curves, Finding, Result, Table, Verdict
 from tokenmargin.experiments.records import Run, find_runs, record, runs_in
 from tokenmargin.experiments.settings import Axis, Grid, command, parse_axis, with_settings
 from tokenmargin.experiments.sweeps import sweep
@@ -16,6 +17,7 @@ __all__ = [
     "AbstractEngine",
     "AbstractExperiment",
     "Axis",
+    "Basis",
     "Curves",
     "Finding",
     "Grid",
@@ -34,7 +36,7 @@ __all__ = [
     "with_settings",
 ]
 
-PLACES = (
+EXPERIMENT_PLACES = (
     "embeddings:FigureA1",
     "embeddings:FigureA2",
     "embeddings:FigureA3Imdb",
@@ -46,6 +48,7 @@ PLACES = (
     "prompt_paths:Figure1a",
     "prompt_paths:Figure1b",
     "prompt_paths:Figure1c",
+    "local_cone:Figure2",
     "joint_paths:Figure3a",
     "joint_paths:Figure3b",
     "joint_paths:Figure3c",
@@ -69,5 +72,14 @@ def _load(place: str) -> type[AbstractExperiment]:
     return found
 
 
-EXPERIMENTS: tuple[type[AbstractExperiment], ...] = tuple(map(_load, PLACES))
-"""The classes at those places."""
+if TYPE_CHECKING:
+    EXPERIMENTS: tuple[type[AbstractExperiment], ...]
+    """The classes at those places."""
+
+
+def __getattr__(name: str) -> tuple[type[AbstractExperiment], ...]:
+    """`EXPERIMENTS` is loaded when it is first asked for: the figures take as long to import as all the rest."""
+    if name != "EXPERIMENTS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = tuple(map(_load, EXPERIMENT_PLACES))
+    return found

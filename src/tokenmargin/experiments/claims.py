@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
 from tokenmargin.experiments.tables import PAPER_A, PAPER_B, columns
-from tokenmargin.theory import CLAIMS, Report
+from tokenmargin.theory import CLAIMS, Claim, Report, needed
 
-__all__ = ["ClaimsA", "ClaimsB"]
+__all__ = ["ClaimsA", "ClaimsB", "table_row"]
+
+
+def table_row(claim: Claim, reports: Iterable[Report]) -> str:
+    """The claim's line in the table of the documentation: what it says, its evidence, and the hypotheses shown to be
+    needed by the instances outside."""
+    shown = needed(report for report in reports if report.kind == "outside")
+    needs = "no hypothesis" if claim.unconditional else "; ".join(shown) or "-"
+    printed = str(claim.refutation()) if claim.refutation else "-"
+    cells = (text.replace("|", "\\|") for text in (claim.name, claim.about, claim.evidence, needs, printed))
+    return f"| {' | '.join(cells)} |"
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,7 @@ def _check(report: Report) -> dict[str, object]:
         "verdict": report.verdict,
         "evidence": report.claim.evidence,
         "documented": "yes" if report.as_expected else "no",
+        "open": "; ".join(slack.name for slack in report.findings.open),
     }
 
 
@@ -77,6 +88,8 @@ def _slacks(report: Report) -> list[dict[str, object]]:
             "bound": slack.bound,
             "slack": slack.slack,
             "holds": slack.holds,
+            "proven": slack.proven,
+            "refuted": slack.refuted,
         }
         for role, slacks in roles
         for slack in slacks
@@ -97,8 +110,7 @@ class ClaimsA(_Claims):
 
 @dataclass(frozen=True)
 class ClaimsB(_Claims):
-    """`tokenmargin reproduce claims-b`: every claim on max-margin token selection, with the slack of each "
-    "inequality."""
+    """`tokenmargin reproduce claims-b`: every claim on max-margin token selection, each inequality's slack."""
 
     figure: ClassVar[str] = "claims-b"
     source: ClassVar[str] = PAPER_B

@@ -15,6 +15,7 @@ from tokenmargin.experiments.tables import ALIGNED, columns
 from tokenmargin.instances import three_limits
 from tokenmargin.margin import atlas
 from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import spelled
 
 __all__ = ["Demo"]
 
@@ -26,6 +27,7 @@ class Demo(PromptPaths):
     figure: ClassVar[str] = "demo"
     source: ClassVar[str] = "an instance of our own"
     title: ClassVar[str] = "Two inputs, four tokens each: three directions attention can converge to"
+    followed: ClassVar[bool] = False
 
     steps: int = 5000
     step: float = 0.05
@@ -42,8 +44,8 @@ class Demo(PromptPaths):
         return columns(
             [
                 {
-                    "direction": "GMM" if limit.is_global else "LMM",
-                    "selected": " ".join(map(str, limit.selected)),
+                    "direction": limit.kind,
+                    "selected": spelled(limit.chosen),
                     "x": limit.solution.vector[0],
                     "y": limit.solution.vector[1],
                     "margin": limit.solution.margin,
@@ -58,15 +60,15 @@ class Demo(PromptPaths):
         found = atlas(problem)
         return {"all": found.selections, "infeasible": found.infeasible, "limits": len(found.limits)}
 
-    def findings(self, limits: Table) -> tuple[Finding, ...]:
+    def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         reached = set(limits["selected"].tolist())
         return (
-            Finding("distinct limits reached", float(len(reached)), 3, 3, "the problem has three"),
+            Finding("distinct limits reached", float(len(reached)), 3, 3, "the atlas of this problem has three"),
             Finding(
                 "least cosine of a start with its certified limit",
                 float(limits["cosine"].min()),
                 low=ALIGNED,
-                source="Theorem 3",
+                source="Theorem 3, after a run of finite length",
             ),
             Finding(
                 "largest certificate residual",

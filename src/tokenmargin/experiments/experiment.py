@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy import ndarray as Array
 __all__ = [
     "FINDINGS",
     "AbstractExperiment",
+    "Basis",
     "Curves",
     "Finding",
     "Result",
@@ -25,7 +26,18 @@ __all__ = [
 Table = Mapping[str, Array]
 """Columns of equal length, by name."""
 
-Verdict = Literal["as expected", "explained", "not as expected"]
+Verdict = Literal["as expected", "explained", "stand-in", "measured", "not as expected"]
+"""What is said of a number or a figure.
+
+- *as expected*, or *not as expected*: inside its bounds, or outside.
+- *explained*: outside, and why is known and named.
+- *measured*: a number without bounds, which is not judged.
+- *stand-in*: a figure drawn from data that stand in for the paper's, which judges nothing.
+"""
+
+Basis = Literal["printed", "figure", "theorem", "ours"]
+"""Where bounds come from: a number or sentence printed in the paper, its figure, a theorem, or a choice of our own."""
+BASES = {"printed": "printed", "figure": "read off the figure", "theorem": "a theorem", "ours": "ours"}
 
 FINDINGS = "findings"
 """Name of the table of expected against measured."""
@@ -38,10 +50,11 @@ class Finding:
     **Attributes**
     - `what`: the quantity, in words.
     - `measured`: its value.
-    - `low`, `high`: the range it was expected in.
-    - `source`: where the expectation comes from (a theorem, a number printed in the paper, a design target).
+    - `low`, `high`: the range it was expected in; a finding without either is a number that is not judged.
+    - `source`: what the expectation rests on, in words.
     - `explanation`: why the value may lie outside the range, where that is known: what the experiment that looked into
       the difference found. Without one, a value outside the range is a failure.
+    - `basis`: where the bounds come from; ours, unless the paper or a theorem gives them.
     """
 
     what: str
@@ -50,20 +63,39 @@ class Finding:
     high: float = np.inf
     source: str = ""
     explanation: str = ""
+    basis: Basis = "ours"
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are bounds to judge it by."""
+        return self.low > -np.inf or self.high < np.inf
 
     @property
     def holds(self) -> bool:
-        """Whether the measured value lies in the expected range."""
-        return bool(self.low <= self.measured <= self.high)
+        """Whether the measured value lies in the expected range, if there is one."""
+        return not self.judged or bool(self.low <= self.measured <= self.high)
 
     @property
     def verdict(self) -> Verdict:
-        """As expected, different for a reason that is known, or different."""
+        """As expected, different for a reason that is known, different, or measured and not judged."""
+        if not self.judged:
+            return "measured"
         return "as expected" if self.holds else "explained" if self.explanation else "not as expected"
+
+    @property
+    def bounds_from(self) -> str:
+        """Where the bounds come from, in words; nothing for a finding without any."""
+        return BASES[self.basis] if self.judged else ""
+
+    def unjudged(self) -> Finding:
+        """The number alone, its bounds named: what they are for is not what was measured."""
+        return replace(self, low=-np.inf, high=np.inf, source=f"on the paper's data: {self.expected}", explanation="")
 
     @property
     def expected(self) -> str:
         """The expected range in words."""
+        if not self.judged:
+            return "not judged"
         if self.low == self.high:
             return f"{self.low:g}"
         if self.high == np.inf:
@@ -74,7 +106,7 @@ class Finding:
 
 
 def verdict_of(findings: Iterable[Finding]) -> Verdict:
-    """The worst verdict among findings."""
+    """The worst verdict among findings; numbers that are not judged do not count."""
     verdicts = {finding.verdict for finding in findings}
     order: tuple[Verdict, ...] = ("not as expected", "explained")
     return next((verdict for verdict in order if verdict in verdicts), "as expected")
@@ -83,7 +115,7 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 def findings_table(findings: Sequence[Finding]) -> Table:
     """Expected against measured, as columns."""
     kinds = {"measured": float, "low": float, "high": float}
-    names = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+    names = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
     return {
         name: np.array([getattr(finding, name) for finding in findings], dtype=kinds.get(name, object))
         for name in names
@@ -92,12 +124,21 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found: tables (data first), and findings."""
+    """What a run found: tables (data first), and findings.
+
+    `stand_in` says which data stand in for the paper's, when they do; then every face of the result says so.
+    """
 
     experiment: AbstractExperiment
     tables: Mapping[str, Table]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = field(default=())
+    stand_in: str = ""
+
+    @property
+    def title(self) -> str:
+        """The experiment's title, with the data that stand in for those it speaks of."""
+        return f"{self.experiment.title} ({self.stand_in})" if self.stand_in else self.experiment.title
 
     @property
     def holds(self) -> bool:
@@ -106,8 +147,8 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict among the findings."""
-        return verdict_of(self.findings)
+        """The worst verdict among the findings; data that stand in for the paper's judge nothing."""
+        return "stand-in" if self.stand_in else verdict_of(self.findings)
 
     def table(self, name: str) -> Table:
         """A table by name; `findings` is the table of expected against measured."""

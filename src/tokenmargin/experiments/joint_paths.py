@@ -12,11 +12,11 @@ from numpy import ndarray as Array
 from tokenmargin.attention import JointObjective
 from tokenmargin.dynamics import NormalizedGradientDescent, Trajectory, evolve
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
-from tokenmargin.experiments.tables import ALIGNED, PAPER_B, token_table
+from tokenmargin.experiments.tables import ALIGNED, PAPER_B, planar_angle, token_table
 from tokenmargin.instances import figure3a, figure3b
 from tokenmargin.margin import MarginSolution, label_margin, max_margin, relaxed_max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import cosine
+from tokenmargin.selection import attention_weights
 
 __all__ = ["Figure3a", "Figure3b", "Figure3c"]
 
@@ -36,7 +36,7 @@ class _Joint(AbstractExperiment):
         """The figure's data."""
         return figure3a()
 
-    def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
+    def findings(self, paths: Table, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
         """What the figure claims, measured."""
         raise AssertionError("each figure gives its findings")
 
@@ -59,9 +59,9 @@ class _Joint(AbstractExperiment):
             "tokens": {**token_table(problem), "optimal": np.tile([False, True], problem.n)},
             "labels": {"input": np.arange(problem.n), "label": problem.labels},
             "directions": _direction_table(solutions),
-            "paths": _path_table(path),
+            "paths": _path_table(path, problem, solutions),
         }
-        return Result(self, tables, self.findings(path, solutions))
+        return Result(self, tables, self.findings(tables["paths"], solutions))
 
 
 def _direction_table(solutions: dict[str, MarginSolution]) -> Table:
@@ -74,17 +74,29 @@ def _direction_table(solutions: dict[str, MarginSolution]) -> Table:
     }
 
 
-def _path_table(path: Trajectory) -> Table:
-    points = path["point"]
+def _path_table(path: Trajectory, problem: TokenProblem, solutions: dict[str, MarginSolution]) -> Table:
+    """Points of v and p, their angles to the three directions, and the probabilities of Figure 3c.
+
+    `optimal_probability` is that of the optimal tokens, as in the caption; `largest_probability` is the mean of the
+    largest weight, as the formula in the text has it. They part while another token has the larger weight.
+    """
+    head, prompt = path["point"][:, :2], path["point"][:, 2:]
+    weights = attention_weights(problem.keys, prompt)
+    angles = {
+        f"angle_{name}": planar_angle(head if name == "v_mm" else prompt, solution.vector)
+        for name, solution in solutions.items()
+    }
     return {
         "step": path.at,
-        "v_x": points[:, 0],
-        "v_y": points[:, 1],
-        "p_x": points[:, 2],
-        "p_y": points[:, 3],
-        "softmax_probability": path["saturation"],
+        **{f"v_{axis}": head[:, k] for k, axis in enumerate("xy")},
+        **{f"p_{axis}": prompt[:, k] for k, axis in enumerate("xy")},
+        "v_norm": np.linalg.norm(head, axis=1),
+        "p_norm": np.linalg.norm(prompt, axis=1),
+        **angles,
+        "optimal_probability": weights[:, np.arange(problem.n), list(OPTIMAL)].mean(axis=1),
+        "largest_probability": path["saturation"],
         "logistic_probability": _logistic_probability(path["output"]),
-    }
+    }  # fmt: skip
 
 
 def _logistic_probability(outputs: Array) -> Array:
@@ -92,14 +104,23 @@ def _logistic_probability(outputs: Array) -> Array:
     return np.asarray(np.exp(-np.logaddexp(0.0, -outputs)).mean(axis=1))
 
 
-def _cosines(path: Trajectory, solutions: dict[str, MarginSolution]) -> dict[str, float]:
-    problem, parts = path.objective.problem, path.objective.split(path.final)
-    prompt, head = parts["prompt"], parts["head"]
-    return {
-        "p_mm": float(cosine(problem.keys, prompt, solutions["p_mm"].vector)),
-        "p_relax": float(cosine(problem.keys, prompt, solutions["p_relax"].vector)),
-        "v_mm": float(cosine(problem.values, head, solutions["v_mm"].vector)),
-    }
+def _last_cosine(paths: Table, name: str) -> float:
+    return float(np.cos(paths[f"angle_{name}"][-1]))
+
+
+FINITE = "the cosine goes to 1; this is a run of finite length"
+
+
+def _still_falls(paths: Table, name: str) -> Finding:
+    """Whether p goes on turning to a direction: an angle that stops falling has another limit, however small it is."""
+    half = len(paths["step"]) // 2
+    angles, norms = paths[f"angle_{name}"], paths["p_norm"]
+    return Finding(
+        "exponent with which that angle of p falls with its norm, second half of the run",
+        float(np.log(angles[-1] / angles[half]) / np.log(norms[-1] / norms[half])),
+        high=-0.9,
+        source="-1 is an angle of c / norm, 0 one that has stopped falling",
+    )
 
 
 @dataclass(frozen=True)
@@ -116,11 +137,11 @@ class Figure3a(_Joint):
         "vectors of the classifier: v turns to v^mm and p to p^mm. No numbers are printed."
     )
 
-    def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
-        measured = _cosines(path, solutions)
+    def findings(self, paths: Table, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
         return (
-            Finding("cosine of p with p^mm", measured["p_mm"], low=ALIGNED, source="Theorem 5"),
-            Finding("cosine of v with v^mm", measured["v_mm"], low=ALIGNED, source="Theorem 5"),
+            Finding("cosine of p with p^mm", _last_cosine(paths, "p_mm"), low=ALIGNED, source=f"Theorem 5: {FINITE}"),
+            Finding("cosine of v with v^mm", _last_cosine(paths, "v_mm"), low=ALIGNED, source=f"Theorem 5: {FINITE}"),
+            _still_falls(paths, "p_mm"),
         )
 
 
@@ -139,19 +160,24 @@ class Figure3b(_Joint):
     def problem(self) -> TokenProblem:
         return figure3b()
 
-    def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
-        measured = _cosines(path, solutions)
-        between = float(cosine(path.objective.problem.keys, solutions["p_mm"].vector, solutions["p_relax"].vector))
+    def findings(self, paths: Table, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
+        apart = float(planar_angle(solutions["p_mm"].vector, solutions["p_relax"].vector))
+        source = f"Theorem 6: {FINITE}"
         return (
-            Finding("cosine of p with p^relax", measured["p_relax"], low=ALIGNED, source="Theorem 6"),
+            Finding("cosine of p with p^relax", _last_cosine(paths, "p_relax"), low=ALIGNED, source=source),
             Finding(
-                "cosine of p with p^mm, which it must leave",
-                measured["p_mm"],
-                between - 0.002,
-                between + 0.002,
-                f"p^mm and p^relax are at cosine {between:.4f}",
+                "angle of p to p^relax over its angle to p^mm",
+                float(paths["angle_p_relax"][-1] / paths["angle_p_mm"][-1]),
+                high=0.1,
+                source=f"p leaves p^mm, which is {apart:.3f} rad from p^relax",
             ),
-            Finding("cosine of v with v^mm", measured["v_mm"], low=ALIGNED, source="Theorem 6"),
+            Finding("cosine of v with v^mm", _last_cosine(paths, "v_mm"), low=ALIGNED, source=source),
+            _still_falls(paths, "p_relax"),
+            Finding(
+                "norm of v over norm of p at the end",
+                float(paths["v_norm"][-1] / paths["p_norm"][-1]),
+                source="which direction p has in the limit depends on it, and the theorem names no ratio",
+            ),
         )
 
 
@@ -163,14 +189,26 @@ class Figure3c(_Joint):
     title: ClassVar[str] = "Softmax and output probabilities in the run of Figure 3a"
     seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
     shows: ClassVar[str] = (
-        "in the run of Figure 3a the softmax probability of the selected tokens and the logistic probability of the "
+        "in the run of Figure 3a the softmax probability of the optimal tokens and the logistic probability of the "
         "labels both rise to 1. No numbers are printed."
     )
+    differences: ClassVar[tuple[str, ...]] = (
+        "The caption names the probability of the optimal tokens, the formula in the text the largest one of each "
+        "input; they part at first. Drawn is the caption's; the table has both.",
+    )
 
-    def findings(self, path: Trajectory, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
-        logistic = _logistic_probability(path["output"])
+    def findings(self, paths: Table, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
+        start = float(paths["optimal_probability"][0])
+        logits = np.array([-1.0, 1.0, -1.0])  # of the optimal tokens along p = (0, -1), against 0 of the others
+        exact = float((1 / (1 + np.exp(-logits))).mean())
         return (
-            Finding("mean softmax probability of the selected tokens", float(path["saturation"][-1]), low=1 - 1e-6),
-            Finding("mean logistic probability of the labels", float(logistic[-1]), low=1 - 1e-6),
-            Finding("logistic probability at the start", float(logistic[0]), high=0.6, source="it starts undecided"),
-        )
+            Finding(
+                "mean softmax probability of the optimal tokens at the start", start, exact - 1e-12, exact + 1e-12,
+                "its closed form at p = (0, -1)",
+            ),
+            Finding("the same at the end", float(paths["optimal_probability"][-1]), low=1 - 1e-6,
+                    source="it rises to 1: to six digits"),
+            Finding("mean logistic probability of the labels at the end", float(paths["logistic_probability"][-1]),
+                    low=1 - 1e-6, source="it rises to 1: to six digits"),
+            Finding("the same at the start", float(paths["logistic_probability"][0])),
+        )  # fmt: skip

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
+from tokenmargin._files import arrow_table, atomic_path
 from tokenmargin.experiments.cells import CELL, ROW
-from tokenmargin.experiments.files import arrow_table, atomic_path
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmargin._version import __version__
+from tokenmargin.engines import usable_cores
 
 __all__ = ["code_digest", "code_version", "environment", "missing_extras"]
 
@@ -61,7 +62,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _installed(name)) is not None},
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": _memory_gib(),
         "accelerator": _accelerator(),
         "threads": {name: os.environ[name] for name in THREAD_SETTINGS if name in os.environ},

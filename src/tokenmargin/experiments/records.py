@@ -13,7 +13,6 @@ the next run with the same settings does it again (a sweep goes on where it stop
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import time
@@ -23,8 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tokenmargin._files import file_digest, json_digest, read_table, write_json, write_table
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
-from tokenmargin.experiments.files import file_digest, read_table, write_json, write_table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
 
@@ -72,9 +71,10 @@ class Run:
         details = self.details()
         tables = {name: self.table(name) for name in details["tables"] if name != FINDINGS}
         found = self.table(FINDINGS)
-        columns = ("what", "measured", "low", "high", "source", "explanation")
+        columns = ("what", "measured", "low", "high", "source", "explanation", "basis")
         rows = zip(*(found[name].tolist() for name in columns), strict=True)
-        return Result(experiment, tables, tuple(Finding(*row) for row in rows), tuple(details["notes"]))
+        findings = tuple(Finding(*row) for row in rows)
+        return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
     def damaged(self) -> list[str]:
         """Tables whose bytes are not those that were written."""
@@ -106,7 +106,7 @@ def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, 
         "code": code_digest(type(experiment)),
         **(extra or {}),
     }
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    digest = json_digest(identity)[:12]
     return f"{prefix}{experiment.figure}-{digest}"
 
 
@@ -207,13 +207,15 @@ def describe_findings(result: Result) -> dict[str, Any]:
     """Expected against measured, in plain types."""
     return {
         "kind": "figure",
+        "title": result.title,
         "verdict": result.verdict,
         "findings": [
             {"what": f.what, "measured": f.measured, "expected": f.expected, "verdict": f.verdict,
-             "source": f.source, "explanation": f.explanation}
+             "bounds_from": f.bounds_from, "source": f.source, "explanation": f.explanation}
             for f in result.findings
         ],
         "notes": list(result.notes),
+        "stand_in": result.stand_in,
     }  # fmt: skip
 
 

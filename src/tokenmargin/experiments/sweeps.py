@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from tokenmargin.engines import AbstractEngine, LocalEngine, Lost
+from tokenmargin._files import remove_leftovers
+from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.cells import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
 from tokenmargin.experiments.experiment import FINDINGS
-from tokenmargin.experiments.files import remove_leftovers
 from tokenmargin.experiments.parts import Parts, spans
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
@@ -30,7 +30,7 @@ FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
 PIECE_SECONDS = 0.25  # work per piece: long against the engines' 0.1 ms to 2 ms per piece, short against a flush
 LARGEST_PIECE = 10_000
 ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it counts as failed
-FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "source", "explanation")
+FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _State:
                 with contextlib.closing(self._results(runner, todo, suspects)) as results:
                     for piece, outcome in results:
                         todo[piece.start : piece.stop] = False
-                        if isinstance(outcome, Lost):
+                        if isinstance(outcome, LostTask):
                             suspects += piece
                             continue
                         self._take(piece, outcome)
@@ -137,7 +137,7 @@ class _State:
 
     def _results(
         self, runner: CellRunner, todo: Bool[Array, " total"], suspects: list[int]
-    ) -> Generator[tuple[range, Outcome | Lost]]:
+    ) -> Generator[tuple[range, Outcome | LostTask]]:
         """Outcomes of all pieces to do; when a worker was lost, of the cells it may have had, one at a time."""
         if suspects:
             yield self._alone(runner, suspects.pop())
@@ -149,7 +149,7 @@ class _State:
         piece, reason = range(cell, cell + 1), ""
         for _ in range(ATTEMPTS_ALONE):
             for _, outcome in self.engine.map(runner, iter([piece])):
-                if not isinstance(outcome, Lost):
+                if not isinstance(outcome, LostTask):
                     return piece, outcome
                 reason = outcome.reason
         said = f"the worker died while it ran this cell alone, {ATTEMPTS_ALONE} times: {reason}"

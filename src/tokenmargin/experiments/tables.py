@@ -11,22 +11,37 @@ from numpy import ndarray as Array
 from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
 from tokenmargin.geometry import Coordinates
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle, cosine, is_globally_optimal, is_locally_optimal, optimal_tokens
+from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
-__all__ = ["ALIGNED", "PAPER_A", "PAPER_B", "columns", "direction_table", "limit_table", "path_table", "token_table"]
+__all__ = [
+    "ALIGNED",
+    "PAPER_A",
+    "PAPER_B",
+    "columns",
+    "direction_table",
+    "limit_table",
+    "path_table",
+    "planar_angle",
+    "separating_level",
+    "token_table",
+]
 
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
 PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"
 ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
 
-def token_table(problem: TokenProblem) -> Table:
-    """Where the tokens lie in the plane, with scores."""
+def token_table(problem: TokenProblem, selections: Iterable[Sequence[int]] = ()) -> Table:
+    """Where the tokens lie in the plane, with scores; `local` marks those in one of the selections and not optimal."""
     assert isinstance(problem.keys, Coordinates), "figures are drawn in coordinates"
     place = problem.keys.tokens[problem.mask]
     inputs, positions = np.nonzero(problem.mask)
+    local = np.zeros(problem.mask.shape, dtype=bool)
+    for alpha in selections:
+        local[np.arange(problem.n), list(alpha)] = True
+    local &= ~optimal_tokens(problem)
     return {
         "input": inputs,
         "token": positions,
@@ -34,20 +49,30 @@ def token_table(problem: TokenProblem) -> Table:
         "y": place[:, 1],
         "score": problem.scores[problem.mask],
         "optimal": optimal_tokens(problem)[problem.mask],
+        "local": local[problem.mask],
     }
 
 
-def path_table(path: Trajectory) -> Table:
-    """The kept points of every start, in the plane."""
+def path_table(path: Trajectory, limits: Table) -> Table:
+    """The kept points of every start, in the plane, each with its angle to the limit of its start."""
     points = path["point"]  # (kept, starts, D)
     kept, starts = points.shape[:2]
+    limit = np.stack([limits["direction_x"], limits["direction_y"]], axis=1)
     return {
         "start": np.tile(np.arange(starts), kept),
         "step": np.repeat(path.at, starts),
         "x": points[..., 0].ravel(),
         "y": points[..., 1].ravel(),
         "norm": np.linalg.norm(points, axis=-1).ravel(),
+        "angle": planar_angle(points[..., :2], limit).ravel(),
     }
+
+
+def planar_angle(points: Float[Array, "... 2"], direction: Float[Array, "... 2"]) -> Float[Array, "..."]:
+    """Angle of points in the plane to a direction; 0 at the origin, accurate for small angles too."""
+    along = np.sum(points * direction, axis=-1)
+    across = points[..., 0] * direction[..., 1] - points[..., 1] * direction[..., 0]
+    return np.asarray(np.arctan2(np.abs(across), along))
 
 
 def limit_table(
@@ -56,15 +81,14 @@ def limit_table(
     """Where each start went, and its angle to the certified direction of what it selected."""
     rows = []
     for start, final, alpha in zip(starts, finals, selected, strict=True):
-        solution = max_margin(problem, alpha)
-        local = solution.is_optimal and is_locally_optimal(problem, solution.vector, alpha)
-        kind = "GMM" if local and is_globally_optimal(problem, alpha) else "LMM" if local else solution.status
+        named = limit_direction(problem, alpha)
+        solution = named.solution
         rows.append(
             {
                 "start_x": start[0],
                 "start_y": start[1],
-                "selected": " ".join(map(str, alpha)),
-                "limit": kind,
+                "selected": spelled(named.chosen),
+                "limit": named.kind,
                 "direction_x": solution.vector[0],
                 "direction_y": solution.vector[1],
                 "margin": solution.margin,
@@ -77,8 +101,10 @@ def limit_table(
     return columns(rows)
 
 
-def direction_table(problem: TokenProblem, named: Iterable[tuple[str, Sequence[int]]]) -> Table:
-    """Certified directions, by name."""
+def direction_table(
+    problem: TokenProblem, named: Iterable[tuple[str, Sequence[int]]], *, levels: bool = False
+) -> Table:
+    """Certified directions, by name; with `levels` also that of the hyperplane half-way (NaN where none separates)."""
     rows = []
     for name, alpha in named:
         solution = max_margin(problem, alpha)
@@ -89,9 +115,19 @@ def direction_table(problem: TokenProblem, named: Iterable[tuple[str, Sequence[i
                 "y": solution.vector[1],
                 "margin": solution.margin,
                 "residual": solution.certificate.residual,
+                "level": separating_level(problem, solution.vector, alpha) if levels else np.nan,
             }
         )
     return columns(rows)
+
+
+def separating_level(problem: TokenProblem, vector: Float[Array, " D"], alpha: Sequence[int]) -> float:
+    """The level of `vector` half-way between all selected tokens and all others; NaN where no level separates them."""
+    logits = problem.keys.logits(vector)
+    chosen = np.zeros(logits.shape, dtype=bool)
+    chosen[np.arange(problem.n), list(alpha)] = True
+    low, high = logits[chosen].min(), logits[~chosen & problem.mask].max(initial=-np.inf)
+    return float((low + high) / 2) if low > high else np.nan
 
 
 def columns(rows: Sequence[dict[str, object]]) -> Table:

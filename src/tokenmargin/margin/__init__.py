@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import corpus_margin
-from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction
 from tokenmargin.margin.many import solve_many
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
@@ -34,6 +34,7 @@ __all__ = [
     "Atlas",
     "Certificate",
     "Constraints",
+    "Kind",
     "LimitDirection",
     "MarginBatch",
     "MarginSolution",
@@ -46,6 +47,8 @@ __all__ = [
     "corpus_margin",
     "is_planar",
     "label_margin",
+    "limit_constraints",
+    "limit_direction",
     "max_margin",
     "max_margin_batch",
     "plane_atlas",

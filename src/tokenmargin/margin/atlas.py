@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,18 +23,19 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.limits import Atlas, LimitDirection, limit_constraints, name_global, read_direction
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
 from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, optimal_tokens
+from tokenmargin.selection import equals, gaps_over, near_tokens
 
 __all__ = ["atlas"]
 
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
+KEPT = 1 << 24
+"""Numbers that the rows of an input, or of the children that are solved together, may hold: 128 MiB."""
 
 
 class _Block(NamedTuple):
@@ -54,13 +55,36 @@ class _Block(NamedTuple):
         return self.residuals.max(axis=1) <= TOLERANCE
 
 
-class _Input(NamedTuple):
-    """One input with its tokens by descending score, each as the selected one: unit rows to the others."""
+class _Input:
+    """One input with its distinct tokens by descending score, each as the selected one: unit rows to the others.
 
-    order: Int[Array, " t"]
-    vectors: Float[Array, "t r"]
-    units: Float[Array, "t o r"]
-    lengths: Float[Array, "t o"]
+    - `order`: their positions. `vectors`: their keys. `scores`: their scores.
+    """
+
+    def __init__(self, order: Int[Array, " t"], vectors: Float[Array, "t r"], scores: Float[Array, " t"]) -> None:
+        self.order, self.vectors, self.scores = order, vectors, scores
+        self._kept: tuple[Array, Array, Array] | None = None
+        if vectors.size * (len(order) - 1) <= KEPT:
+            self._kept = self._rows(np.arange(len(order)))
+
+    def rows(
+        self, selected: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B o r"], Float[Array, "B o"], Float[Array, "B o"]]:
+        """Unit rows from the selected tokens to the others, their lengths, and what is asked: 1, or 0 of equals."""
+        if self._kept is None:
+            return self._rows(selected)
+        units, lengths, asked = self._kept
+        return units[selected], lengths[selected], asked[selected]
+
+    def _rows(self, selected: Int[Array, " B"]) -> tuple[Array, Array, Array]:
+        # In the order of their positions, as the constraints of a selection are listed.
+        ranks = np.argsort(self.order)
+        others = np.stack([ranks[ranks != t] for t in selected.tolist()])
+        raw = self.vectors[selected][:, None] - self.vectors[others]
+        lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
+        lengths[lengths == 0] = 1.0
+        asked = np.where(self.scores[others] == self.scores[selected][:, None], 0.0, 1.0)
+        return raw / lengths[:, :, None], lengths, asked
 
 
 def atlas(
@@ -84,13 +108,17 @@ def atlas(
     """
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget)
-    blocks = [walk.root()]
+    blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
-        blocks.extend(reversed(walk.extended(blocks.pop())))
+        block = next(blocks[-1], None)
         if progress is not None:
             progress(walk.feasible + walk.infeasible)
+        if block is None:
+            blocks.pop()
+        else:
+            blocks.append(walk.extended(block))
     return Atlas(
-        limits=tuple(sorted(walk.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))),
+        limits=name_global(problem, walk.limits),
         selections=walk.leaves[0],
         feasible=walk.feasible,
         infeasible=walk.infeasible,
@@ -101,20 +129,15 @@ def atlas(
 
 
 def _inputs(problem: TokenProblem) -> list[_Input]:
-    """The rows `k_it - k_iu` of every pair, up to an isometry of the span of the keys."""
+    """The distinct tokens of every input, up to an isometry of the span of the keys; copies are one token."""
     keys = problem.keys
     vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
     inputs = []
     for i in range(problem.n):
-        visible = np.flatnonzero(problem.mask[i])
-        order = visible[np.argsort(-problem.scores[i, visible], kind="stable")]
-        tokens = vectors[keys.index[i, order]]
-        # In the order of their positions, as the constraints of a selection are listed.
-        others = np.stack([ranks[ranks != t] for ranks in [np.argsort(order)] for t in range(len(order))])
-        raw = tokens[:, None] - tokens[others]
-        lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
-        lengths[lengths == 0] = 1.0
-        inputs.append(_Input(order, tokens, raw / lengths[:, :, None], lengths))
+        visible = np.flatnonzero(problem.mask[i] & (keys.first_copies[i] == np.arange(problem.T)))
+        scores = problem.shared_scores[i]
+        order = visible[np.argsort(-scores[visible], kind="stable")]
+        inputs.append(_Input(order, vectors[keys.index[i, order]], scores[order]))
     return inputs
 
 
@@ -148,7 +171,8 @@ class _Walk:
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
         self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
-        self.rank = min(self.inputs[0].units.shape[2], sum(sizes) - problem.n)
+        self.dimension = self.inputs[0].vectors.shape[1]
+        self.rank = min(self.dimension, sum(sizes) - problem.n)
         self.feasible = self.infeasible = self.solves = 0
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
@@ -158,39 +182,48 @@ class _Walk:
         return self.solves >= self.budget
 
     def root(self) -> _Block:
-        """The empty prefix: nothing is asked of p = 0."""
-        dimension = self.inputs[0].units.shape[2]
+        """The empty prefix: nothing is asked of p = 0, which is its solution."""
         return _Block(
-            np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, dimension)), np.full((1, 4), np.inf)
+            np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, self.dimension)), np.zeros((1, 4))
         )
 
-    def extended(self, block: _Block) -> list[_Block]:
+    def extended(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
+        size = len(self.inputs[block.prefixes.shape[1]].order)
+        together = KEPT // (self.dimension * (block.multipliers.shape[1] + size) * len(block.prefixes))
+        for begin in range(0, size, max(together, 1)):
+            if self.spent and begin:
+                return
+            children = self._children(block, np.arange(begin, min(begin + max(together, 1), size)))
+            if children.prefixes.shape[1] == self.problem.n:
+                self._record(children)
+                continue
+            for s in range(0, len(children.vectors), BLOCK):
+                yield _Block(*(array[s : s + BLOCK] for array in children))
+
+    def _children(self, block: _Block, chosen: Int[Array, " t"]) -> _Block:
+        """The prefixes followed by each of the chosen tokens (ranks) of the next input, less what is ruled out."""
         j = block.prefixes.shape[1]
-        tokens = self.inputs[j]
-        size, others = tokens.lengths.shape
+        size, others = len(chosen), len(self.inputs[j].order) - 1
         parents = np.repeat(np.arange(len(block.prefixes)), size)
         children = _Block(
-            prefixes=np.column_stack([block.prefixes[parents], np.tile(np.arange(size), len(block.prefixes))]),
+            prefixes=np.column_stack([block.prefixes[parents], np.tile(chosen, len(block.prefixes))]),
             multipliers=np.concatenate([block.multipliers[parents], np.zeros((len(parents), others))], axis=1),
             vectors=block.vectors[parents],
-            residuals=self._inherited(block, tokens).reshape(-1, 4),
+            residuals=self._inherited(block, self.inputs[j], chosen).reshape(-1, 4),
         )
-        leaf = j + 1 == self.problem.n
         alive = np.ones(len(parents), dtype=bool)
-        if leaf or not _seldom_infeasible(children.multipliers.shape[1], self.rank, share=1 / size):
+        leaf, share = j + 1 == self.problem.n, 1 / (others + 1)
+        if leaf or not _seldom_infeasible(children.multipliers.shape[1], self.rank, share=share):
             alive = self._solve(children, np.flatnonzero(~children.known))
-        children = _Block(*(array[alive] for array in children))
-        if leaf:
-            self._record(children)
-            return []
-        return [_Block(*(array[s : s + BLOCK] for array in children)) for s in range(0, len(children.vectors), BLOCK)]
+        return _Block(*(array[alive] for array in children))
 
-    def _inherited(self, block: _Block, tokens: _Input) -> Float[Array, "B t 4"]:
+    def _inherited(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
-        margins = np.matmul(block.vectors, tokens.units.reshape(-1, block.vectors.shape[1]).T)
-        margins = margins.reshape(len(margins), *tokens.lengths.shape) * tokens.lengths
-        separated = (margins >= 1).all(axis=2)
+        units, lengths, asked = tokens.rows(chosen)
+        margins = np.matmul(block.vectors, units.reshape(-1, block.vectors.shape[1]).T)
+        margins = margins.reshape(len(margins), *lengths.shape) * lengths
+        separated = (margins >= asked).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 
     def _solve(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
@@ -214,13 +247,12 @@ class _Walk:
 
     def _systems(self, prefixes: Int[Array, "B j"]) -> Systems:
         """The max-margin problems of the prefixes, gathered from the unit rows."""
-        chosen = list(zip(self.inputs, prefixes.T, strict=False))
-        rows = np.concatenate([tokens.units[t] for tokens, t in chosen], axis=1)
-        lengths = np.concatenate([tokens.lengths[t] for tokens, t in chosen], axis=1)
-        bound = 1 / lengths
-        scale = bound.max(axis=1, initial=0.0)
+        parts = [tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)]
+        rows, lengths, asked = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+        bound = asked / lengths
+        scale = bound.max(axis=1, initial=0.0)  # positive: what asks for nothing is known from its parent
         bound /= scale[:, None]
-        return Systems(rows, bound, None, bound, lengths, scale)
+        return Systems(rows, bound, None, np.where(bound > 0, bound, 1.0), lengths, scale)
 
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
@@ -228,45 +260,36 @@ class _Walk:
         self.feasible += int(known.sum())
         self.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
         leaves = _Block(*(array[known] for array in leaves))
-        gaps, near = self._gaps(leaves)
-        optimal, inputs = optimal_tokens(self.problem), np.arange(self.problem.n)
-        positions = self._positions(leaves.prefixes)
-        for b in np.flatnonzero((gaps > 0).all(axis=1)).tolist():
-            self.limits.append(
-                LimitDirection(
-                    selected=positions[b],
-                    solution=self._solution(leaves, b, positions[b]),
-                    neighbours=near[b],
-                    gaps=gaps[b],
-                    is_global=bool(optimal[inputs, positions[b]].all()),
-                )
-            )
+        positions, logits = self._positions(leaves.prefixes), self._logits(leaves)
+        near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
+        gaps = gaps_over(self.problem.shared_scores, positions, near)
+        moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
+        for b in np.flatnonzero((gaps > 0).all(axis=1) & moved).tolist():
+            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]))
+            if limit.kind == "inaccurate":
+                self.feasible -= 1
+                self.undecided.append(tuple(positions[b].tolist()))
+            elif limit.is_limit and (limit.selected == positions[b]).all():
+                self.limits.append(limit)
 
     def _positions(self, prefixes: Int[Array, "B n"]) -> Int[Array, "B n"]:
         """Positions of the tokens given by rank."""
         return np.stack([tokens.order[t] for tokens, t in zip(self.inputs, prefixes.T, strict=True)], axis=1)
 
-    def _gaps(self, leaves: _Block) -> tuple[Float[Array, "B n"], Bool[Array, "B n T"]]:
-        """Score gaps of the leaves, selected token less best SVM-neighbour, and the neighbours themselves."""
-        gaps = np.empty(leaves.prefixes.shape)
-        near = np.zeros((*leaves.prefixes.shape, self.problem.T), dtype=bool)
-        rows = np.arange(len(gaps))
-        for i, (tokens, t) in enumerate(zip(self.inputs, leaves.prefixes.T, strict=True)):
-            logits = leaves.vectors @ tokens.vectors.T
-            close = logits[rows, t][:, None] - logits <= 1 + NEIGHBOUR_TOLERANCE
-            close[rows, t] = False
-            scores = self.problem.scores[i, tokens.order]
-            gaps[:, i] = scores[t] - np.where(close, scores, -np.inf).max(axis=1)
-            near[:, i, tokens.order] = close
-        return gaps, near
+    def _logits(self, leaves: _Block) -> Float[Array, "B n T"]:
+        """Logits of the leaves' vectors; minus infinity where there is no token, and at copies."""
+        logits = np.full((*leaves.prefixes.shape, self.problem.T), -np.inf)
+        for i, tokens in enumerate(self.inputs):
+            logits[:, i, tokens.order] = leaves.vectors @ tokens.vectors.T
+        return logits
 
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:
         """The leaf's solution as a parameter of the problem's own geometry."""
-        constraints = attention_constraints(self.problem, selected)
+        constraints = limit_constraints(self.problem, selected)
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
             return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
-        lengths = np.concatenate([x.lengths[t] for x, t in zip(self.inputs, leaves.prefixes[b], strict=True)])
-        multipliers = leaves.multipliers[b] / lengths
+        parts = [tokens.rows(t[None])[1][0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
+        multipliers = leaves.multipliers[b] / np.concatenate(parts)
         return MarginSolution(
             status="optimal",
             vector=constraints.parameter(multipliers, leaves.vectors[b]),

@@ -6,7 +6,6 @@ it leaves undecided, and what is large, goes through the stacks of `system`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.engines import usable_cores
 from tokenmargin.margin.answers import OUT_OF_RANGE, UNDECIDED, Answers
 from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
@@ -115,7 +115,7 @@ def max_margin_batch(
     block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
     works = (lambda where=where: _answer(keys, selected, where, answers) for where in blocks)
-    for where, _ in zip(blocks, _in_threads(works, min(threads or _processors(), len(blocks))), strict=True):
+    for where, _ in zip(blocks, _in_threads(works, min(threads or usable_cores(), len(blocks))), strict=True):
         if progress is not None:
             progress(where.stop)
     margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
@@ -149,11 +149,6 @@ def _checked(keys: object, selected: object) -> tuple[Array, Array]:
     for array in (tokens, alpha):
         array.setflags(write=False)
     return tokens, alpha
-
-
-def _processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_threads(works: Iterable[Callable[[], Any]], threads: int) -> Iterator[Any]:

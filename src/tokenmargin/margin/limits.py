@@ -1,42 +1,97 @@
-"""LimitDirection and Atlas: the directions in which attention can converge, as found by `atlas`."""
+"""The direction that belongs to a selection, what it is, and the atlas of those in which attention can converge.
+
+Training prefers a token to another by score alone. So the selected token of an input must be ahead by 1 of the tokens
+of other scores, and need only not be behind its equals, the tokens of its own score. Copies of one key have equal
+weights whatever p is; they are selected together and count as one token of their mean score. Where no two scores of an
+input are equal this is ATT-SVM of *Max-Margin Token Selection in Attention Mechanism*, with Definitions 1 and 2; where
+they are, it is one choice of ATT-SVM' of its appendix D.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.choices import SAME_NORM, choice_margin
+from tokenmargin.margin.constraints import Constraints, attention_constraints
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.margin.solver import solve
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import (
+    NEIGHBOUR_TOLERANCE,
+    Selection,
+    checked_selection,
+    equals,
+    gaps_over,
+    named_sets,
+    near_tokens,
+)
 
-__all__ = ["Atlas", "LimitDirection"]
+__all__ = [
+    "Atlas",
+    "Kind",
+    "LimitDirection",
+    "all_best",
+    "limit_constraints",
+    "limit_direction",
+    "name_global",
+    "read_direction",
+]
+
+Kind = Literal["GMM", "LMM", "not locally optimal", "infeasible", "inaccurate"]
+
+CHOICES = 256
+"""Choices among tokens that tie in score and in logit which are compared before the answer is "inaccurate"."""
 
 
 @dataclass(frozen=True, eq=False)
 class LimitDirection:
-    """One locally optimal max-margin direction (LMM).
+    """The max-margin direction of a selection, and what it is to the problem.
 
     **Attributes**
-    - `selected`: the token of each input.
+    - `selected`: one token of each input; of a set, the first.
+    - `chosen`: all selected tokens: copies of the selected one, and tokens of its score that it does not leave behind.
     - `solution`: direction, margin, multipliers and certificate.
-    - `neighbours`: the SVM-neighbours, margin exactly 1.
+    - `neighbours`: the tokens of other scores at margin exactly 1.
     - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
-    - `is_global`: whether the selected tokens are the optimal ones: this is the GMM.
+    - `kind`: "LMM" where the selected tokens outscore their neighbours, so that training converges to it (Theorem 3);
+      "GMM" where besides no token scores higher, and no choice among equals has a larger margin; else why it is
+      neither.
     """
 
     selected: Int[Array, " n"]
+    chosen: Bool[Array, "n T"]
     solution: MarginSolution
     neighbours: Bool[Array, "n T"]
     gaps: Float[Array, " n"]
-    is_global: bool
+    kind: Kind
+
+    @property
+    def is_global(self) -> bool:
+        """Whether this is the GMM."""
+        return self.kind == "GMM"
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether training converges to it from a cone of starts."""
+        return self.kind in ("GMM", "LMM")
+
+    @property
+    def names(self) -> list[int | list[int]]:
+        """The token of each input, or the list of them where a set is selected."""
+        return named_sets(self.chosen)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
         return {
-            "selected": self.selected.tolist(),
+            "selected": self.names,
             "margin": self.solution.margin,
             "direction": self.solution.vector.tolist(),
             "neighbours": np.argwhere(self.neighbours).tolist(),
@@ -52,7 +107,7 @@ class Atlas:
 
     **Attributes**
     - `limits`: the locally optimal selections, the GMM first, then by margin.
-    - `selections`: number of selections, T^n.
+    - `selections`: number of selections: the product of the numbers of distinct keys of the inputs.
     - `feasible`, `infeasible`: how many were proven to be so.
     - `undecided`: selections whose status could not be proven in double precision.
     - `solves`: max-margin problems solved on the way.
@@ -69,8 +124,20 @@ class Atlas:
 
     @property
     def complete(self) -> bool:
-        """Whether every selection was decided."""
+        """Whether every selection was decided: a direction that attention selects tokens along is then listed."""
         return self.feasible + self.infeasible == self.selections
+
+    @property
+    def unsearched(self) -> str:
+        """What was not decided, in words; empty when the atlas is complete."""
+        left = self.selections - self.feasible - self.infeasible - len(self.undecided)
+        parts = []
+        if left:
+            parts.append(f"{left} of {self.selections} selections were not looked at: the budget was spent")
+        if self.undecided:
+            count = len(self.undecided)
+            parts.append(f"{count} selection{'s are' if count > 1 else ' is'} too close to call in double precision")
+        return "; ".join(parts)
 
     @property
     def gmm(self) -> LimitDirection | None:
@@ -81,6 +148,7 @@ class Atlas:
         """Plain lists and numbers, for JSON."""
         return {
             "complete": self.complete,
+            "unsearched": self.unsearched,
             "selections": self.selections,
             "feasible": self.feasible,
             "infeasible": self.infeasible,
@@ -91,5 +159,108 @@ class Atlas:
         }
 
     def __repr__(self) -> str:
-        seen = "complete" if self.complete else f"partial ({self.feasible + self.infeasible} decided)"
+        seen = "complete" if self.complete else f"partial: {self.unsearched}"
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {self.selections} selections, {seen})"
+
+
+def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool = True) -> Constraints:
+    """The selected token of every input ahead by 1 of the tokens of other scores, and not behind its equals.
+
+    Without `equal` its equals are not asked about: what is left decides where training goes.
+    """
+    alpha = checked_selection(problem, selected)
+    every = attention_constraints(problem, alpha)
+    if not problem.has_ties:
+        return every
+    inputs, positions = every.token.T
+    tied = equals(problem, alpha)[inputs, positions]
+    first = problem.keys.first_copies  # a vector is asked about once, and never the selected one itself
+    once = (first[inputs, positions] == positions) & (first[inputs, alpha[inputs]] != positions)
+    kept = once if equal else once & ~tied
+    return replace(
+        every,
+        plus=every.plus[kept],
+        minus=None if every.minus is None else every.minus[kept],
+        bound=np.where(tied, 0.0, 1.0)[kept],
+        token=every.token[kept],
+    )
+
+
+def limit_direction(problem: TokenProblem, selected: Selection) -> LimitDirection:
+    """The direction of a selection, solved, certified and named.
+
+    >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind
+    (array([-1.]), 'GMM')
+    """
+    alpha = checked_selection(problem, selected)
+    found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)))
+    if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
+        best = choice_margin(problem, _best(problem))
+        if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
+            return replace(found, kind="GMM")
+    return found
+
+
+def read_direction(problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution) -> LimitDirection:
+    """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
+    logits = problem.keys.logits(solution.vector)
+    alike = equals(problem, selected)
+    near = near_tokens(logits, selected) & problem.mask & ~alike
+    gaps = gaps_over(problem.shared_scores, selected, near)
+    if not solution.is_optimal:
+        near = np.zeros_like(near)
+        only = np.arange(problem.T) == selected[:, None]
+        status: Kind = "infeasible" if solution.status == "infeasible" else "inaccurate"
+        return LimitDirection(selected, only, solution, near, np.full(problem.n, np.nan), status)
+    # Copies have the first one's logit, whatever the rounding of their own.
+    lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
+    chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
+    kind: Kind = "LMM"
+    if not (gaps > 0).all():
+        kind = "not locally optimal"
+    elif problem.has_ties:
+        kind = _among_equals(problem, chosen, solution)
+    elif all_best(problem, selected):
+        kind = "GMM"
+    return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
+
+
+def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution) -> Kind:
+    """Whether no choice among the leading equals, freed from the others, allows a shorter vector: a local minimum."""
+    first = chosen & (problem.keys.first_copies == np.arange(problem.T))
+    options = [np.flatnonzero(row).tolist() for row in first]
+    asked = equals(problem, chosen.argmax(axis=1))[tuple(solution.tokens.T)]
+    if all(len(row) == 1 for row in options) and not solution.multipliers[asked].any():
+        return "LMM"  # no equal ties with the leader or holds the vector: it is the solution without them
+    if math.prod(len(row) for row in options) > CHOICES:
+        return "inaccurate"
+    for choice in itertools.product(*options):
+        freed = solve(limit_constraints(problem, choice, equal=False))
+        if freed.status == "inaccurate":
+            return "inaccurate"
+        if not freed.is_optimal or freed.margin > solution.margin * (1 + SAME_NORM):
+            return "not locally optimal"
+    return "LMM"
+
+
+def name_global(problem: TokenProblem, limits: Iterable[LimitDirection]) -> tuple[LimitDirection, ...]:
+    """All limits of a problem, the GMM first and then by margin: of largest margin among tokens of highest score."""
+    listed = list(limits)
+    best = [limit.solution.margin if all_best(problem, limit.selected) else -np.inf for limit in listed]
+    largest = max(best, default=np.inf)
+    named = [
+        replace(limit, kind="GMM") if margin > 0 and margin >= largest * (1 - SAME_NORM) else limit
+        for limit, margin in zip(listed, best, strict=True)
+    ]
+    return tuple(sorted(named, key=lambda limit: (not limit.is_global, -limit.solution.margin)))
+
+
+def _best(problem: TokenProblem) -> Bool[Array, "n T"]:
+    scores = np.where(problem.mask, problem.shared_scores, -np.inf)
+    return np.asarray(scores == scores.max(axis=1, keepdims=True))
+
+
+def all_best(problem: TokenProblem, selected: Int[Array, " n"]) -> bool:
+    """Whether no token of its input scores higher than a selected one; copies count with their mean score."""
+    return bool(_best(problem)[np.arange(problem.n), selected].all())

@@ -10,26 +10,20 @@ import math
 import time
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
-from numpy import ndarray as Array
 
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin.arcs import selection_arcs
-from tokenmargin.margin.certificate import TOLERANCE, normalised
-from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.margin.limits import Atlas, LimitDirection
+from tokenmargin.margin.limits import Atlas, limit_constraints, name_global, read_direction
 from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, is_globally_optimal
 
 __all__ = ["plane_atlas"]
 
 
 def plane_atlas(problem: TokenProblem) -> Atlas:
-    """The answer of `atlas` for keys in the plane, fast enough to follow a moving token.
+    """The limits of `atlas` for keys in the plane, fast enough to follow a moving token.
 
-    A selection without an arc is infeasible by geometry; no Farkas vector is computed for it (`max_margin` gives one).
+    Selections are counted as feasible when they own an arc; the others are infeasible by geometry, and no Farkas vector
+    is computed for them (`max_margin` gives one). Copies of one key are one token.
 
     >>> from tokenmargin.instances import figure8
     >>> for limit in plane_atlas(figure8()).limits:
@@ -39,62 +33,18 @@ def plane_atlas(problem: TokenProblem) -> Atlas:
     """
     began = time.perf_counter()
     chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
-    vectors, solved, refuted = _solved(problem, chosen)
-    gaps, near = _gaps(problem, chosen, vectors)
-    limits = [
-        LimitDirection(
-            selected=chosen[b],
-            solution=solve(attention_constraints(problem, chosen[b])),
-            neighbours=near[b],
-            gaps=gaps[b],
-            is_global=is_globally_optimal(problem, chosen[b]),
-        )
-        for b in np.flatnonzero(solved & (gaps > 0).all(axis=1))
-    ]
-    selections = math.prod(problem.mask.sum(axis=1).tolist())
-    undecided = chosen[~solved & ~refuted]
+    found = [read_direction(problem, alpha, solve(limit_constraints(problem, alpha))) for alpha in chosen]
+    seen = {limit.chosen.tobytes(): limit for limit in found if limit.is_limit and limit.solution.vector.any()}
+    distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
+    selections = math.prod(distinct.sum(axis=1).tolist())
+    undecided = [limit.selected for limit in found if limit.kind == "inaccurate"]
+    feasible = sum(limit.kind not in ("infeasible", "inaccurate") for limit in found)
     return Atlas(
-        limits=tuple(sorted(limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))),
+        limits=name_global(problem, seen.values()),
         selections=selections,
-        feasible=int(solved.sum()),
-        infeasible=selections - int(solved.sum()) - len(undecided),
-        undecided=tuple(tuple(selected) for selected in undecided.tolist()),
+        feasible=feasible,
+        infeasible=selections - feasible - len(undecided),
+        undecided=tuple(tuple(selected) for selected in np.array(undecided, dtype=int).tolist()),
         solves=len(chosen),
         seconds=time.perf_counter() - began,
     )
-
-
-def _solved(
-    problem: TokenProblem, chosen: Int[Array, "B n"]
-) -> tuple[Float[Array, "B D"], Bool[Array, " B"], Bool[Array, " B"]]:
-    """Max-margin vectors of the selections, which of them are proven, and which are proven infeasible.
-
-    The selected token's own row and those without a token are zero and ask for nothing, so inputs may be of any length.
-    An arc whose selection is infeasible is that of two tokens at one place, which no direction can tell apart.
-    """
-    assert isinstance(problem.keys, Coordinates), "selection_arcs has checked it"
-    laid_out = problem.keys.laid_out
-    inputs = np.arange(problem.n)
-    asked = np.broadcast_to(problem.mask, (len(chosen), *problem.mask.shape)).copy()
-    asked[np.arange(len(chosen))[:, None], inputs, chosen] = False
-    rows = np.where(asked[..., None], laid_out[inputs, chosen][:, :, None] - laid_out, 0.0)
-    if not asked.any():
-        nothing = np.zeros(len(chosen), dtype=bool)
-        return np.zeros((len(chosen), problem.keys.dimension)), nothing, nothing
-    shape = (len(chosen), -1)
-    systems = normalised(rows.reshape(*shape, problem.keys.dimension), asked.reshape(shape).astype(float))
-    verdicts = solve_systems(systems)
-    solved = verdicts.residuals.largest <= TOLERANCE
-    refuted = verdicts.farkas.residual <= TOLERANCE
-    return verdicts.residuals.vectors * systems.scale[:, None], solved, refuted
-
-
-def _gaps(
-    problem: TokenProblem, chosen: Int[Array, "B n"], vectors: Float[Array, "B D"]
-) -> tuple[Float[Array, "B n"], Bool[Array, "B n T"]]:
-    """Score gaps and SVM-neighbours of all selections: `score_gaps` and `neighbours` in one pass."""
-    logits, at = problem.keys.logits(vectors), chosen[:, :, None]
-    near = np.take_along_axis(logits, at, axis=2) - logits <= 1 + NEIGHBOUR_TOLERANCE
-    np.put_along_axis(near, at, False, axis=2)
-    best = np.where(near, problem.scores, -np.inf).max(axis=2)
-    return problem.scores[np.arange(problem.n), chosen] - best, near

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
-from tokenmargin.estimator import Explanation, TokenSelectionClassifier
-from tokenmargin.estimator.trust import Trust
+from tokenmargin.classifier import Explanation, TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import Trust
 
 __all__ = ["ModelReport", "model_figures", "write_model_report"]
 
@@ -54,10 +54,8 @@ def write_model_report(report: ModelReport, path: Path) -> Path:
         loader=jinja2.PackageLoader("tokenmargin.report"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     page = environment.get_template("model.html").render(**_context(report))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, path)
+    with atomic_path(path) as beside:
+        beside.write_text(page, encoding="utf-8")
     return path
 
 
@@ -73,8 +71,7 @@ def _context(report: ModelReport) -> dict[str, Any]:
     return {
         "title": "Which tokens decide",
         "lead": f"A classifier of {len(model.classes_)} classes ({', '.join(map(str, model.classes_[:6]))}"
-        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens"
-        f"{' in two layers' if model.model == 'two-layer' else ''}.",
+        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens.",
         "verdict": f"Held out while training: {check}." if check else "No texts were held out while training.",
         "trusted": check is None or check.signal,
         "tokens": f"{len(model.vocabulary_):,}",

@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import jinja2
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
-from tokenmargin.experiments import Result, Table
-from tokenmargin.experiments.files import atomic_path
+from tokenmargin.experiments import Result, Table, Verdict
 
 __all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
 
@@ -52,7 +53,10 @@ def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section]
         trim_blocks=True,
     )
     page = environment.get_template("page.html")
-    text = page.render(title=title, lead=lead, sections=sections, command=command, version=__version__)
+    verdicts = get_args(Verdict)
+    text = page.render(
+        title=title, lead=lead, sections=sections, command=command, verdicts=verdicts, version=__version__
+    )
     with atomic_path(path) as beside:
         beside.write_text(text, encoding="utf-8")
     return path
@@ -88,6 +92,6 @@ def _cell(value: object) -> str:
 def findings_table(result: Result) -> PageTable:
     """Expected beside measured."""
     return PageTable(
-        ("what", "measured", "expected", "verdict", "source"),
-        [(f.what, f"{f.measured:.6g}", f.expected, f.verdict, f.source) for f in result.findings],
+        ("what", "measured", "expected", "verdict", "bounds from", "because"),
+        [(f.what, f"{f.measured:.6g}", f.expected, f.verdict, f.bounds_from, f.source) for f in result.findings],
     )

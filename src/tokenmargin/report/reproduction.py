@@ -48,29 +48,32 @@ def _lead(details: Sequence[dict[str, Any]]) -> str:
     seconds = sum(facts["timing"]["seconds"] for facts in details)
     counts = ", ".join(
         f"{verdicts.count(verdict)} {verdict}"
-        for verdict in ("as expected", "explained", "not as expected")
+        for verdict in ("as expected", "explained", "stand-in", "not as expected")
         if verdict in verdicts
     )
     return (
-        f"{len(details)} experiments with {findings} claims, measured against what the papers say: {counts}. "
-        f"Computing them took {seconds:.0f} s. 'Explained' means that a value differs and the cause is known and named."
+        f"{len(details)} experiments with {findings} numbers: {counts}. Computing them took {seconds:.0f} s. "
+        "'Explained' means that a value differs and the cause is known and named; 'stand-in' that data of our own "
+        "stand in for the paper's, which judges nothing. Every bound says where it comes from: printed in the paper, "
+        "read off its figure, a theorem, or ours."
     )
 
 
 def _overview(runs: Sequence[tuple[AbstractExperiment, Run]], details: Sequence[dict[str, Any]]) -> Section:
     rows: dict[str, list[tuple[str, ...]]] = {}
     for (experiment, _), facts in zip(runs, details, strict=True):
-        good = sum(finding["verdict"] == "as expected" for finding in facts["findings"])
+        judged = [finding for finding in facts["findings"] if finding["verdict"] != "measured"]
+        good = sum(finding["verdict"] == "as expected" for finding in judged)
         rows.setdefault(experiment.source, []).append(
             (
                 experiment.figure,
-                experiment.title,
+                f"{experiment.title} ({facts['stand_in']})" if facts["stand_in"] else experiment.title,
                 facts["verdict"],
-                f"{good} of {len(facts['findings'])}",
+                f"{good} of {len(judged)}",
                 f"{facts['timing']['seconds']:.1f} s",
             )
         )
-    header = ("figure", "what", "verdict", "claims", "time")
+    header = ("figure", "what", "verdict", "inside bounds", "time")
     links = {experiment.figure: experiment.figure for experiment, _ in runs}
     tables = tuple(PageTable(header, body, links=links, caption=source) for source, body in rows.items())
     return Section("Overview", tables=tables)
@@ -101,7 +104,7 @@ def _figure(experiment: AbstractExperiment, run: Run, facts: dict[str, Any]) -> 
     explained = [f"{f.what}: {f.explanation}" for f in result.findings if f.verdict == "explained"]
     differences = [*experiment.differences, *explained, *result.notes]
     return Section(
-        title=f"{experiment.figure}: {experiment.title}",
+        title=f"{experiment.figure}: {result.title}",
         anchor=experiment.figure,
         verdict=result.verdict,
         paragraphs=(

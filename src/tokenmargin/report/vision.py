@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
+from tokenmargin.data.images import CIFAR10_CLASSES
 from tokenmargin.experiments import Result, Table
-from tokenmargin.text.images import CIFAR10_CLASSES
 
 __all__ = ["draw_maps", "draw_sparsity"]
 

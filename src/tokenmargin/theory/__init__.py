@@ -9,19 +9,25 @@
 from difflib import get_close_matches
 
 from tokenmargin.theory import paper_a, paper_b
-from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict
+from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
 from tokenmargin.theory.instances import EmbeddingInstance, ProblemInstance
+from tokenmargin.theory.probability import binomial_interval
+from tokenmargin.theory.statements import STATEMENTS, Statement
 
 __all__ = [
     "CLAIMS",
+    "STATEMENTS",
     "Claim",
     "EmbeddingInstance",
     "Findings",
     "ProblemInstance",
     "Report",
     "Slack",
+    "Statement",
     "Verdict",
+    "binomial_interval",
     "claim",
+    "needed",
 ]
 
 CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS)

@@ -1,24 +1,32 @@
 """Claim: a stated result as something to run. Hypotheses and conclusion are measured numbers beside their bounds.
 
-A claim checked on an instance gives a `Report` with one of three verdicts:
+A claim checked on an instance gives a `Report` with one of four verdicts:
 
-- **holds**: every hypothesis and the conclusion are true of the instance;
-- **fails**: every hypothesis is true and the conclusion is not;
-- **vacuous**: a hypothesis is false, so the result says nothing. Whether the conclusion happens to be true is still
-  reported: where it is not, the instance shows that the hypothesis is needed.
+- **holds**: every hypothesis and the conclusion are true of the instance, as far as the evidence goes;
+- **fails**: every hypothesis is proven and the conclusion is refuted. It cannot be otherwise: the numbers behind it are
+  exact, or rest on a certificate, or have an error that is bounded;
+- **vacuous**: a hypothesis is refuted, so the result says nothing. Whether the conclusion happens to be true is still
+  reported: where it is not, and no other hypothesis is broken, the instance shows that the hypothesis is needed;
+- **undecided**: what was computed cannot tell. The report says what was seen, and what would decide it.
+
+A number is turned into a `Slack` by `below`, `above`, `equal` or `true`, and is taken for exact. Where it is not,
+`sampled` (a "for all" tried on some points), `searched` (a "there is" not found) or `seen` (a limit followed to a
+finite norm) says so: such a slack can be met or broken without being proven or refuted.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = [
     "NO_SUBJECT",
     "Claim",
+    "Conclusive",
     "Evidence",
     "Findings",
     "Kind",
@@ -28,10 +36,14 @@ __all__ = [
     "above",
     "below",
     "equal",
+    "needed",
+    "sampled",
+    "searched",
+    "seen",
     "true",
 ]
 
-Verdict = Literal["holds", "fails", "vacuous"]
+Verdict = Literal["holds", "fails", "vacuous", "undecided"]
 Evidence = Literal["exact", "bounded", "sampled"]
 """How much a verdict can be trusted.
 
@@ -39,6 +51,9 @@ Evidence = Literal["exact", "bounded", "sampled"]
 - bounded: as exact, resting on a certificate (a max-margin solution's residuals);
 - sampled: a limit is followed to a finite norm, or a "for all" is tried on finitely many points.
 """
+
+Conclusive = Literal["always", "if broken", "if met", "never"]
+"""When a slack is proof of what it says: "if broken" for a statement about all points that was tried on some."""
 
 Kind = Literal["example", "outside", "refutation", "given"]
 """Which instance a report is about: one of those a claim ships with, or one given."""
@@ -61,7 +76,9 @@ class Slack:
     measured: float
     relation: Literal["<=", "<", ">=", ">", "="]
     bound: float
-    tolerance: float = 0.0  # how far beyond the bound rounding alone can carry the measured number
+    tolerance: float = 0.0  # how far the measured number can be from the true one
+    conclusive: Conclusive = "always"
+    decide: str = ""  # what would decide it, where this does not
 
     @property
     def slack(self) -> float:
@@ -76,6 +93,17 @@ class Slack:
         if self.relation == "=":
             return self.slack >= 0
         return self.slack > -self.tolerance if self.relation in "<>" else self.slack >= -self.tolerance
+
+    @property
+    def proven(self) -> bool:
+        """Whether it holds and cannot be otherwise: the room it has is more than the error of the number."""
+        room = self.tolerance == 0 or (self.relation != "=" and self.slack >= self.tolerance)
+        return self.conclusive in ("always", "if met") and self.holds and room
+
+    @property
+    def refuted(self) -> bool:
+        """Whether it is broken and cannot be otherwise."""
+        return self.conclusive in ("always", "if broken") and not self.holds and not math.isnan(self.slack)
 
 
 def below(name: str, measured: float, bound: float, *, strict: bool = False, tolerance: float = 0.0) -> Slack:
@@ -98,6 +126,21 @@ def true(name: str, fact: bool) -> Slack:
     return Slack(name, float(fact), ">=", 1.0)
 
 
+def sampled(slack: Slack, decide: str = "a proof for every point") -> Slack:
+    """A statement about all points, tried on some: one that breaks it is proof, many that do not are not."""
+    return replace(slack, conclusive="if broken", decide=decide)
+
+
+def searched(slack: Slack, decide: str = "a wider search") -> Slack:
+    """A statement that something exists: what is found is proof, what is not found may yet be there."""
+    return replace(slack, conclusive="if met", decide=decide)
+
+
+def seen(slack: Slack, decide: str = "following it farther") -> Slack:
+    """A limit followed to a finite norm: what was seen there is no proof either way."""
+    return replace(slack, conclusive="never", decide=decide)
+
+
 def _number(value: Any) -> float:
     # Exact integers of 300 digits are compared as floats: the conditions on d are inequalities with room.
     return float(value)
@@ -105,7 +148,11 @@ def _number(value: Any) -> float:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check measured: the hypotheses and the conclusion."""
+    """What a check measured: the hypotheses and the conclusion.
+
+    Where a broken hypothesis leaves the conclusion without a subject (no max-margin direction to converge to), the
+    conclusion is empty.
+    """
 
     hypotheses: tuple[Slack, ...]
     conclusion: tuple[Slack, ...]
@@ -120,9 +167,20 @@ class Findings:
 
     @property
     def verdict(self) -> Verdict:
-        if not self.applies:
+        if any(slack.refuted for slack in self.hypotheses):
             return "vacuous"
-        return "holds" if self.concludes else "fails"
+        if self.applies and self.concludes:
+            return "holds"
+        proven = all(slack.proven for slack in self.hypotheses)
+        return "fails" if proven and any(slack.refuted for slack in self.conclusion) else "undecided"
+
+    @property
+    def open(self) -> tuple[Slack, ...]:
+        """What leaves the verdict undecided: slacks broken without proof, or hypotheses met without."""
+        if self.verdict != "undecided":
+            return ()
+        broken = tuple(slack for slack in (*self.hypotheses, *self.conclusion) if not slack.holds and not slack.refuted)
+        return broken or tuple(slack for slack in self.hypotheses if not slack.proven)
 
 
 @dataclass(frozen=True)
@@ -156,8 +214,8 @@ class Report:
         """Plain data, for JSON."""
 
         def plain(role: str, slack: Slack) -> dict[str, Any]:
-            numbers = {name: getattr(slack, name) for name in ("measured", "relation", "bound", "slack", "holds")}
-            return {"role": role, "name": slack.name, **numbers}
+            names = ("measured", "relation", "bound", "slack", "holds", "proven", "refuted")
+            return {"role": role, "name": slack.name, **{name: getattr(slack, name) for name in names}}
 
         return {
             "claim": self.claim.name,
@@ -168,6 +226,10 @@ class Report:
             "conclusion_holds": self.findings.concludes,
             "evidence": self.claim.evidence,
             "instance": str(self.instance),
+            "undecided": [
+                {"name": slack.name, "seen": slack.measured, "would_decide": slack.decide}
+                for slack in self.findings.open
+            ],
             "slacks": [
                 *(plain("hypothesis", slack) for slack in self.findings.hypotheses),
                 *(plain("conclusion", slack) for slack in self.findings.conclusion),
@@ -187,9 +249,10 @@ class Claim:
     - `evidence`: what kind of verdict it can give.
     - `about`: what it says, in a line.
     - `example`: an instance on which the claim is not vacuous.
-    - `outside`: instances that break a hypothesis and on which the conclusion fails: the hypothesis is needed.
+    - `outside`: instances that break a hypothesis and on which the conclusion fails. One that breaks it alone shows
+      that it is needed.
     - `refutation`: an instance with all printed hypotheses on which the printed conclusion fails.
-    - `unneeded`: for each hypothesis that no instance outside breaks, why there is none.
+    - `unneeded`: for each hypothesis not shown to be needed, why not.
     - `unconditional`: why there is no hypothesis at all.
     - `note`: where the printed statement or its proof needs a word.
     """
@@ -224,3 +287,13 @@ class Claim:
             yield self.on(make(), "outside")
         if self.refutation is not None:
             yield self.on(self.refutation(), "refutation")
+
+
+def needed(reports: Iterable[Report]) -> tuple[str, ...]:
+    """The hypotheses shown to be needed: each is broken, alone, by an instance on which the conclusion fails."""
+    names = set()
+    for report in reports:
+        broken = [slack.name for slack in report.findings.hypotheses if not slack.holds]
+        if len(broken) == 1 and not report.findings.concludes:
+            names.add(broken[0])
+    return tuple(sorted(names))

@@ -6,9 +6,7 @@ one before. Reading takes the newest whose bytes match its record; nothing is ev
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tokenmargin._files import atomic_path, file_digest
 
 __all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "whole_steps"]
 
@@ -34,20 +34,12 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Write a checkpoint and drop all but the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
     name = _name(step)
-    data, note = folder / f"{name}.safetensors", folder / f"{name}.json"
-    partial = folder / f".{name}.partial"
-    save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, partial)
-    with partial.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    os.replace(partial, data)
-    with partial.open("w") as file:
-        json.dump({**record, "step": step, "sha256": digest}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, note)
+    with atomic_path(folder / f"{name}.safetensors") as beside:
+        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, beside)
+        digest = file_digest(beside)
+    with atomic_path(folder / f"{name}.json") as beside:
+        beside.write_text(json.dumps({**record, "step": step, "sha256": digest}))
     for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -85,9 +77,8 @@ def _damage(note: Path) -> str:
     data = note.with_suffix(".safetensors")
     try:
         record = json.loads(note.read_text())
-        with data.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise ValueError("checksum differs")
+        if file_digest(data) != record["sha256"]:
+            raise ValueError("checksum differs")
         with safe_open(data, framework="pt"):
             return ""
     except (OSError, ValueError, KeyError, SafetensorError) as error:

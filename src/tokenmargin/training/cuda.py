@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import attend
 from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
-from tokenmargin.training.splits import ByTexts
 
 __all__ = ["OneLayerCuda", "kernels_work"]
 

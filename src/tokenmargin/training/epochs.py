@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from tokenmargin._files import atomic_path, remove_leftovers
 from tokenmargin.training.batches import epoch_order
-from tokenmargin.training.splits import AbstractSplit, ByTexts
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
-__all__ = ["Course", "Progress", "Row", "Schedule", "Status", "Trainable", "run_epochs"]
+__all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
 
 Status = Literal["finished", "loss reached", "out of time", "interrupted"]
 Row = dict[str, float | int]
@@ -82,7 +82,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingHistory:
     """How a run went: one row of metrics per finished epoch, why it ended, seconds of all calls, notes."""
 
     metrics: list[Row]
@@ -117,61 +117,114 @@ def run_epochs(
     observe_at: Callable[[int], bool] = lambda epoch: True,
     chunk: int = 64,
     progress: Callable[[Progress], None] | None = None,
-) -> Course:
+) -> TrainingHistory:
     """Train on n rows, or go on with the training that `folder` holds; the arguments are those of `train`.
 
     Where `observe_at(0)`, the model is also observed before the first step, in a row of its own without a loss.
     """
     split = split or ByTexts()
     place = None if folder is None else Path(folder)
+    if place is not None and split.ranks.first:
+        remove_leftovers(place)
     position, notes = _resume(model, config, place, split)
-    per_epoch = -(-n // config.batch)
-    first = saved = time.monotonic()
-    began = first - position.seconds
-    budget += position.seconds
-    status: Status = "finished"
-    first_step = model.state.step
-    if observe is not None and first_step == 0 and not position.metrics and observe_at(0):
+    loop = _Loop(
+        model, config, position, split, place, n, device, chunk,
+        checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget + position.seconds,
+        observe=observe, observe_at=observe_at, progress=progress,
+    )  # fmt: skip
+    if observe is not None and model.state.step == 0 and not position.metrics and observe_at(0):
         position.metrics.append({"epoch": 0, "rate": 0.0, **observe(model)})
+    status: Status = "finished"
     with _interrupts() as interrupted:
-        while position.epoch < config.epochs:
-            order = torch.as_tensor(epoch_order(n, seed=config.seed, epoch=position.epoch), device=device)
-            rate = config.rate_at(position.epoch)
-            while position.batch < per_epoch and status == "finished":
-                last = min(position.batch + chunk, per_epoch)
-                total = model.run(order, config.batch, first=position.batch, last=last, rate=rate)
-                position.total += float(total)
-                position.batch = last
-                now = time.monotonic()
-                if progress is not None:
-                    rows = min(last * config.batch, n)
-                    speed = (model.state.step - first_step) / max(now - first, 1e-9)
-                    steps = per_epoch * config.epochs
-                    progress(Progress(position.epoch, model.state.step, steps, position.total / rows, speed))
-                position.seconds = now - began
-                # Ranks have clocks of their own; what one of them decides, all do.
-                due, late, stop = split.ranks.any(
-                    now - saved > checkpoint_every, position.seconds > budget, interrupted.is_set()
-                )
-                if place is not None and due:
-                    _save(model, config, position, place, split)
-                    saved = time.monotonic()
-                if late or stop:
-                    status = "interrupted" if stop else "out of time"
-            if position.batch == per_epoch:
-                row: Row = {"epoch": position.epoch + 1, "rate": rate, "loss": position.total / n}
-                if observe is not None and (observe_at(position.epoch + 1) or position.epoch + 1 == config.epochs):
-                    row |= observe(model)
-                position.metrics.append(row)
-                position.epoch, position.batch, position.total = position.epoch + 1, 0, 0.0
-                if row["loss"] <= stop_loss and status == "finished":
-                    status = "loss reached"
-            if status != "finished":
-                break
-    position.seconds = time.monotonic() - began
+        while position.epoch < config.epochs and status == "finished":
+            status = loop.epoch(interrupted)
+    loop.tick()
     if place is not None:
         _save(model, config, position, place, split)
-    return Course(position.metrics, status, position.seconds, notes)
+    return TrainingHistory(position.metrics, status, position.seconds, notes)
+
+
+class _Loop(Generic[Learner]):
+    """One call of `run_epochs`: what is trained, where it stands, and the clocks."""
+
+    def __init__(
+        self,
+        model: Learner,
+        config: Schedule,
+        position: _Position,
+        split: AbstractSplit,
+        place: Path | None,
+        n: int,
+        device: torch.device,
+        chunk: int,
+        *,
+        checkpoint_every: float,
+        stop_loss: float,
+        budget: float,
+        observe: Callable[[Learner], Mapping[str, float]] | None,
+        observe_at: Callable[[int], bool],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.model, self.config, self.position, self.split, self.place = model, config, position, split, place
+        self.n, self.device, self.chunk = n, device, chunk
+        self.checkpoint_every, self.stop_loss, self.budget = checkpoint_every, stop_loss, budget
+        self.observe, self.observe_at, self.progress = observe, observe_at, progress
+        self.per_epoch = -(-n // config.batch)
+        self.first = self.saved = time.monotonic()
+        self.began = self.first - position.seconds
+        self.first_step = model.state.step
+
+    def tick(self) -> float:
+        """Look at the clock."""
+        now = time.monotonic()
+        self.position.seconds = now - self.began
+        return now
+
+    def epoch(self, interrupted: threading.Event) -> Status:
+        """Go on to the end of the epoch in hand, or to where the run has to end."""
+        at = self.position
+        order = torch.as_tensor(epoch_order(self.n, seed=self.config.seed, epoch=at.epoch), device=self.device)
+        rate = self.config.rate_at(at.epoch)
+        status: Status = "finished"
+        while at.batch < self.per_epoch and status == "finished":
+            last = min(at.batch + self.chunk, self.per_epoch)
+            at.total += float(self.model.run(order, self.config.batch, first=at.batch, last=last, rate=rate))
+            at.batch = last
+            status = self._look(interrupted)
+        if at.batch < self.per_epoch:
+            return status
+        loss = self._finish_epoch(rate)
+        return "loss reached" if loss <= self.stop_loss and status == "finished" else status
+
+    def _look(self, interrupted: threading.Event) -> Status:
+        """Tell how far it is, save when it is time, and say whether to end."""
+        now, at = self.tick(), self.position
+        if self.progress is not None:
+            step = self.model.state.step
+            speed = (step - self.first_step) / max(now - self.first, 1e-9)
+            rows = min(at.batch * self.config.batch, self.n)
+            self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
+        # Ranks have clocks of their own; what one of them decides, all do.
+        due, late, stop = self.split.ranks.any(
+            now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
+        )
+        if self.place is not None and due:
+            _save(self.model, self.config, at, self.place, self.split)
+            self.saved = time.monotonic()
+        if stop:
+            return "interrupted"
+        return "out of time" if late else "finished"
+
+    def _finish_epoch(self, rate: float) -> float:
+        """Add the epoch's row, with what is observed, and turn to the next; the loss of the row."""
+        at = self.position
+        loss = at.total / self.n
+        row: Row = {"epoch": at.epoch + 1, "rate": rate, "loss": loss}
+        if self.observe is not None and (self.observe_at(at.epoch + 1) or at.epoch + 1 == self.config.epochs):
+            row |= self.observe(self.model)
+        at.metrics.append(row)
+        at.epoch, at.batch, at.total = at.epoch + 1, 0, 0.0
+        return loss
 
 
 def _resume(
@@ -213,9 +266,8 @@ def _write_metrics(metrics: Sequence[Row], path: Path) -> None:
 
     names = list(dict.fromkeys(name for row in metrics for name in row))
     table = pa.table({name: pa.array([row.get(name) for row in metrics], pa.float64()) for name in names})
-    partial = path.with_name(f".{path.name}")
-    pq.write_table(table, partial)
-    os.replace(partial, path)
+    with atomic_path(path) as beside:
+        pq.write_table(table, beside)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy import ndarray as Array
 from torch import Tensor
 
-from tokenmargin.text.prepared import PreparedText
+from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import Ragged
 
 __all__ = ["MappedSequences"]

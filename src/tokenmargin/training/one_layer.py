@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.parameters import AdamW, Conventions, State
-from tokenmargin.training.rows import RowBlocks, one_thread_each
-from tokenmargin.training.splits import AbstractSplit, ByTexts
+from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
 
 __all__ = ["Model", "OneLayer", "attend"]
 

@@ -134,10 +134,10 @@ def initial_state(
         embeddings[rows] = drawn[:, kept].mul_(scales.embeddings * spread).to(device, dtype)
     prompt = torch.randn(d, generator=rng, dtype=torch.float64) * (scales.prompt * spread)
     head = torch.randn(d, generator=rng, dtype=torch.float64)
-    rows = [prompt, head * (scales.head / head.norm())]
+    vectors = [prompt, head * (scales.head / head.norm())]
     if affine_norm:
-        rows += [torch.ones_like(head), torch.zeros_like(head)]
-    heads = torch.stack(rows)[:, kept].to(device, dtype).contiguous()
+        vectors += [torch.ones_like(head), torch.zeros_like(head)]
+    heads = torch.stack(vectors)[:, kept].to(device, dtype).contiguous()
     return State(
         embeddings,
         heads,

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.stats import rankdata
 
+from tokenmargin._statistics import spearman
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.problem import TokenProblem
 from tokenmargin.training.batches import Sequences
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
-from tokenmargin.training.splits import AbstractSplit, ByTexts
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
@@ -99,20 +99,13 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
     clear = np.abs(posterior) * np.sqrt(counts[seen]) > CLEAR
     agree = np.sign(b[clear]) == np.sign(posterior[clear])
     return Alignment(
-        rho_v=rank_correlation(b, posterior),
-        rho_p=rank_correlation(a, np.abs(posterior)),
+        rho_v=float(spearman(b, posterior)),
+        rho_p=float(spearman(a, np.abs(posterior))),
         sign=float(agree.mean()) if agree.size else float("nan"),
         clear=int(clear.sum()),
         alpha_v=rank_correlation(b, alpha),
         alpha_p=rank_correlation(a, np.abs(alpha)),
     )
-
-
-def rank_correlation(x: Float[Array, " m"], y: Float[Array, " m"]) -> float:
-    """Spearman's correlation, ties at their mean rank; NaN when one of the two is constant."""
-    x, y = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    return float(x @ y) / scale if scale > 0 else float("nan")
 
 
 def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin.corpora import k_level_corpus
+from tokenmargin.corpora import SYNTHETIC_SIZE, k_level_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
@@ -41,6 +41,7 @@ __all__ = [
     "run_job",
     "run_plan",
     "subset",
+    "without_rare",
     "write_results",
 ]
 
@@ -48,7 +49,9 @@ PRINTED = TrainingConfig()
 """Paper A, appendix E, for IMDB and Yelp."""
 SYNTHETIC = replace(PRINTED, epochs=196, rate=1e-4, decay=1e-4)
 """Paper A, appendix E, for the synthetic data."""
-SYNTHETIC_SIZE = 25_000  # not stated; 25,000 sequences make 196 batches of 128
+SMALL = replace(PRINTED, model="two-layer", dimension=128, epochs=120, milestones=())
+"""The printed rate, decay and batch, kept constant, on few reviews in few dimensions."""
+LEAST_OCCURRENCES = 20  # of a token in a corpus of few reviews; the paper's 50 are for 50,000
 
 
 @dataclass(frozen=True)
@@ -116,29 +119,52 @@ PLANS: dict[str, list[Job]] = {
         *_printed("two-layer", (0,), ("yelp-balanced", "yelp")),
     ],
     "two-layer-imdb": _printed("two-layer", (0,), ("imdb",)),
+    "small": [
+        Job(f"{dataset} two-layer d=128", dataset, replace(SMALL, seed=seed))
+        for seed, dataset in enumerate(("yelp-1200", "yelp-1200-other", "imdb-1200"))
+    ],
 }
-"""The runs behind the figures, the ones that must not be cut off first."""
+"""The runs behind the figures, the ones that must not be cut off first; `small` is for one core of a laptop."""
 
 
 def load_corpus(name: str, folder: Path) -> TokenCorpus:
-    """A corpus of the figures by its name."""
+    """A corpus of the figures by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of `-1200` reviews.
+
+    The last are balanced, without the tokens that are rare in them; `-1200-other` are other reviews.
+    """
     if name == "synthetic":
         return k_level_corpus(SYNTHETIC_SIZE, rng=np.random.default_rng(0))
-    with np.load(folder / f"{name.removesuffix('-balanced')}.npz", allow_pickle=False) as file:
+    dataset, *variant = name.split("-")
+    with np.load(folder / f"{dataset}.npz", allow_pickle=False) as file:
         ids, lengths, labels = (file[key] for key in ("ids", "lengths", "labels"))
         words = tuple(map(str, range(int(file["vocabulary"]))))
     corpus = TokenCorpus(ids.astype(np.intp), lengths.astype(np.intp), labels.astype(float), words)
-    return balanced(corpus, np.random.default_rng(0)) if name.endswith("-balanced") else corpus
+    if not variant:
+        return corpus
+    rng = np.random.default_rng(1 if "other" in variant else 0)
+    size = None if variant[0] == "balanced" else int(variant[0])
+    chosen = balanced(corpus, rng, size=size)
+    return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES)
 
 
-def balanced(corpus: TokenCorpus, rng: np.random.Generator) -> TokenCorpus:
-    """As many sequences of either label: the larger class is subsampled."""
+def balanced(corpus: TokenCorpus, rng: np.random.Generator, *, size: int | None = None) -> TokenCorpus:
+    """As many sequences of either label, `size` in all: by default as many as the smaller class allows."""
     sides = [np.flatnonzero(corpus.labels == y) for y in (-1.0, 1.0)]
-    size = min(map(len, sides))
+    each = min(map(len, sides)) if size is None else size // 2
     rows = np.zeros(corpus.n, dtype=bool)
     for side in sides:
-        rows[rng.choice(side, size, replace=False)] = True
+        rows[rng.choice(side, each, replace=False)] = True
     return subset(corpus, np.flatnonzero(rows))
+
+
+def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:
+    """The corpus without the tokens that occur less than `least` times in it; sequences keep their order."""
+    common = np.bincount(corpus.tokens, minlength=corpus.size) >= least
+    number = np.cumsum(common) - 1
+    kept = common[corpus.tokens]
+    words = tuple(word for word, stays in zip(corpus.vocabulary, common, strict=True) if stays)
+    lengths = np.bincount(corpus.sequence[kept], minlength=corpus.n)
+    return TokenCorpus(number[corpus.tokens[kept]], lengths, corpus.labels, words)
 
 
 def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 
 from tokenmargin.training.batches import Sequences, TokenData, truncated
+from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, Conventions, Scales, initial_state
-from tokenmargin.training.splits import AbstractSplit, ByTexts
 from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
@@ -29,7 +29,7 @@ class TrainingConfig:
     The defaults are paper A's printed settings for IMDB and Yelp.
 
     **Attributes**
-    - `embedding_scale`, `prompt_scale`, `head_scale`: E starts from `N(0, scale^2 I/d)`, p likewise, v with this length.
+    - `embedding_scale`, `prompt_scale`, `head_scale`: E and p start from `N(0, scale^2 I/d)`, v with this length.
     - `trained_head`: v is trained; the theory keeps it fixed.
     - `scaled_logits`: every softmax sees its logits over `sqrt(d)`.
     - `affine_norm`: the two-layer model's layer norm has a gain and a bias.

@@ -1,13 +1,13 @@
 """The two-layer model (36) of paper A: `E' = LayerNorm(softmax(E_X E_X') E_X + E_X)`, then attention with p and v.
 
 Two facts make it cheap. Equal tokens of a sequence have equal rows throughout, so a sequence of T tokens is its u <= T
-distinct tokens with their counts. And the layer norm enters only through products with p and v. Write `mu_s` for the mean
-of the entries of E_s and `C = E - mu 1'` for the centred embeddings: with `G = C_X C_X'` the logits of the first softmax
-are `G + d mu mu'`, and with `B = softmax + I` the centred row `h_i = (B C_X)_i` has `<h_i, p> = (B C_X p)_i` and variance
-`(B G B')_ii / d`, all u x u work. (The variance from `|h|^2 / d - mean^2` would cancel when the entries of E share an
-offset.) So the vectors of a sequence are touched twice: for G, and for the gradient `(dG + dG') C_X`. What goes through p,
-v and the mean is of rank three over the vocabulary, and is added once a step. A gain of the layer norm multiplies p and v,
-a bias b adds the constant `<b, v>` to the output. The backward pass is written out.
+distinct tokens with their counts. And the layer norm enters only through products with p and v. Write `mu_s` for the
+mean of the entries of E_s and `C = E - mu 1'` for the centred embeddings. With `G = C_X C_X'` the logits of the first
+softmax are `G + d mu mu'`; with `B = softmax + I` the centred row `h_i = (B C_X)_i` has `<h_i, p> = (B C_X p)_i` and
+variance `(B G B')_ii / d`: all u x u work. (The variance from `|h|^2 / d - mean^2` would cancel when the entries of E
+share an offset.) So the vectors of a sequence are touched twice: for G, and for the gradient `(dG + dG') C_X`. What
+goes through p, v and the mean is of rank three over the vocabulary, and is added once a step. A gain of the layer norm
+multiplies p and v, a bias b adds the constant `<b, v>` to the output. The backward pass is written out.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ class TwoLayerCuda(TwoLayer):
             BATCH=batch, U=U, SIDE=SIDE, DEPTH=64, PRECISION=precision, num_warps=4, num_stages=3,
         )  # fmt: skip
         kernels.soften_kernel[(U // 16, batch)](
-            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares, m, d,
+            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares,
+            m, d,
             BATCH=batch, U=U, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
         )  # fmt: skip
         kernels.mix_kernel[(tiles * tiles, batch)](
@@ -217,7 +218,7 @@ class TwoLayerCuda(TwoLayer):
         m, d = state.embeddings.shape
         settle_kernel[(m,)](
             state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
-            self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before, self._after,
-            self._rates, self._counter, m, d,
+            self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before,
+            self._after, self._rates, self._counter, m, d,
             B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Triton kernels of the two-layer step; imported only where a GPU is used.
 
-One launch each for a whole batch of ragged sequences: a program that finds its tile outside its sequence ends at once, so
-the work is that of the tokens there are, and one captured graph serves every batch. With the letters of `two_layer.py`:
+One launch each for a whole batch of ragged sequences: a program that finds its tile outside its sequence ends at once,
+so the work is that of the tokens there are, and one captured graph serves every batch. With the letters of
+`two_layer.py`:
 
 - `gram_kernel`: `G = C_X C_X'`, the rows of C gathered on the way, the lower triangle copied from the upper;
 - `soften_kernel`: the first softmax A, and `B C p`, `B C v`;
@@ -11,7 +12,8 @@ the work is that of the tokens there are, and one captured graph serves every ba
 - `pull_kernel`: `(dG + dG') C_X`;
 - `settle_kernel`: the gradient of each token from its occurrences, AdamW, and the next step's C, `C p`, `C v` and mu.
 
-Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or "tf32".
+Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or
+"tf32".
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def soften_kernel(
     COLUMNS: tl.constexpr,
     SHARPNESS: tl.constexpr,
 ):
-    """Program (rows, b): A of some rows, and their `B C p` and `B C v`; it clears the sums that the next kernel adds to."""
+    """Program (rows, b): A of some rows, and their `B C p` and `B C v`; clears the sums the next kernel adds to."""
     b = tl.program_id(1)
     _, begin, u = _sequence(order, offsets, counter, b, BATCH)
     if tl.program_id(0) * SIDE < u:
@@ -164,7 +166,7 @@ def mix_kernel(
 ):
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
     b = tl.program_id(1)
-    _, begin, u = _sequence(order, offsets, counter, b, BATCH)
+    _, _, u = _sequence(order, offsets, counter, b, BATCH)
     first = tl.program_id(0) // (U // SIDE)
     second = tl.program_id(0) % (U // SIDE)
     if (first * SIDE < u) & (second * SIDE < u):
@@ -387,8 +389,8 @@ def pull_kernel(
 ):
     """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the bfloat16 parts of C.
 
-    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three parts of each factor and the
-    six largest products make float32; two parts and three products are nearer to it than TF32.
+    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three parts of each factor and
+    the six largest products make float32; two parts and three products are nearer to it than TF32.
     """
     b = tl.program_id(2)
     _, begin, u = _sequence(order, offsets, counter, b, BATCH)

@@ -115,7 +115,7 @@ def _descend(problem: TokenProblem, request: PlaneRequest, starts: Float[Array, 
     """All runs at once, to their last step or to the end of the time they are given."""
     assert isinstance(problem.keys, Coordinates)
     loss, (method, steps) = _loss(request), _method(request)
-    tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.scores[None])
+    tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.shared_scores[None])
     logits = np.ascontiguousarray(np.moveaxis(problem.keys.logits(starts), 0, -1))
     lanes = Lanes(tokens, loss, logits, np.zeros_like(logits))
     every = max(steps // FINE_FRAMES, 1)
@@ -136,7 +136,7 @@ def _basins(found: Atlas, selected: Int[Array, "starts n"]) -> Int[Array, " star
     """The limit whose tokens each run has selected; -1 where it is that of no limit, or not yet."""
     basins = np.full(len(selected), -1)
     for number, limit in enumerate(found.limits):
-        basins[(selected == limit.selected).all(axis=1)] = number
+        basins[limit.chosen[np.arange(selected.shape[1]), selected].all(axis=1)] = number
     return basins
 
 
@@ -146,10 +146,14 @@ def _drawn_paths(runs: Runs, basins: Int[Array, " starts"]) -> list[dict[str, An
 
 
 def _limit(problem: TokenProblem, limit: LimitDirection) -> dict[str, Any]:
-    """A limit with its unit vector, and the level of each selected token along it: its bands end there."""
+    """A limit with its unit vector, and the level of each selected token along it: its bands end there.
+
+    `selected` is one token of each input, to ask about; `chosen` are all of them, as (input, token).
+    """
     unit = limit.solution.vector * limit.solution.margin
     levels = problem.keys.logits(unit)[np.arange(problem.n), limit.selected]
-    return limit.to_dict() | {"unit": unit.tolist(), "levels": levels.tolist()}
+    tokens = {"selected": limit.selected.tolist(), "chosen": np.argwhere(limit.chosen).tolist()}
+    return limit.to_dict() | tokens | {"unit": unit.tolist(), "levels": levels.tolist()}
 
 
 def _follow_flow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,26 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from tokenmargin._version import __version__
+from tokenmargin.classifier import TokenSelectionClassifier, load_model
+from tokenmargin.classifier.what_if import decide_by_words
 from tokenmargin.problem import ProblemFileError, parse_problem
 from tokenmargin.report.playground.guard import LOOPBACK, Guard
 from tokenmargin.report.playground.plane import picture
 from tokenmargin.report.playground.presets import PRESETS
 from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
-from tokenmargin.token_model import TokenModel, load_token_model
 
 __all__ = ["STATIC", "create_app", "listen", "serve"]
 
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
-SENTENCES = HOME / "sentences.json"
+SENTENCES = HOME / "sentences"  # written by `tokenmargin fit sentences`
+SIDES: dict[tuple[str, ...], tuple[str, ...]] = {(low, "1"): ("negative", "positive") for low in ("-1", "0")}
 WAITING = 256  # connections beyond which the server says it is busy
 
 
-def create_app(model: TokenModel | None = None, *, host: str = "127.0.0.1") -> FastAPI:
-    """The application; `model` explains texts, that of the built-in sentences by default."""
-    model = load_token_model(SENTENCES) if model is None else model
+def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "127.0.0.1") -> FastAPI:
+    """The application; `model`, of two classes, explains texts: that of the built-in sentences by default."""
+    model = load_model(SENTENCES) if model is None else model
     app = FastAPI(title="tokenmargin playground", docs_url=None, redoc_url=None, openapi_url=None)
     presets = [preset.to_dict() for preset in PRESETS]
     # The arithmetic holds the interpreter: more threads than cores would only make everyone wait longer.
@@ -44,9 +47,7 @@ def create_app(model: TokenModel | None = None, *, host: str = "127.0.0.1") -> F
     @app.get("/api/hello")
     async def hello() -> Response:
         limits = {"inputs": MOST_INPUTS, "tokens": MOST_TOKENS}
-        heaviest = [model.vocabulary[row] for row in np.argsort(-model.logits)[:11]]
-        about = {"about": model.about, "words": len(model.vocabulary), "heaviest": heaviest}
-        return _json({"version": __version__, "presets": presets, "limits": limits, "model": about})
+        return _json({"version": __version__, "presets": presets, "limits": limits, "model": _about(model)})
 
     @app.post("/api/plane")
     async def plane(request: PlaneRequest) -> Response:
@@ -54,7 +55,8 @@ def create_app(model: TokenModel | None = None, *, host: str = "127.0.0.1") -> F
 
     @app.post("/api/text")
     async def text(request: TextRequest) -> Response:
-        decision = model.explain(request.text, leave_out=request.leave_out)
+        work = partial(decide_by_words, model, request.text, leave_out=request.leave_out)
+        decision = await anyio.to_thread.run_sync(work, limiter=limiter)
         return _json(asdict(decision) | {"label": decision.label})
 
     @app.post("/api/problem/load")
@@ -80,6 +82,18 @@ def create_app(model: TokenModel | None = None, *, host: str = "127.0.0.1") -> F
         Guard, names=() if host in LOOPBACK else (host, socket.gethostname()), any_address=host not in LOOPBACK
     )
     return app
+
+
+def _about(model: TokenSelectionClassifier) -> dict[str, Any]:
+    """What the page says of a model: where it comes from, its classes, and the tokens with the largest logits."""
+    classes = tuple(map(str, model.classes_.tolist()))
+    names = model.vocabulary_.names
+    return {
+        "about": f"One attention layer trained on {model.n_texts_} texts.",
+        "classes": SIDES.get(classes, classes),
+        "words": len(names),
+        "heaviest": [names[row] for row in np.argsort(-model.token_model_.logits, kind="stable")[:11]],
+    }
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -38,6 +38,8 @@ def note(problem: TokenProblem, request: PlaneRequest, answer: dict[str, Any]) -
     """A few sentences on a picture."""
     if all(len(row.tokens) == 1 for row in request.inputs):
         return "Every input has a single token: attention has nothing to choose. Add a token."
+    if all(len({token.score for token in row.tokens}) == 1 for row in request.inputs):
+        return "The tokens of each input share the highest score: training prefers none, and stays where it starts."
     sentences = [_best(answer), _others(answer)]
     if request.trained == "both":
         sentences.append(_together(answer["both"]))
@@ -46,23 +48,23 @@ def note(problem: TokenProblem, request: PlaneRequest, answer: dict[str, Any]) -
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _tokens(selected: list[int]) -> str:
-    return listed(named(i, t) for i, t in enumerate(selected))
+def _tokens(chosen: list[list[int]]) -> str:
+    return listed(named(i, t) for i, t in chosen)
 
 
 def _best(answer: dict[str, Any]) -> str:
     gmm = next((limit for limit in answer["limits"] if limit["gmm"]), None)
     if gmm is not None:
         held = listed(named(i, t) for i, t in gmm["neighbours"])
-        plural = "s" if len(gmm["selected"]) > 1 else ""
+        plural = "s" if len(gmm["chosen"]) > 1 else ""
         return (
-            f"The best token{plural}, {_tokens(gmm['selected'])}, can be selected with margin {gmm['margin']:.3g}; "
+            f"The best token{plural}, {_tokens(gmm['chosen'])}, can be selected with margin {gmm['margin']:.3g}; "
             f"{held} hold{'' if len(gmm['neighbours']) > 1 else 's'} the margin."
         )
     best = [[named(i, t) for t, is_best in enumerate(row) if is_best] for i, row in enumerate(answer["optimal"])]
     if any(len(row) > 1 for row in best):
-        tied = next(row for row in best if len(row) > 1)
-        return f"{listed(tied)} share the highest score, so no single selection is best."
+        choices = listed(" or ".join(row) for row in best)
+        return f"Some tokens share the highest score of their input; no direction selects {choices} together."
     return f"No direction selects the best tokens, {listed(row[0] for row in best)}, together: infeasible."
 
 
@@ -72,7 +74,7 @@ def _others(answer: dict[str, Any]) -> str:
         return "No selection is locally optimal."
     if not others:
         return "No other direction is locally optimal."
-    shown = "; ".join(_tokens(limit["selected"]) for limit in others[:3])
+    shown = "; ".join(_tokens(limit["chosen"]) for limit in others[:3])
     more = f" and {len(others) - 3} more" if len(others) > 3 else ""
     also = " also" if len(others) < len(answer["limits"]) else ""
     return f"Training can{also} settle on {shown}{more}."
@@ -83,9 +85,10 @@ def _training(request: PlaneRequest, answer: dict[str, Any]) -> str:
     x, y = request.start
     what = f"From p = ({x:.2g}, {y:.2g}), {METHODS[request.method]}"
     if training["basin"] < 0:
-        return f"{what} has not settled on one of them yet: it now favours {_tokens(training['selected'])}."
+        favoured = _tokens([[i, t] for i, t in enumerate(training["selected"])])
+        return f"{what} has not settled on one of them yet: it now favours {favoured}."
     limit = answer["limits"][training["basin"]]
-    return f"{what} selects {_tokens(limit['selected'])}{', the best' if limit['gmm'] else ''}."
+    return f"{what} selects {_tokens(limit['chosen'])}{', the best' if limit['gmm'] else ''}."
 
 
 def _ring(answer: dict[str, Any]) -> str:

@@ -138,7 +138,7 @@ export class Plane {
     answer.limits.forEach((limit, k) => {
       const colour = this.c.limit(answer.colour[k]);
       if (k === answer.focus) {
-        limit.selected.forEach((t, i) => { at(i, t).selected = colour; });
+        limit.chosen.forEach(([i, t]) => { at(i, t).selected = colour; });
         limit.neighbours.forEach(([i, t]) => { at(i, t).neighbour = colour; });
       } else limit.neighbours.forEach(([i, t]) => at(i, t).near.push(colour));
     });

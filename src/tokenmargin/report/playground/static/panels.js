@@ -10,7 +10,8 @@ export function element(name, properties = {}, ...children) {
   return node;
 }
 
-const tokens = (selected) => selected.map((t, i) => nameOf(i, t)).join(" ");
+// Tokens of one input that are selected together are joined by a plus.
+const tokens = (chosen) => chosen.map(([i, t], k) => (k && chosen[k - 1][0] === i ? "+" : " ") + nameOf(i, t)).join("").trim();
 const number = (x, digits = 3) => (x === null ? "∞" : Number(x).toPrecision(digits));
 
 export function showLimits(answer, palette, choose) {
@@ -19,7 +20,7 @@ export function showLimits(answer, palette, choose) {
     const badge = element("span", { className: "badge", textContent: limit.gmm ? "★" : k + 1, ariaHidden: "true" });
     badge.style.background = palette.limit(answer.colour[k]);
     const row = element("button", { className: "limit", type: "button", tabIndex: k === answer.focus ? 0 : -1 }, badge,
-      element("b", { textContent: tokens(limit.selected) }),
+      element("b", { textContent: tokens(limit.chosen) }),
       element("small", { textContent: `${limit.gmm ? "best, " : ""}margin ${number(limit.margin)}${share(answer, k)}` }));
     row.setAttribute("role", "radio");
     row.setAttribute("aria-checked", k === answer.focus);

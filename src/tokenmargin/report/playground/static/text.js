@@ -12,8 +12,9 @@ export class TextView {
   constructor(model, changed) {
     this.left = new Set();
     this.changed = changed;
+    this.classes = model.classes;
     this.asker = new Asker("api/text", (answer) => this.paint(answer), (error) => { $("decision").textContent = error.message; });
-    $("model-about").textContent = `${model.about} It knows ${model.words} words. Heaviest: ${model.heaviest.join(", ")}.`;
+    $("model-about").textContent = `${model.about} It knows ${model.words} tokens. Heaviest: ${model.heaviest.join(", ")}.`;
     $("text").value = EXAMPLE;
     $("text").addEventListener("input", () => {
       this.left.clear();
@@ -38,7 +39,7 @@ export class TextView {
     $("words").replaceChildren(...answer.words.map((word, k) => this.word(word, k, text, colour)));
     if (focused !== undefined) document.querySelector(`[data-word="${focused}"]`)?.focus();
     const known = answer.words.filter((word) => word.token !== null);
-    const verdict = answer.label > 0 ? "positive" : answer.label < 0 ? "negative" : "undecided";
+    const verdict = answer.label ? this.classes[answer.label > 0 ? 1 : 0] : "undecided";
     const top = [...known].sort((a, b) => b.weight - a.weight)[0];
     $("decision").textContent = top
       ? `${verdict}, output ${signed(answer.output)}. Most attention goes to “${top.token}” (${Math.round(100 * top.weight)}%). Without it the output would be ${signed(top.without)}.`
@@ -77,7 +78,7 @@ export class TextView {
     const label = (at, words) => svg("text", { x: at, y: 52, "text-anchor": "middle", "font-size": 11, fill: ink }, [words]);
     $("scale").replaceChildren(
       svg("line", { x1: 20, x2: 280, y1: 24, y2: 24, stroke: ink }), svg("line", { x1: 150, x2: 150, y1: 16, y2: 32, stroke: ink }),
-      svg("circle", { cx: x, cy: 24, r: 10, fill: colour(output) }), label(34, "negative"), label(266, "positive"),
+      svg("circle", { cx: x, cy: 24, r: 10, fill: colour(output) }), label(34, this.classes[0]), label(266, this.classes[1]),
     );
   }
 }

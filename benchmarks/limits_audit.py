@@ -1,0 +1,211 @@
+"""Is every limit of gradient flow named? Random problems with ties, repeats and symmetry, three starts each.
+
+    python -m benchmarks.limits_audit [--count 2000] [--seed 0]
+
+Problems have n <= 4 inputs of T <= 6 tokens in d <= 6 dimensions, half of them known by inner products alone. In turn
+their scores tie, their inputs repeat a token, or neither; every tenth is its own mirror image, with two of the three
+starts in the mirror. From each start `limit_of` follows the flow to |p| = 1e8.
+
+A *silent miss* is a direction that no entry of the atlas is within 1e-6 rad of although `limit_of` calls it a limit,
+or an answer without a word on why there is no direction. Every entry of every atlas is solved again by clarabel, from
+rows that are formed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import clarabel
+import numpy as np
+from scipy import sparse
+
+from tokenmargin.limits import Limit, limit_of
+from tokenmargin.margin import Atlas, LimitDirection, atlas
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import angle
+
+__all__ = ["FAMILIES", "Case", "Tally", "audit", "case"]
+
+FAMILIES = ("ties", "repeats", "distinct", "mirrored")
+CLOSE = 1e-6
+"""Largest angle, in radians, between the flow at |p| = 1e8 and the entry of the atlas it belongs to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A problem in coordinates, as it is posed (perhaps by inner products), and three starts."""
+
+    family: str
+    plain: TokenProblem
+    posed: TokenProblem
+    starts: tuple[np.ndarray, ...]
+
+
+@dataclass
+class Tally:
+    """What was seen of one family."""
+
+    problems: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    silent: list[str] = field(default_factory=list)
+    listed: int = 0
+    sets: int = 0
+    incomplete: int = 0
+    clarabel: float = 0.0
+    largest: float = 0.0
+    slowest: float = 0.0
+
+
+def case(number: int, seed: int = 0) -> Case:
+    """Problem `number` of the audit."""
+    rng = np.random.default_rng([seed, number])
+    n, T, d = int(rng.integers(1, 5)), int(rng.integers(2, 7)), int(rng.integers(1, 7))
+    keys, scores = rng.standard_normal((n, T, d)), rng.standard_normal((n, T))
+    family = "mirrored" if number % 10 == 9 else FAMILIES[number % 3]
+    flat = np.ones(d)
+    match family:
+        case "ties":
+            scores = rng.integers(0, int(rng.integers(2, 4)), (n, T)).astype(float)
+        case "repeats":
+            for i, (one, other) in enumerate(rng.integers(0, T, (n, 2)).tolist()):
+                keys[i, other] = keys[i, one]
+                if rng.random() < 0.8:  # a word twice has one score; keys alone may agree as well
+                    scores[i, other] = scores[i, one]
+        case "mirrored":  # the second half of every input is the first, seen in a mirror
+            flat[-1] = -1.0
+            keys = np.concatenate([keys, keys * flat], axis=1)[:, :6]
+            scores = np.concatenate([scores, scores], axis=1)[:, :6]
+    plain = TokenProblem.of(keys, np.ones(n), scores=scores)
+    starts = [np.zeros(d), rng.standard_normal(d), 5 * rng.standard_normal(d)]
+    starts[1] = (starts[1] + flat * starts[1]) / 2
+    if number % 2:
+        return Case(family, plain, plain, tuple(starts))
+    posed = plain.as_gram(np.array(starts))
+    return Case(family, plain, posed, tuple(posed.keys.unit(plain.keys.rows + j) for j in range(3)))
+
+
+def _coordinates(here: Case, p: np.ndarray) -> np.ndarray:
+    """A parameter of the posed problem, in coordinates."""
+    if here.posed is here.plain:
+        return p
+    rows = np.concatenate([here.plain.keys.vectors, _gram_starts(here)])
+    return p @ rows
+
+
+def _gram_starts(here: Case) -> np.ndarray:
+    """The rows after the keys' own, recovered as coordinates: least squares on their inner products with the keys."""
+    keys, matrix = here.plain.keys.vectors, here.posed.keys.matrix
+    return np.linalg.lstsq(keys, matrix[: len(keys), len(keys) :], rcond=None)[0].T
+
+
+def asked_rows(problem: TokenProblem, limit: LimitDirection) -> np.ndarray:
+    """The rows `k_selected - k_other` for the tokens of other scores, copies with the mean of theirs."""
+    rows = []
+    for i, t in enumerate(limit.selected.tolist()):
+        keys = problem.keys.tokens[i]
+        means = [problem.scores[i][(keys == key).all(axis=1)].mean() for key in keys]
+        rows += [keys[t] - keys[u] for u in range(problem.T) if abs(means[u] - means[t]) > 1e-15]
+    return np.array(rows)
+
+
+def by_clarabel(rows: np.ndarray, tolerance: float = 1e-12) -> np.ndarray:
+    """`min |p|` with every row at least 1, by another solver, as sharply as it can."""
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
+    solver = clarabel.DefaultSolver(
+        sparse.eye(rows.shape[1], format="csc"),
+        np.zeros(rows.shape[1]),
+        sparse.csc_matrix(-rows),
+        -np.ones(len(rows)),
+        [clarabel.NonnegativeConeT(len(rows))],
+        settings,
+    )
+    answer = solver.solve()
+    if answer.status != clarabel.SolverStatus.Solved and tolerance < 1e-8:
+        return by_clarabel(rows, 10 * tolerance)
+    return np.array(answer.x)
+
+
+def audit(here: Case, tally: Tally) -> None:
+    """One problem: its atlas against clarabel, and the flow from its starts against its atlas."""
+    tally.problems += 1
+    found = atlas(here.posed)
+    tally.incomplete += not found.complete
+    for limit in found.limits:
+        tally.listed += 1
+        tally.sets += bool((limit.chosen.sum(axis=1) > 1).any())
+        theirs = by_clarabel(asked_rows(here.plain, limit))
+        ours = _coordinates(here, limit.solution.vector)
+        tally.clarabel = max(tally.clarabel, float(angle(here.plain.keys, ours, theirs)))
+    for j, start in enumerate(here.starts):
+        began = time.perf_counter()
+        limit = limit_of(here.posed, start)
+        tally.slowest = max(tally.slowest, time.perf_counter() - began)
+        _compare(here, found, limit, tally, f"start {j}")
+
+
+def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -> None:
+    """File the answer; silence is a miss."""
+    keys = here.posed.keys
+    if limit.outcome == "direction" and limit.named.is_limit:
+        p = limit.path.prompt
+        off = min((float(angle(keys, p, entry.solution.vector)) for entry in found.limits), default=np.pi)
+        tally.largest = max(tally.largest, off if off <= CLOSE else 0.0)
+        tally.outcomes["listed limit" if off <= CLOSE else "MISSING"] += 1
+        if off > CLOSE:
+            tally.silent.append(f"{where}: {limit!r} is {off:.1e} rad from the atlas, {found!r}")
+        return
+    tally.outcomes[limit.outcome] += 1
+    if limit.outcome != "bounded":
+        tally.reasons[limit.reason or "NO REASON"] += 1
+        if not limit.reason:
+            tally.silent.append(f"{where}: {limit!r} gives no reason")
+
+
+def _rows(tallies: dict[str, Tally]) -> Iterator[str]:
+    names = sorted({name for tally in tallies.values() for name in tally.outcomes})
+    yield f"| family | problems | atlas entries (sets) | {' | '.join(names)} | silent misses | clarabel, rad |"
+    yield "|---" * (len(names) + 5) + "|"
+    for family, tally in tallies.items():
+        counts = " | ".join(str(tally.outcomes[name]) for name in names)
+        entries = f"{tally.listed} ({tally.sets})"
+        yield f"| {family} | {tally.problems} | {entries} | {counts} | {len(tally.silent)} | {tally.clarabel:.0e} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=2000, help="problems")
+    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    began, tallies = time.perf_counter(), {family: Tally() for family in FAMILIES}
+    for number in range(options.first, options.first + options.count):
+        here = case(number, options.seed)
+        tally = tallies[here.family]
+        before = len(tally.silent)
+        reasons = tally.reasons.copy()
+        audit(here, tally)
+        for line in tally.silent[before:]:
+            print(f"problem {number}, {here.family}: {line}", flush=True)
+        for reason in tally.reasons - reasons:
+            print(f"problem {number}, {here.family}: {reason}", flush=True)
+    print("\n" + "\n".join(_rows(tallies)) + "\n")
+    for family, tally in tallies.items():
+        for reason, count in tally.reasons.most_common():
+            print(f"{family}: {count} x {reason}")
+    largest, slowest = (max(getattr(t, name) for t in tallies.values()) for name in ("largest", "slowest"))
+    silent, seconds = sum(len(tally.silent) for tally in tallies.values()), time.perf_counter() - began
+    print(f"\nsilent misses {silent}; largest angle to a listed limit {largest:.1e} rad; {seconds:.0f} s, ", end="")
+    print(f"slowest flow {slowest:.1f} s; incomplete atlases {sum(t.incomplete for t in tallies.values())}")
+    return 1 if silent else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

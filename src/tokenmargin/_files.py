@@ -1,0 +1,184 @@
+"""Files that are whole or absent, their digests, and values that JSON can write.
+
+A file is written beside its place, synced, and moved there, so whoever is killed at any moment leaves the old file or
+the new one. What stands at the place and is no plain file is respected: a link is followed, a device or a pipe is
+written to, anything else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import ndarray as Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "arrow_table",
+    "atomic_folder",
+    "atomic_path",
+    "file_digest",
+    "json_digest",
+    "plain",
+    "plain_columns",
+    "read_table",
+    "remove_leftovers",
+    "write_json",
+    "write_table",
+]
+
+LEFTOVER = ".unfinished-"
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """A path to write to; on success the file is synced and takes its place at once, on failure nothing is left."""
+    target = Path(os.path.realpath(path))  # of a link, what it points to
+    kind = stat.S_IFMT(target.stat().st_mode) if target.exists() else stat.S_IFREG
+    if kind in (stat.S_IFCHR, stat.S_IFIFO):
+        yield target
+        return
+    if kind != stat.S_IFREG:
+        what = "a folder" if kind == stat.S_IFDIR else "no file"
+        raise FileExistsError(f"{path} is {what} and cannot be written to; choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f"{LEFTOVER}{uuid.uuid4().hex}{target.suffix}")
+    try:
+        beside.touch()
+        mode = stat.S_IMODE(beside.stat().st_mode)
+        yield beside
+        beside.chmod(mode)  # some writers make files for their owner alone
+        _sync(beside)
+        os.replace(beside, target)
+        _sync(target.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill; on success it takes the place of `folder` and what was there goes, on failure it goes."""
+    folder = Path(os.path.realpath(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = folder.with_name(f"{LEFTOVER}{uuid.uuid4().hex}")
+    old = beside.with_suffix(".old")
+    beside.mkdir()
+    try:
+        yield beside
+        for path in beside.iterdir():
+            _sync(path)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(beside, folder)
+        _sync(folder.parent)
+    except BaseException:
+        if old.exists() and not folder.exists():  # stopped between the two moves
+            os.replace(old, folder)
+        raise
+    finally:
+        for path in (beside, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process was writing; only for who holds the folder's lock."""
+    for path in folder.rglob(f"{LEFTOVER}*"):
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any, *, indent: int | None = 2) -> None:
+    """Write a JSON file; numbers that JSON cannot write become null."""
+    text = json.dumps(plain(data), indent=indent, allow_nan=False)
+    with atomic_path(path) as beside:
+        beside.write_text(text + "\n", encoding="utf-8")
+
+
+def write_table(path: Path, table: Mapping[str, Array]) -> None:
+    """Write columns as parquet; the same columns give the same bytes."""
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as beside:
+        pq.write_table(arrow_table(table), beside)
+
+
+def read_table(path: Path) -> dict[str, Array]:
+    """Read a parquet table into columns of numpy."""
+    import pyarrow.parquet as pq
+
+    return plain_columns(pq.read_table(path))
+
+
+def arrow_table(table: Mapping[str, Array]) -> pa.Table:
+    """The columns for parquet."""
+    import pyarrow as pa
+
+    for name, column in table.items():
+        if column.ndim != 1:
+            raise ValueError(f"column {name!r} must have one dimension, got shape {column.shape}")
+    return pa.table({name: pa.array(column.tolist() if column.dtype.kind == "U" else column)
+                     for name, column in table.items()})  # fmt: skip
+
+
+def plain_columns(table: pa.Table) -> dict[str, Array]:
+    """The columns of a parquet table: numbers as numbers, text as text."""
+    import pyarrow as pa
+
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        columns[name] = np.array(column.to_pylist(), dtype=str) if text else column.to_numpy()
+    return columns
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(content: object) -> str:
+    """SHA-256 of settings and the like, whatever the order of their names.
+
+    >>> json_digest({"a": 1, "b": 2}) == json_digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def plain(data: Any) -> Any:
+    """The same in lists, dictionaries and numbers that JSON can write; what is not finite becomes None.
+
+    >>> plain({1: np.array([1.0, np.nan]), "b": (2,)})
+    {'1': [1.0, None], 'b': [2]}
+    """
+    match data:
+        case Mapping():
+            return {str(key): plain(value) for key, value in data.items()}
+        case list() | tuple():
+            return [plain(value) for value in data]
+        case np.ndarray() | np.generic():
+            return plain(data.tolist())
+        case float() if not np.isfinite(data):
+            return None
+        case _:
+            return data
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

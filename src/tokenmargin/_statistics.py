@@ -1,0 +1,63 @@
+"""Statistics that several rooms need: an interval for a share, rank correlation, a split by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Bool, Float, Shaped
+from numpy import ndarray as Array
+
+__all__ = ["spearman", "stratified_split", "wilson_interval"]
+
+Z = 1.959964  # the 97.5% point of the normal distribution
+
+
+class Permuting(Protocol):
+    """A source of random orders: numpy's Generator or its older RandomState."""
+
+    def permutation(self, x: Array, /) -> Array:
+        """The entries in a random order."""
+
+
+def wilson_interval(count: float, total: int) -> tuple[float, float]:
+    """Wilson's 95% confidence interval of the share `count / total`; all of [0, 1] when nothing was counted.
+
+    >>> [round(end, 3) for end in wilson_interval(8, 10)]
+    [0.49, 0.943]
+    """
+    if total == 0:
+        return 0.0, 1.0
+    share = count / total
+    centre = (share + Z**2 / (2 * total)) / (1 + Z**2 / total)
+    half = Z / (1 + Z**2 / total) * np.sqrt(share * (1 - share) / total + Z**2 / (4 * total**2))
+    return float(max(centre - half, 0.0)), float(min(centre + half, 1.0))
+
+
+def spearman(x: Float[Array, "*rows n"], y: Float[Array, "*rows n"]) -> Float[Array, "*rows"]:
+    """Spearman's rank correlation along the last axis, ties at their mean rank; NaN where one of the two is constant.
+
+    >>> float(spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 30.0, 20.0])))
+    0.5
+    """
+    from scipy.stats import rankdata  # takes half a second to load
+
+    middle = (x.shape[-1] + 1) / 2
+    x, y = (rankdata(values, axis=-1) - middle for values in (x, y))
+    scale = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    return np.divide((x * y).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
+
+
+def stratified_split(labels: Shaped[Array, " n"], size: Callable[[int], int], rng: Permuting) -> Bool[Array, " n"]:
+    """A mask of rows to hold out: of each class, which has so many rows, `size` of them, chosen at random.
+
+    >>> held = stratified_split(np.array(["a", "b", "a", "a"]), lambda rows: rows // 3, np.random.default_rng(0))
+    >>> int(held.sum()), bool(held[1])
+    (1, False)
+    """
+    held = np.zeros(len(labels), bool)
+    for value in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == value))
+        held[rows[: size(len(rows))]] = True
+    return held

@@ -1,0 +1,230 @@
+"""Model folders: arrays, settings, vocabulary and a card for people; read without executing anything.
+
+    model/  config.json         format, settings, classes, checksums of the other files
+            model.safetensors   logits, values and sink; n-grams; statistics of the tokens
+            tokenizer.json      the words, and the tokenizer: its name, or a Hugging Face tokenizer's own description
+            README.md           the model card
+
+A folder appears whole or not at all. Each file is checked against its checksum, and a folder of a newer format is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin._files import atomic_folder, file_digest
+from tokenmargin._version import __version__
+from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import Validation
+from tokenmargin.classifier.importance import TokenStatistics
+from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
+from tokenmargin.classifier.vocabulary import Vocabulary
+
+__all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
+
+FORMAT = 2
+KIND = "tokenmargin classifier"
+FILES = ("model.safetensors", "tokenizer.json", "README.md")
+SETTINGS = (
+    "ngrams",
+    "min_count",
+    "attention",
+    "logit_penalty",
+    "value_penalty",
+    "max_iter",
+    "tol",
+    "validation_fraction",
+)
+
+
+class ModelFileError(ValueError):
+    """A model folder that cannot be used, with the file and what is wrong in the message."""
+
+
+def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Mapping[str, Any] | None = None) -> Path:
+    """Write a fitted model; `notes` (where the data came from, the command) are kept with it.
+
+    An older model in the folder is replaced; a folder that holds anything else is refused.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder / "config.json").is_file() and (folder.is_file() or any(folder.iterdir())):
+        raise ModelFileError(f"{folder} is in the way: it holds something that is not a model; choose another name")
+    with atomic_folder(folder) as beside:
+        _write(model, beside, dict(notes or {}))
+    return folder
+
+
+def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any]) -> None:
+    from safetensors.numpy import save_file
+
+    arrays = {
+        **model.token_model_.tensors(),
+        **vars(model.token_statistics_),
+        "loss_curve": np.array(model.loss_curve_, float),
+        **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
+    }
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
+    tokenizer = model.tokenizer
+    described = {"kind": describe_tokenizer(tokenizer), "words": model.vocabulary_.words}
+    if hasattr(tokenizer, "to_str"):
+        described |= {"kind": "hugging-face", "tokenizer": json.loads(tokenizer.to_str())}
+    elif not isinstance(tokenizer, str):
+        described["kind"] = f"callable {describe_tokenizer(tokenizer)}"
+    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    (folder / "README.md").write_text(_card(model, notes), encoding="utf-8")
+    settings = {name: getattr(model, name) for name in SETTINGS}
+    config = {
+        "kind": KIND,
+        "format": FORMAT,
+        "version": __version__,
+        "classes": model.classes_.tolist(),
+        "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
+        "settings": settings,
+        "texts": model.n_texts_,
+        "validation": asdict(model.validation_) if model.validation_ else None,
+        "notes": notes,
+        "sha256": {name: file_digest(folder / name) for name in FILES},
+    }
+    (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _card(model: TokenSelectionClassifier, notes: Mapping[str, Any]) -> str:
+    classes = ", ".join(map(str, model.classes_[:20].tolist()))
+    told = "\n".join(f"- {key}: {value}" for key, value in notes.items())
+    return f"""---
+library_name: tokenmargin
+tags: [text-classification, attention, interpretable]
+---
+# A tokenmargin classifier
+
+One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`. Read it with
+`tokenmargin.classifier.load_model(folder)`; nothing in this folder is executed.
+
+- classes: {classes}
+- trained on {model.n_texts_} texts; {len(model.vocabulary_)} tokens, n-grams up to {model.ngrams}
+- tokenizer: {describe_tokenizer(model.tokenizer)}
+- accuracy while training: {model.validation_ or "not measured"}
+{told}
+
+Limits: it knows the words of its training texts and their frequencies there, not their meaning. A word that decides in
+this model is evidence about the training texts, not a cause. Texts of another origin or language may be decided badly.
+Written by tokenmargin {__version__}.
+"""
+
+
+def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> TokenSelectionClassifier:
+    """Read a model written by `save_model`.
+
+    **Arguments**
+    - `tokenizer`: the function the model was trained with, if it was a function: code is not stored.
+    """
+    folder = Path(folder)
+    config = _config(folder)
+    try:
+        for name in FILES:
+            if file_digest(folder / name) != config["sha256"][name]:
+                raise ModelFileError(f"{folder / name}: damaged (its checksum differs from config.json); copy it again")
+        return _restore(folder, config, tokenizer)
+    except FileNotFoundError as error:
+        raise ModelFileError(f"{folder}: incomplete, {Path(error.filename).name} is missing; copy it again") from error
+    except ModelFileError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        raise ModelFileError(f"{folder}: not a readable model ({error}); write it with save_model") from error
+
+
+def model_notes(folder: str | Path) -> dict[str, Any]:
+    """What was noted with a model: data, command, versions."""
+    return {**_config(Path(folder)).get("notes", {})}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if folder.suffix == ".json" or (folder / "token_model.json").is_file():
+        raise ModelFileError(
+            f"{folder}: a model is a folder written by `tokenmargin fit`; the token_model.json of earlier versions "
+            "is not read any more: train again"
+        )
+    if not path.is_file():
+        raise ModelFileError(f"{folder}: not a model folder (no config.json); make one with `tokenmargin fit`")
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: damaged ({error})") from error
+    if not isinstance(config, dict) or config.get("kind") != KIND or not isinstance(config.get("format"), int):
+        raise ModelFileError(f"{path}: does not describe a {KIND}")
+    if config["format"] < FORMAT:
+        raise ModelFileError(
+            f"{folder}: written in format {config['format']} by tokenmargin {config.get('version')}; this is "
+            f"{__version__}, which reads format {FORMAT}: train again with `tokenmargin fit`"
+        )
+    if config["format"] > FORMAT:
+        raise ModelFileError(
+            f"{folder}: written in format {config['format']} by tokenmargin {config.get('version')}; this is "
+            f"{__version__}, which reads format {FORMAT}: upgrade with pip install --upgrade tokenmargin"
+        )
+    return config
+
+
+def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) -> TokenSelectionClassifier:
+    from safetensors.numpy import load_file
+
+    arrays = load_file(folder / "model.safetensors")
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
+    keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
+    model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
+    model.token_model_ = TokenModel.of_tensors(arrays)
+    kind = config["class_type"]
+    model.classes_ = np.array(config["classes"], dtype=object if kind == "object" else np.dtype(kind))
+    model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
+    _check_arrays(arrays, len(model.vocabulary_), len(model.classes_), keys)
+    model.n_texts_ = int(config["texts"])
+    model.loss_curve_ = arrays["loss_curve"].tolist()
+    model.n_iter_ = len(model.loss_curve_)
+    model.validation_ = Validation(**config["validation"]) if config["validation"] else None
+    return model
+
+
+def _check_arrays(arrays: Mapping[str, Array], m: int, classes: int, keys: Sequence[Array]) -> None:
+    """Every array of the shape that `m` tokens and so many classes give it, finite, and n-grams that are whole numbers.
+
+    Checksums guard against damage, not against who wrote them: what is wrong here would end in a hang or in NaN later.
+    """
+    columns = 1 if classes == 2 else classes
+    shapes = {
+        "logits": (m,), "values": (m, columns), "sink": (columns + 1,),
+        "texts": (m, classes), "occurrences": (m, classes),
+        "selected": (m,), "attention": (m,), "contributions": (m, columns),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.shape != shape or array.dtype.kind not in "fi" or not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite numbers of shape {shape}, got {array.dtype} {array.shape}")
+    for grams in keys:
+        if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
+            raise ValueError("n-grams must be whole numbers that rise, none negative")
+
+
+def _tokenizer(folder: Path, described: dict[str, Any]) -> Tokenizer:
+    kind = described["kind"]
+    if kind in NAMED_TOKENIZERS:
+        return kind
+    if kind == "hugging-face":
+        from tokenizers import Tokenizer as HuggingFace
+
+        return HuggingFace.from_str(json.dumps(described["tokenizer"]))
+    raise ModelFileError(
+        f"{folder}: trained with a function as its tokenizer ({kind}), and code is not stored; "
+        "give the function: load_model(folder, tokenizer=...)"
+    )

@@ -1,0 +1,128 @@
+"""The table of what a model learned about every token."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Float, Int, Shaped
+from numpy import ndarray as Array
+
+from tokenmargin.classifier.token_model import TokenModel
+
+__all__ = ["TokenStatistics", "TokenTable", "token_statistics", "token_table"]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """Columns of equal length, one row per token, the largest importance first.
+
+    >>> table = TokenTable({"token": np.array(["good", "film"]), "count": np.array([3, 5])})
+    >>> table["count"].tolist(), len(table), table.head(1)["token"].tolist()
+    ([3, 5], 2, ['good'])
+    """
+
+    columns: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def head(self, n: int = 20) -> TokenTable:
+        """The first rows."""
+        return TokenTable({name: column[:n] for name, column in self.columns.items()})
+
+    def write_csv(self, target: Path | TextIO) -> None:
+        """Write comma-separated values with a header."""
+        if isinstance(target, Path):
+            with target.open("w", encoding="utf-8", newline="") as file:
+                return self.write_csv(file)
+        writer = csv.writer(target)
+        writer.writerow(self.columns)
+        writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
+        return None
+
+    def to_pandas(self) -> object:
+        """A pandas DataFrame, where pandas is installed."""
+        import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+        return pd.DataFrame(dict(self.columns))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStatistics:
+    """What the training texts say of every token.
+
+    **Attributes**
+    - `texts`: how many texts of each class hold it. `occurrences`: how often it stands in texts of each class.
+    - `selected`: texts in which its logit is the largest.
+    - `attention`: its mean weight over all texts. `contributions`: its mean contribution to each column.
+    """
+
+    texts: Int[Array, "m classes"]
+    occurrences: Int[Array, "m classes"]
+    selected: Int[Array, " m"]
+    attention: Float[Array, " m"]
+    contributions: Float[Array, "m k"]
+
+
+def token_statistics(
+    presence: sp.csr_matrix, occurrences: Int[Array, "m classes"], codes: Int[Array, " n"], model: TokenModel
+) -> TokenStatistics:
+    """Statistics over texts whose classes are `codes`, given how often each token stands in texts of each class."""
+    (n, m), tokens, classes = presence.shape, presence.indices, occurrences.shape[1]
+    texts = np.stack([np.asarray(presence[codes == c].sum(axis=0)).ravel() for c in range(classes)], axis=1)
+    logits, lengths = model.logits[tokens], np.diff(presence.indptr)
+    text = np.repeat(np.arange(n), lengths)
+    largest = np.full(n, -np.inf)
+    filled = np.flatnonzero(lengths)
+    if len(filled):
+        largest[filled] = np.maximum.reduceat(logits, presence.indptr[filled])
+    best = np.flatnonzero(logits == largest[text])
+    winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
+    top = np.maximum(largest, model.sink_logit)
+    share = np.exp(logits - top[text])
+    share /= (np.bincount(text, share, n) + np.exp(model.sink_logit - top))[text]
+    parts = [np.bincount(tokens, share * column[tokens], m) for column in model.values.T]
+    return TokenStatistics(
+        texts=texts.astype(np.int64),
+        occurrences=occurrences,
+        selected=np.bincount(winners, minlength=m),
+        attention=np.bincount(tokens, share, m) / max(n, 1),
+        contributions=np.stack(parts, axis=1) / max(n, 1),
+    )
+
+
+def token_table(
+    names: Sequence[str], found: TokenStatistics, model: TokenModel, classes: Shaped[Array, " classes"]
+) -> TokenTable:
+    """All tokens, those with the largest part in the decisions first; the columns are those of `token_importance_`."""
+    everything = np.arange(len(names))
+    two = model.values.shape[1] == 1
+    column = np.zeros(len(names), int) if two else model.values.argmax(1)
+    own = np.ones(len(names), int) if two else column  # the class that the numbers are about
+    total = found.occurrences.sum(1)
+    signed = 2 * found.occurrences[everything, own] - total
+    columns = {
+        "token": np.array(names, object),
+        "count": found.texts.sum(1),
+        "occurrences": total,
+        "signed_frequency": signed / max(total.sum(), 1),
+        "posterior_difference": signed / np.maximum(total, 1),
+        "attention_logit": model.logits,
+        "value": model.values[everything, column],
+        "selected": found.selected,
+        "attention": found.attention,
+        "contribution": found.contributions[everything, column],
+    }
+    if not two:
+        columns["class"] = classes[own]
+    order = np.argsort(-np.abs(columns["contribution"]), kind="stable")
+    return TokenTable({name: values[order] for name, values in columns.items()})

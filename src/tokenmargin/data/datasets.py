@@ -1,0 +1,235 @@
+"""The public datasets of the papers: from their source with a checksum, or from your own copy; kept in a cache."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tokenmargin._files import atomic_path, file_digest
+from tokenmargin.data.sources import LabelledText, SourceError, binary_labels, read_labelled
+
+__all__ = ["DATASETS", "DatasetError", "RemoteFile", "cache_folder", "get_dataset", "yelp_rules"]
+
+YELP_SIZE = 50_000
+Progress = Callable[[int, int], None]
+
+
+class DatasetError(RuntimeError):
+    """A dataset that could not be had, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at its public source."""
+
+    url: str
+    sha256: str
+    terms: str
+
+    @property
+    def name(self) -> str:
+        """The file's own name."""
+        return self.url.rpartition("/")[2]
+
+
+DATASETS = {
+    "imdb": RemoteFile(
+        "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+        "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+        "Large Movie Review Dataset (Maas et al., ACL 2011): cite the paper; the reviews are from IMDb.",
+    ),
+    "yelp": RemoteFile(
+        "https://s3.amazonaws.com/fast-ai-nlp/yelp_review_full_csv.tgz",
+        "56006b0a17a370f1e366504b1f2c3e3754e4a3dda17d3e718a885c552869a559",
+        "Yelp reviews (Zhang, Zhao and LeCun, NeurIPS 2015): Yelp's terms allow academic use, not redistribution.",
+    ),
+    "cifar10": RemoteFile(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        "CIFAR-10 (Krizhevsky, 2009): cite the report.",
+    ),
+    "bert-vocabulary": RemoteFile(
+        "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        "WordPiece vocabulary of bert-base-uncased (Devlin et al., NAACL 2019): Apache-2.0.",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where datasets are kept: `$TOKENMARGIN_CACHE`, else the platform's cache folder."""
+    if place := os.environ.get("TOKENMARGIN_CACHE"):
+        return Path(place)
+    from platformdirs import user_cache_path
+
+    return Path(user_cache_path("tokenmargin"))
+
+
+def get_dataset(
+    name: str, *, local: str | Path | None = None, cache: Path | None = None, progress: Progress | None = None
+) -> Path:
+    """The dataset as one file in the cache: `.parquet` with text and label, `.npz` for images, `.txt` for a vocabulary.
+
+    **Arguments**
+    - `name`: one of `DATASETS`.
+    - `local`: your own copy: the archive of the source, or for text anything `read_labelled` reads (Yelp: with a column
+        `stars` from 1 to 5).
+    - `cache`: another place than `cache_folder()`.
+    - `progress`: called with the bytes received and expected.
+    """
+    if name not in DATASETS:
+        raise DatasetError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
+    folder = (cache or cache_folder()) / "datasets"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}{SUFFIXES.get(name, '.parquet')}"
+    if local is None and target.is_file():
+        return target
+    source = Path(local) if local is not None else _download(DATASETS[name], folder, progress)
+    if not source.exists():
+        raise DatasetError(f"{source}: no such file or folder")
+    try:
+        READERS[name](source, target)
+    except (SourceError, tarfile.TarError, KeyError, OSError) as error:
+        raise DatasetError(f"{source}: not a copy of {name} ({error})") from error
+    return target
+
+
+def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_SIZE, seed: int = 0) -> LabelledText:
+    """Paper A, appendix E: 1000 to 1500 characters, 1/2 stars are -1, 4/5 are +1, 3 dropped, subsampled to `size`.
+
+    >>> yelp_rules(["x" * 1000, "y" * 999, "z" * 1500], [1, 5, 4]).labels
+    ['-1', '1']
+    """
+    kept = [
+        (text, "1" if star > 3 else "-1")
+        for text, star in zip(texts, stars, strict=True)
+        if 1000 <= len(text) <= 1500 and star in (1, 2, 4, 5)
+    ]
+    if len(kept) > size:
+        chosen = np.sort(np.random.default_rng(seed).choice(len(kept), size, replace=False))
+        kept = [kept[i] for i in chosen]
+    return LabelledText([text for text, _ in kept], [label for _, label in kept])
+
+
+def _download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
+    """Fetch a file whole and checked, or leave nothing."""
+    target = folder / file.name
+    if target.is_file() and file_digest(target) == file.sha256:
+        return target
+    with atomic_path(target) as beside:
+        _fetch(file.url, beside, progress)
+        if (found := file_digest(beside)) != file.sha256:
+            raise DatasetError(f"{file.url}: sha256 is {found}, expected {file.sha256}; the source has changed")
+    return target
+
+
+def _fetch(url: str, target: Path, progress: Progress | None) -> None:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer, target.open("wb") as out:
+            expected = int(answer.headers.get("Content-Length", 0))
+            received = 0
+            while block := answer.read(1 << 20):
+                out.write(block)
+                received += len(block)
+                if progress is not None:
+                    progress(received, expected)
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        raise DatasetError(
+            f"could not reach {url} ({getattr(error, 'reason', error)}); "
+            "fetch it on a machine with a network and give the copy with --from PATH"
+        ) from error
+
+
+def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Files of an archive, read in memory: nothing is unpacked to the disk, whatever their names say."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.isfile() and wanted(member.name) and (content := archive.extractfile(member)) is not None:
+                yield member.name, content
+
+
+def _is_archive(path: Path) -> bool:
+    return path.is_file() and tarfile.is_tarfile(path)
+
+
+def _imdb(source: Path, target: Path) -> None:
+    """All 50,000 labelled reviews, training half first, in the order of their numbers."""
+    if not _is_archive(source):
+        table = read_labelled(source)
+        return _write(target, table.texts, binary_labels(table.labels).tolist())
+    found = []
+    for name, content in _members(source, lambda name: name.endswith(".txt") and name.count("/") == 3):
+        _, split, label, file = name.split("/")
+        if label in ("pos", "neg"):
+            number = int(file.partition("_")[0])
+            found.append((split != "train", number, label == "neg", content.read().decode("utf-8")))
+    found.sort()
+    if not found:
+        raise SourceError("no reviews in the archive")
+    return _write(target, [row[3] for row in found], [-1 if row[2] else 1 for row in found])
+
+
+def _yelp(source: Path, target: Path) -> None:
+    """The rules of paper A over whatever reviews with stars there are."""
+    if _is_archive(source):
+        import csv
+        import io
+
+        texts, stars = [], []
+        for _, content in _members(source, lambda name: name.endswith("train.csv")):
+            for row in csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline="")):
+                stars.append(int(row[0]))
+                texts.append(row[1].replace("\\n", "\n").replace('\\"', '"'))
+        chosen = yelp_rules(texts, stars)
+    else:
+        table = read_labelled(source, label="stars")
+        chosen = yelp_rules(table.texts, [round(float(label)) for label in table.labels])
+    if not chosen.texts:
+        raise SourceError("no review of 1000 to 1500 characters with 1, 2, 4 or 5 stars")
+    _write(target, chosen.texts, [int(label) for label in chosen.labels])
+
+
+def _cifar10(source: Path, target: Path) -> None:
+    """Images as (60000, 32, 32, 3) bytes with labels; the last 10,000 are the test half."""
+    batches = {name: content.read() for name, content in _members(source, lambda name: name.endswith(".bin"))}
+    rows = np.frombuffer(b"".join(batches[name] for name in sorted(batches)), np.uint8)  # data_batch_1..5, test_batch
+    if rows.size == 0 or rows.size % 3073:
+        raise SourceError("its batches are not made of 3073-byte records")
+    rows = rows.reshape(-1, 3073)
+    images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    with atomic_path(target) as beside, beside.open("wb") as file:
+        np.savez(file, images=images, labels=rows[:, 0].astype(np.int64))
+
+
+def _write(target: Path, texts: list[str], labels: list[int]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": pa.array(texts, pa.large_string()), "label": pa.array(labels, pa.int8())})
+    with atomic_path(target) as beside:
+        pq.write_table(table, beside, compression="zstd")
+
+
+def _vocabulary(source: Path, target: Path) -> None:
+    """The vocabulary as it is, if it is the published one."""
+    if (found := file_digest(source)) != DATASETS["bert-vocabulary"].sha256:
+        raise SourceError(f"sha256 is {found}")
+    with atomic_path(target) as beside:
+        beside.write_bytes(source.read_bytes())
+
+
+SUFFIXES = {"cifar10": ".npz", "bert-vocabulary": ".txt"}
+READERS: dict[str, Callable[[Path, Path], None]] = {
+    "imdb": _imdb,
+    "yelp": _yelp,
+    "cifar10": _cifar10,
+    "bert-vocabulary": _vocabulary,
+}

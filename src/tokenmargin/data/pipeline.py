@@ -1,0 +1,268 @@
+"""From labelled texts to token ids: each step a named choice, kept with the result.
+
+Lower case, stop words, stems and pieces depend on the word alone, so they are computed once for each distinct word and
+spread over the corpus by index. Every token remembers the characters of the whole word it came from.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin._files import file_digest
+from tokenmargin.data.prepared import PreparedText, Step
+from tokenmargin.data.words import PUNCTUATION, Words, find_words
+
+__all__ = ["PAPER", "PLAIN", "Pipeline", "Tokens", "choose_tokens", "cut_words", "fold", "number", "prepare", "spell"]
+
+STOP_LISTS = ("none", "nltk")
+STEMMERS = ("none", "english", "porter")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The choices that turn text into tokens.
+
+    **Arguments**
+    - `markup`: whether tags and character references are blanks.
+    - `punctuation`: `split` or `join`, see `find_words`.
+    - `stop_words`: `none`, `nltk` (the 179 English words of that list), or your own words.
+    - `stemmer`: `none`, or Snowball's `english` (also called Porter 2) or `porter`.
+    - `vocabulary`: a WordPiece vocabulary, one token per line, such as BERT's `vocab.txt`; without it tokens are words.
+    - `minimum_count`: tokens seen fewer times in the corpus are purged.
+
+    >>> Pipeline().describe()["stemmer"]
+    'none'
+    """
+
+    markup: bool = True
+    punctuation: str = "split"
+    stop_words: str | tuple[str, ...] = "none"
+    stemmer: str = "none"
+    vocabulary: Path | None = None
+    minimum_count: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop_words, str) and self.stop_words not in STOP_LISTS:
+            raise ValueError(f"stop_words must be 'none', 'nltk' or a tuple of words, got {self.stop_words!r}")
+        if self.punctuation not in PUNCTUATION:
+            raise ValueError(f"punctuation must be 'split' or 'join', got {self.punctuation!r}")
+        if self.stemmer not in STEMMERS:
+            raise ValueError(f"stemmer must be 'none', 'english' or 'porter', got {self.stemmer!r}")
+        if self.minimum_count < 1:
+            raise ValueError(f"minimum_count must be at least 1, got {self.minimum_count}")
+
+    def describe(self) -> dict[str, object]:
+        """The choices as plain values; a vocabulary by its name and checksum, since its place says nothing."""
+        choices = asdict(self)
+        if self.vocabulary is not None:
+            choices["vocabulary"] = f"{Path(self.vocabulary).name} sha256:{file_digest(self.vocabulary)}"
+        return choices
+
+
+PLAIN = Pipeline(minimum_count=2)
+"""Lower-case words seen at least twice."""
+
+PAPER = Pipeline(stop_words="nltk", stemmer="english", minimum_count=50)
+"""Paper A, appendix E: no markup, punctuation or stop words; stems; purged below 50. Add BERT's `vocabulary`."""
+
+
+@dataclass
+class _Ledger:
+    """What each step did to the number of tokens."""
+
+    steps: list[Step] = field(default_factory=list)
+
+    def add(self, name: str, tokens: int, distinct: int) -> None:
+        before = self.steps[-1] if self.steps else Step(name, tokens, tokens, distinct, distinct)
+        self.steps.append(Step(name, before.after, tokens, before.distinct_after, distinct))
+
+
+def prepare(
+    texts: Sequence[str],
+    labels: Sequence[int] | Array,
+    pipeline: Pipeline = PLAIN,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> PreparedText:
+    """Tokens of labelled texts, with the characters each came from and a table of what every step did.
+
+    Texts left without a token are dropped; `rows` says which remain.
+
+    >>> found = prepare(["good, good film", "bad film"], [1, -1], Pipeline(minimum_count=2))
+    >>> found.vocabulary, found.sequence(0).tolist(), found.spans(0).tolist()
+    (('film', 'good'), [1, 1, 0], [[0, 4], [6, 10], [11, 15]])
+    """
+    tell = progress or (lambda step: None)
+    labels = np.asarray(labels)
+    if labels.shape != (len(texts),):
+        raise ValueError(f"labels must be one number for each of the {len(texts)} texts, got shape {labels.shape}")
+    if not np.isin(labels, (-1, 1)).all():
+        raise ValueError(f"labels must be -1 or +1, got {labels[~np.isin(labels, (-1, 1))][0]}")
+    tell("finding words")
+    words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
+    counts = np.bincount(words.codes, minlength=len(words.distinct))
+    chosen = choose_tokens([fold(word) for word in words.distinct], counts, pipeline, progress=tell)
+    tell("numbering tokens")
+    numbered = number(words, labels, chosen.pieces, {name: code for code, name in enumerate(chosen.vocabulary)})
+    return replace(numbered, vocabulary=chosen.vocabulary, steps=chosen.steps, choices=pipeline.describe())
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What words become.
+
+    **Attributes**
+    - `pieces`: the tokens of each word.
+    - `vocabulary`: the tokens that are kept, the most frequent first, equally frequent ones by name.
+    - `steps`: what each step did to the number of tokens.
+    """
+
+    pieces: list[list[str]]
+    vocabulary: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def choose_tokens(
+    lower: list[str], counts: Array, pipeline: Pipeline, *, progress: Callable[[str], None] | None = None
+) -> Tokens:
+    """Turn words in lower case, each with how often it occurs, into tokens, and keep those that occur often enough."""
+    tell = progress or (lambda step: None)
+    ledger = _Ledger()
+    ledger.add("words", int(counts.sum()), len(set(lower)))
+    stems = _stemmed(lower, counts, pipeline, ledger)
+    tell("cutting words into tokens")
+    pieces = _pieces(stems, counts, pipeline, ledger)
+    tell("counting")
+    names = sorted({piece for parts in pieces for piece in parts})
+    code_of = {name: code for code, name in enumerate(names)}
+    flat = np.array([code_of[piece] for parts in pieces for piece in parts], np.int32)
+    lengths = np.array([len(parts) for parts in pieces], np.int64)
+    totals = np.zeros(len(names), np.int64)
+    np.add.at(totals, flat, np.repeat(counts, lengths))
+    order = np.lexsort((np.arange(len(names)), -totals))
+    order = order[totals[order] >= pipeline.minimum_count]
+    ledger.add(f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order))
+    return Tokens(pieces, tuple(names[code] for code in order), tuple(ledger.steps))
+
+
+def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
+    """The tokens of each word in lower case, whether or not the vocabulary keeps them.
+
+    >>> cut_words(["the", "walking"], Pipeline(stop_words="nltk", stemmer="english"))
+    [[], ['walk']]
+    """
+    unseen = np.zeros(len(lower), np.int64)
+    return _pieces(_stemmed(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
+
+
+def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
+    """The ids of words, given the tokens of each distinct word and the ids of the tokens that are kept."""
+    flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
+    lengths = np.array([len(parts) for parts in pieces], np.int64)
+    first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    repeats = lengths[words.codes]
+    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    ids = flat[np.repeat(first[words.codes], repeats) + within]
+    kept = ids >= 0
+    before = np.concatenate([[0], np.cumsum(repeats)])
+    offsets = np.concatenate([[0], np.cumsum(kept)])[before[words.offsets]]
+    rows = np.flatnonzero(np.diff(offsets))
+    return PreparedText(
+        ids=ids[kept],
+        offsets=np.append(offsets[rows], offsets[-1]),
+        labels=labels[rows].astype(np.int8),
+        vocabulary=(),
+        starts=np.repeat(words.starts, repeats)[kept],
+        ends=np.repeat(words.ends, repeats)[kept],
+        rows=rows,
+    )
+
+
+def spell(words: Sequence[str], pipeline: Pipeline) -> list[str]:
+    """The stem of each word in lower case, empty for a stop word.
+
+    >>> spell(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
+    ['', 'walk']
+    """
+    return _stemmed([fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
+
+
+def fold(word: str) -> str:
+    """Lower case without accents, as BERT's uncased vocabulary expects.
+
+    >>> fold("Café")
+    'cafe'
+    """
+    word = word.lower()
+    if word.isascii():
+        return word
+    return "".join(c for c in unicodedata.normalize("NFD", word) if unicodedata.category(c) != "Mn")
+
+
+def _stop_words(pipeline: Pipeline) -> frozenset[str]:
+    """The words to drop, spelled as the pipeline spells words."""
+    if pipeline.stop_words == "none":
+        return frozenset()
+    if pipeline.stop_words == "nltk":
+        from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+        stops = tuple(STOPWORDS_EN_PLUS)
+    else:
+        stops = tuple(pipeline.stop_words)
+    found = find_words(stops, punctuation=pipeline.punctuation, markup=False)
+    return frozenset(fold(word) for word in found.distinct)
+
+
+def _stemmed(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:
+    """The stem of each distinct word, empty for a stop word."""
+    stops = _stop_words(pipeline)
+    if stops:
+        lower = ["" if word in stops else word for word in lower]
+        ledger.add(f"stop words ({_name(pipeline.stop_words)})", _total(lower, counts), len({*lower} - {""}))
+    if pipeline.stemmer == "none":
+        return lower
+    import Stemmer
+
+    stems: list[str] = Stemmer.Stemmer(pipeline.stemmer).stemWords(lower)
+    ledger.add(f"stems ({pipeline.stemmer})", _total(stems, counts), len({*stems} - {""}))
+    return stems
+
+
+def _pieces(stems: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[list[str]]:
+    """The tokens of each distinct word."""
+    if pipeline.vocabulary is None:
+        return [[stem] if stem else [] for stem in stems]
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    lines = Path(pipeline.vocabulary).read_text(encoding="utf-8").split("\n")
+    ids = {token.rstrip("\r"): number for number, token in enumerate(lines) if token}
+    if "[UNK]" not in ids:
+        raise ValueError(f"{pipeline.vocabulary}: a WordPiece vocabulary has a line [UNK], this one has none")
+    tokenizer = Tokenizer(WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
+    distinct = sorted({*stems} - {""})
+    encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
+    cut = {stem: [lines[i].rstrip("\r") for i in coding.ids] for stem, coding in zip(distinct, encoded, strict=True)}
+    cut[""] = []
+    pieces = [cut[stem] for stem in stems]
+    lengths = np.array([len(parts) for parts in pieces], np.int64)
+    kinds = {piece for parts in cut.values() for piece in parts}
+    ledger.add(f"WordPiece ({Path(pipeline.vocabulary).name})", int(counts @ lengths), len(kinds))
+    return pieces
+
+
+def _total(words: list[str], counts: Array) -> int:
+    return int(counts[np.array([bool(word) for word in words], bool)].sum())
+
+
+def _name(stop_words: str | tuple[str, ...]) -> str:
+    return stop_words if isinstance(stop_words, str) else f"{len(stop_words)} given"

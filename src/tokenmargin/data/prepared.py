@@ -1,0 +1,141 @@
+"""PreparedText: ragged token ids with labels, vocabulary and original characters; stored so that it can be mapped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray as Array
+
+from tokenmargin._files import atomic_path
+from tokenmargin.corpus import TokenCorpus
+
+__all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
+
+ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
+DTYPES = {"I8": np.int8, "I32": np.int32, "I64": np.int64}
+
+
+class PreparedFileError(ValueError):
+    """A prepared file that cannot be read, with the file and what is wrong in the message."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did: tokens and distinct tokens before and after it."""
+
+    name: str
+    before: int
+    after: int
+    distinct_before: int
+    distinct_after: int
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedText:
+    """Token ids of `n` labelled texts, ragged.
+
+    **Attributes**
+    - `ids`: the tokens of all texts, end to end; those of text `i` are `ids[offsets[i]:offsets[i + 1]]`.
+    - `labels`: -1 or +1.
+    - `vocabulary`: the tokens, the most frequent first.
+    - `starts`, `ends`: the characters of the whole word that each token came from.
+    - `rows`: the place of each text among those given.
+    - `steps`, `choices`: what the pipeline did, and its settings.
+    """
+
+    ids: Int[Array, " tokens"]
+    offsets: Int[Array, " n_plus_1"]
+    labels: Int[Array, " n"]
+    vocabulary: tuple[str, ...]
+    starts: Int[Array, " tokens"]
+    ends: Int[Array, " tokens"]
+    rows: Int[Array, " n"]
+    steps: tuple[Step, ...] = ()
+    choices: Mapping[str, object] | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of texts."""
+        return len(self.labels)
+
+    @property
+    def m(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.vocabulary)
+
+    def sequence(self, i: int) -> Int[Array, " t"]:
+        """The tokens of text `i`."""
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+    def spans(self, i: int) -> Int[Array, "t 2"]:
+        """The characters (start, end) in the original text of each token of text `i`."""
+        where = slice(self.offsets[i], self.offsets[i + 1])
+        return np.stack([self.starts[where], self.ends[where]], axis=1)
+
+    def corpus(self) -> TokenCorpus:
+        """The sequences with their statistics."""
+        return TokenCorpus(np.array(self.ids), np.diff(self.offsets), self.labels.astype(float), self.vocabulary)
+
+    def save_ids(self, path: str | Path) -> None:
+        """Write ids, lengths and labels alone as a small `.npz`, without words or characters: to train elsewhere."""
+        small = np.uint16 if self.m <= 1 << 16 else np.uint32
+        with atomic_path(path) as beside, beside.open("wb") as file:
+            np.savez_compressed(
+                file,
+                ids=self.ids.astype(small),
+                lengths=np.diff(self.offsets).astype(np.uint32),
+                labels=self.labels,
+                vocabulary=np.array(self.m),
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write one `.safetensors` file, whole or not at all."""
+        from safetensors.numpy import save_file
+
+        notes = {
+            "vocabulary": json.dumps(self.vocabulary),
+            "steps": json.dumps([vars(step) for step in self.steps]),
+            "choices": json.dumps(self.choices, default=str),
+        }
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
+        with atomic_path(path) as beside:
+            save_file(arrays, beside, metadata=notes)
+
+
+def load_prepared(path: str | Path) -> PreparedText:
+    """Map a file written by `PreparedText.save`; the arrays are read from the disk as they are used."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header = json.loads(file.read(length))
+        notes = header.pop("__metadata__")
+        arrays = {}
+        for name in ARRAYS:
+            entry = header[name]
+            (begin, end), dtype, shape = entry["data_offsets"], np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+            if end - begin != dtype.itemsize * int(np.prod(shape)) or 8 + length + end > path.stat().st_size:
+                raise ValueError(f"the array {name} is cut short")
+            arrays[name] = (
+                np.memmap(path, dtype, "r", 8 + length + begin, shape) if end > begin else np.zeros(shape, dtype)
+            )
+        steps = tuple(Step(**step) for step in json.loads(notes["steps"]))
+        return PreparedText(
+            vocabulary=tuple(json.loads(notes["vocabulary"])),
+            steps=steps,
+            choices=json.loads(notes["choices"]),
+            **arrays,
+        )
+    except FileNotFoundError as error:
+        raise PreparedFileError(f"{path}: no such file") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PreparedFileError(
+            f"{path}: not a prepared text ({error}); write it with PreparedText.save or `tokenmargin prepare`"
+        ) from error

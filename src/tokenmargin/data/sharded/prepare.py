@@ -1,0 +1,208 @@
+"""Prepare corpora larger than memory, slice by slice, here or on a cluster.
+
+Two passes over the source. The first counts words by label, the counts are merged, and the vocabulary is chosen from
+them as `prepare` does; the second writes one shard of ids per slice. The result is that of `prepare` on all texts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin._files import remove_leftovers, write_json
+from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens
+from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
+from tokenmargin.data.sharded.slices import Slice, find_slices
+from tokenmargin.data.sharded.worker import (
+    BITS,
+    MERGED_AT_ONCE,
+    SHOWN,
+    Numbering,
+    Plan,
+    SliceCount,
+    add_up,
+    count_slice,
+    number_slice,
+    sums_path,
+    words_path,
+    write_table,
+)
+from tokenmargin.data.sources import SourceError, binary_labels
+from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["prepare_sharded"]
+
+Progress = Callable[[str, int, int], None]
+
+
+def prepare_sharded(
+    source: str | Path,
+    out: str | Path,
+    pipeline: Pipeline = PLAIN,
+    *,
+    engine: AbstractEngine | None = None,
+    slice_bytes: int = 32 << 20,
+    columns: tuple[str, str] = ("text", "label"),
+    positive: str | None = None,
+    progress: Progress | None = None,
+) -> ShardedText:
+    """Prepare a folder of parquet files or JSON lines in bounded memory.
+
+    A call that was stopped goes on where it was: slices that are done are not done again.
+
+    **Arguments**
+    - `out`: folder for the shards; on a cluster one that all machines see, as they see the source.
+    - `engine`: where slices are worked on; this process by default.
+    - `slice_bytes`: text in a slice, which bounds the memory of a worker.
+    - `columns`: names of the columns with the text and the label.
+    - `positive`: the label that counts as +1, when it is not plain.
+    - `progress`: called with the pass, the slices done, and how many there are.
+    """
+    engine, tell = engine or SerialEngine(), progress or (lambda step, done, of: None)
+    slices = find_slices(source, size=slice_bytes, text=columns[0], label=columns[1])
+    of, place = len(slices), Path(out).resolve()
+    work = place / ".work"
+    plan = Plan(tuple(slices), pipeline, columns).save(work)
+
+    counted = _run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))
+    names = sorted({name for count in counted for name in count.labels})
+    sides = dict(zip(names, binary_labels(names, positive=positive).tolist(), strict=True))
+    words = _merge_parts([words_path(work, i) for i in range(of)], work, engine, name="words")
+    chosen, counts = _choose(words, sides, pipeline)
+
+    firsts = np.cumsum([0, *(count.texts for count in counted)]).tolist()
+    (place / MANIFEST).unlink(missing_ok=True)  # what stood here before is no corpus once its shards are overwritten
+    numbering = Numbering(chosen.vocabulary, sides, tuple(firsts)).save(work)
+    task = partial(number_slice, plan, numbering)
+    texts = _run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
+    sums = _merge_parts([sums_path(work, i) for i in range(of)], work, engine, name="tokens")
+    write_table(_statistics(chosen.vocabulary, counts, sums, sum(texts)), place / STATISTICS)
+    manifest = {
+        "format": FORMAT,
+        "texts": texts,
+        "steps": [vars(step) for step in chosen.steps],
+        "choices": pipeline.describe(),
+        "source": {"labels": sides, **_unused(slices, counted)},
+    }
+    _finish(place, work, manifest)
+    return load_sharded(place)
+
+
+def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[Tokens, Array]:
+    """The vocabulary, and how often each of its tokens occurs in negative and in positive texts."""
+    import polars as pl
+
+    under = pl.col("label").replace_strict(sides, return_dtype=pl.Int8)
+    table = (
+        words.lazy()
+        .group_by("word")
+        .agg(pl.col("count").filter(under == side).sum().alias(str(side)) for side in (-1, 1))
+        .sort("word")
+        .collect()
+    )
+    by_label = np.stack([table[str(side)].to_numpy() for side in (-1, 1)])
+    chosen = choose_tokens(table["word"].to_list(), by_label.sum(0), pipeline)
+    rank = {name: code for code, name in enumerate(chosen.vocabulary)}
+    ids = np.array([rank.get(piece, -1) for parts in chosen.pieces for piece in parts], np.int64)
+    word = np.repeat(np.arange(len(chosen.pieces)), [len(parts) for parts in chosen.pieces])
+    counts = np.zeros((2, len(rank)), np.int64)
+    for side in (0, 1):
+        np.add.at(counts[side], ids[ids >= 0], by_label[side, word[ids >= 0]])
+    return chosen, counts
+
+
+def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, texts: int) -> pl.DataFrame:
+    """A row per token: occurrences by label, and the signed share.
+
+    Both passes have counted the occurrences. Fractions 1/T were rounded down to units of `4^-BITS`, so a sum within
+    one unit per occurrence of zero may be zero, and is then called so.
+    """
+    import polars as pl
+
+    found = {name: np.zeros(len(vocabulary), np.int64) for name in ("negative", "positive", "high", "low")}
+    for name, values in found.items():
+        values[sums["token"].to_numpy()] = sums[name].to_numpy()
+    if not all(np.array_equal(found[name], counts[k]) for k, name in enumerate(("negative", "positive"))):
+        raise SourceError("the second pass counted other tokens than the first: the source was changed meanwhile")
+    occurrences = counts.sum(0)
+    total = np.ldexp(found["high"].astype(float), -BITS) + np.ldexp(found["low"].astype(float), -2 * BITS)
+    share = np.where(np.abs(total) <= np.ldexp(occurrences.astype(float), -2 * BITS), 0.0, total) / max(texts, 1)
+    return pl.DataFrame(
+        {"token": vocabulary, "negative": counts[0], "positive": counts[1], "signed share": share},
+        schema_overrides={"token": pl.String},
+    )
+
+
+def _unused(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict[str, Any]:
+    """How many rows could not be used, and the first of them by file and line."""
+    reasons: list[dict[str, str]] = []
+    path, before = "", 0
+    for part, count in zip(slices, counted, strict=True):
+        path, before = part.path, before if part.path == path else 0
+        for line, reason in count.reasons[: SHOWN - len(reasons)]:
+            reasons.append({"place": f"{Path(path).name} line {before + line}", "reason": reason})
+        before += count.lines
+    return {"rejected": sum(count.rejected for count in counted), "reasons": reasons}
+
+
+def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
+    """The manifest makes it a corpus; then what is not part of it goes."""
+    write_json(place / MANIFEST, manifest)
+    ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
+    for extra in set(place.glob("shard-*.safetensors")) - ours:
+        extra.unlink()
+    remove_leftovers(place)
+    shutil.rmtree(work)
+
+
+def _merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *, name: str) -> pl.DataFrame:
+    """The sum of all parts, merged by the engine some at a time until they are few."""
+    import polars as pl
+
+    level = 0
+    while len(parts) > MERGED_AT_ONCE:
+        level += 1
+        groups = [tuple(parts[i : i + MERGED_AT_ONCE]) for i in range(0, len(parts), MERGED_AT_ONCE)]
+        outs = [folder / f"{name}-merged-{level}-{i:06d}.parquet" for i in range(len(groups))]
+        _run_all(partial(_merge_some, groups, outs), len(groups), engine)
+        parts = outs
+    return add_up(pl.concat([pl.read_parquet(part) for part in parts]))
+
+
+def _merge_some(groups: list[tuple[Path, ...]], outs: list[Path], piece: range) -> None:
+    import polars as pl
+
+    for i in piece:
+        write_table(add_up(pl.concat([pl.read_parquet(part) for part in groups[i]])), outs[i])
+
+
+def _run_all(
+    task: Callable[[range], Any], count: int, engine: AbstractEngine, *, progress: Callable[[int], None] | None = None
+) -> list[Any]:
+    """`task` on every one of `count` pieces, in order, however they were done."""
+    found: dict[int, Any] = {}
+    for piece, outcome in engine.map(task, _each(count)):
+        if isinstance(outcome, LostTask):
+            raise SourceError(
+                f"part {piece.start} of {count} was lost with its worker ({outcome.reason}); "
+                "what is done is kept: run the same command again"
+            )
+        found[piece.start] = outcome
+        if progress is not None:
+            progress(len(found))
+    if len(found) < count:
+        raise SourceError(f"only {len(found)} of {count} parts came back; run the same command again")
+    return [found[i] for i in range(count)]
+
+
+def _each(count: int) -> Iterator[range]:
+    return (range(i, i + 1) for i in range(count))

@@ -1,0 +1,279 @@
+"""Read labelled text: CSV, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
+
+A row that cannot be used is set aside with its line number and the reason; it does not stop the reading. So is a row
+of a CSV file in which an open quote has swallowed the rows after it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray as Array
+
+__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "read_labelled", "usable"]
+
+KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
+UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
+csv.field_size_limit(1 << 27)
+
+Row = tuple[int, object, object]
+
+
+class SourceError(ValueError):
+    """A source of text that cannot be read at all."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that was set aside: its line (or file), and why."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledText:
+    """Texts with the label each was given, and the rows that could not be used."""
+
+    texts: list[str]
+    labels: list[str]
+    rejected: tuple[Rejected, ...] = ()
+
+
+def read_labelled(source: str | Path, *, text: str = "text", label: str = "label") -> LabelledText:
+    """Texts and labels of a source.
+
+    **Arguments**
+    - `source`: a `.csv`, `.tsv`, `.jsonl` or `.parquet` file; a folder with one folder of `.txt` files per label; a
+        folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or `hf:owner/name:split`, for which the
+        package `datasets` is needed.
+    - `text`, `label`: names of the two columns.
+    """
+    if isinstance(source, str) and source.startswith("hf:"):
+        return _collect(_hugging_face(source[3:], text, label))
+    path = Path(source)
+    if path.is_dir():
+        shards = sorted(path.glob("*.arrow"))
+        return _collect(_arrow(shards, text, label) if shards else _folder(path))
+    if not path.is_file():
+        raise SourceError(f"{path}: no such file or folder")
+    match path.suffix.lower():
+        case ".csv":
+            return _collect(_csv(path, ",", text, label))
+        case ".tsv":
+            return _collect(_csv(path, "\t", text, label))
+        case ".jsonl" | ".ndjson":
+            return _collect(_json_lines(path, text, label))
+        case ".parquet":
+            return _collect(_parquet(path, text, label))
+    raise SourceError(f"{path}: text is read from .csv, .tsv, .jsonl, .parquet or a folder, got {path.suffix!r}")
+
+
+def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[Array, " n"]:
+    """Labels as -1 and +1; which value is +1 is known for the usual pairs, else say it.
+
+    >>> binary_labels(["pos", "neg"]).tolist(), binary_labels(["cat", "dog"], positive="dog").tolist()
+    ([1, -1], [-1, 1])
+    """
+    values = sorted(set(labels))
+    if len(values) != 2:
+        shown = ", ".join(values[:6]) + (" ..." if len(values) > 6 else "")
+        raise SourceError(f"labels must have exactly two values, got {len(values)}: {shown}; keep two of them")
+    if positive is None:
+        pairs = [pair for pair in KNOWN_PAIRS if set(pair) == {value.lower() for value in values}]
+        if not pairs:
+            raise SourceError(f"which of the labels {values[0]!r} and {values[1]!r} is positive? say it with positive=")
+        positive = next(value for value in values if value.lower() == pairs[0][1])
+    elif positive not in values:
+        raise SourceError(f"positive must be one of the labels {values[0]!r} and {values[1]!r}, got {positive!r}")
+    return np.where(np.array(labels) == positive, 1, -1).astype(np.int8)
+
+
+def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
+    """Keep what is a text with a label; say why the rest is not."""
+    texts: list[str] = []
+    labels: list[str] = []
+    rejected: list[Rejected] = []
+    for row in rows:
+        if isinstance(row, Rejected):
+            rejected.append(row)
+            continue
+        found = usable(row)
+        if isinstance(found, Rejected):
+            rejected.append(found)
+        else:
+            texts.append(found[0])
+            labels.append(found[1])
+    if not texts:
+        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)})")
+    return LabelledText(texts, labels, tuple(rejected))
+
+
+def usable(row: Row) -> tuple[str, str] | Rejected:
+    """Text and label of a row, or why it has none.
+
+    >>> usable((3, "Good.", 1.0)), usable((4, " ", 1)).reason
+    (('Good.', '1'), 'no text')
+    """
+    line, text, label = row
+    if not isinstance(text, str) or not text.strip():
+        return Rejected(f"line {line}", "no text")
+    if label is None or label != label or not str(label).strip():  # a float that is not a number is no label either
+        return Rejected(f"line {line}", "no label")
+    if not text.isascii() and UNDECODED.search(text):
+        return Rejected(f"line {line}", "text is not UTF-8")
+    return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
+
+
+def _first(rejected: list[Rejected]) -> str:
+    return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
+
+
+def _csv(path: Path, delimiter: str, text: str, label: str) -> Iterator[Row | Rejected]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes") from error
+        columns = [_column(header, name, path) for name in (text, label)]
+        rows = list(_csv_rows(reader, len(header)))
+    labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
+    for first, last, row in rows:
+        if isinstance(row, str):
+            yield Rejected(_lines(first, last), row)
+            continue
+        swallowed = sum(_swallowed(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
+        if swallowed:
+            yield Rejected(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
+        else:
+            yield first, row[columns[0]], row[columns[1]]
+
+
+def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, int, list[str] | str]]:
+    """First line, last line, and the fields of each row or what is wrong with it."""
+    while True:
+        first = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield first, reader.line_num, f"{error}; is a quote open, or not doubled?"
+            continue
+        if row and len(row) != width:
+            yield first, reader.line_num, f"{len(row)} fields where the header has {width}"
+        elif row:
+            yield first, reader.line_num, row
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if last <= first else f"lines {first} to {last}"
+
+
+def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
+    """How many lines inside a field are rows of the table: of its width, with a label that it has elsewhere."""
+    count = 0
+    for line in field.splitlines()[1:]:
+        row = next(csv.reader([line], delimiter=delimiter), [])
+        count += len(row) == width and bool(row[columns[0]].strip()) and row[columns[1]] in labels
+    return count
+
+
+def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:
+    with path.open("rb") as file:
+        yield from json_rows(file, text, label)
+
+
+def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | Rejected]:
+    """The rows of JSON lines, numbered from 1."""
+    for line, content in enumerate(lines, start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            yield Rejected(f"line {line}", f"not JSON ({error})")
+            continue
+        if not isinstance(row, dict):
+            yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
+            continue
+        yield line, row.get(text), row.get(label)
+
+
+def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(path).names
+    except pa.ArrowException as error:
+        raise SourceError(f"{path}: not a readable parquet file ({error})") from error
+    for name in (text, label):
+        _column(names, name, path)
+    table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
+    rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
+    return ((number, *row) for number, row in enumerate(rows, start=1))
+
+
+def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
+    """A dataset on disk, as `datasets.save_to_disk` writes it; label names come from its own description."""
+    import pyarrow as pa
+
+    info = shards[0].parent / "dataset_info.json"
+    features = json.loads(info.read_text()).get("features", {}) if info.is_file() else {}
+    classes = features.get(label, {}).get("names")
+    number = 0
+    for shard in shards:
+        table = pa.ipc.open_stream(pa.memory_map(str(shard))).read_all()
+        for name in (text, label):
+            _column(table.column_names, name, shard)
+        for words, value in zip(table[text].to_pylist(), table[label].to_pylist(), strict=True):
+            number += 1
+            yield number, words, classes[value] if classes and value is not None and value >= 0 else value
+
+
+def _folder(path: Path) -> Iterator[Row | Rejected]:
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    if not folders:
+        raise SourceError(f"{path}: a folder of text holds one folder of .txt files for each label")
+    for folder in folders:
+        for number, file in enumerate(sorted(folder.glob("*.txt")), start=1):
+            try:
+                content = file.read_text(encoding="utf-8")
+            except (UnicodeDecodeError, OSError) as error:
+                yield Rejected(f"{folder.name}/{file.name}", f"not readable as UTF-8 ({error.__class__.__name__})")
+                continue
+            if content.strip():
+                yield number, content, folder.name
+            else:
+                yield Rejected(f"{folder.name}/{file.name}", "no text")
+
+
+def _hugging_face(name: str, text: str, label: str) -> Iterator[Row]:
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise SourceError(f"hf:{name}: reading from the Hugging Face hub needs `pip install datasets`") from error
+    place, _, split = name.partition(":")
+    dataset = load_dataset(place, split=split or "train")
+    for column in (text, label):
+        _column(dataset.column_names, column, f"hf:{name}")
+    names = getattr(dataset.features[label], "names", None)
+    for number, row in enumerate(dataset, start=1):
+        value = row[label]
+        yield number, row[text], names[value] if names and value is not None and value >= 0 else value
+
+
+def _column(names: Sequence[str], name: str, source: object) -> int:
+    if name not in names:
+        raise SourceError(f"{source}: no column {name!r}; it has {', '.join(map(repr, names))}")
+    return list(names).index(name)

@@ -1,0 +1,174 @@
+"""Where the gradient has all but cancelled: a stationary point, or a limit with a finite part beside its direction.
+
+Tokens whose pulls balance at a finite distance from one another (the next words of a corpus, in the proportion in which
+they occur) keep their weights for ever, while together they leave the other tokens behind: `p = R q + w`, where w, in
+the span of the differences of the tied tokens, minimises the risk over the tied tokens alone. Along such a path the
+gradient falls to nothing beside its own terms, which is also how a stationary point looks. The two are told apart by
+the pull of the other tokens, taken by itself and across the tied span, where the large terms do not reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import AbstractObjective, Attention, PromptObjective, attend
+from tokenmargin.geometry import Coordinates
+from tokenmargin.losses import CorrelationLoss
+from tokenmargin.problem import TokenProblem
+
+if TYPE_CHECKING:
+    from tokenmargin.dynamics.flow import FlowPath
+    from tokenmargin.dynamics.follow import Field
+
+__all__ = ["NEAR_STATIONARY", "STATIONARY", "FinitePart", "finite_part", "polish"]
+
+NEAR_STATIONARY = 1e-7  # of the balance: Newton's method takes over
+STATIONARY = 1e-12
+# Where the balance is 1e-7, tied tokens have weights of order one and the others about 1e-7: half-way, in logarithms.
+_TIED = float(np.sqrt(NEAR_STATIONARY))
+# At a stationary point the pull of the others is zero where Newton's method ends; dropping them from the tied problem
+# moves it by their weights, at most _TIED of its own size. On a path that diverges it is a margin over a key length.
+_DRIFTS = 10 * _TIED
+
+
+def polish(objective: AbstractObjective, y: Float[Array, " r"]) -> tuple[Float[Array, " r"], float]:
+    """Newton's method on the gradient: the point it leads to and the balance there."""
+    best, balance = y, np.inf
+    for _ in range(8):
+        descent, relative, balances = objective.linearise(best)
+        balance = float(balances.max())
+        if balance <= STATIONARY or not np.isfinite(relative).all():
+            break
+        best = best - np.linalg.lstsq(relative, descent.direction, rcond=1e-10)[0]
+    return best, balance
+
+
+@dataclass(frozen=True)
+class Divergent(PromptObjective):
+    """What is left of a risk when its finite part is settled: the other tokens against the tied ones, merged into one.
+
+    The logits are `<k, z> + offset` with keys across the tied span.
+    """
+
+    offset: Float[Array, "n T"] = field(kw_only=True)
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        logits = self.problem.keys.logits(theta) + self.offset
+        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class FinitePart:
+    """A limit `p = R q + w`: the part w that stays, and what drives the direction q.
+
+    **Attributes**
+    - `tied`: the tokens that keep their weights.
+    - `span`: an orthonormal basis of the span of their differences, as parameters.
+    - `point`: w, in that span.
+    - `balance`: of the gradient of the tied tokens alone at w: its length over the summed lengths of its terms.
+    - `drift`: the unit direction in which the other tokens drive the rest of p.
+    - `drift_balance`: length of their pull over the summed lengths of its terms; far from zero, so that this is no
+      stationary point.
+    """
+
+    tied: Bool[Array, "n T"]
+    span: Float[Array, "s D"]
+    point: Float[Array, " D"]
+    balance: float
+    drift: Float[Array, " D"]
+    drift_balance: float
+    _divergent: Divergent
+    _start: Float[Array, " q"]
+    _basis: Float[Array, "q D"]
+    _rest: Float[Array, " D"]
+
+    def __repr__(self) -> str:
+        return (
+            f"FinitePart({len(self.span)} dimensions, {int(self.tied.sum())} tokens keep their weights, "
+            f"balance={self.balance:.1e}; the others' pull: balance={self.drift_balance:.2g})"
+        )
+
+    def follow(self, *, until_norm: float = 1e8) -> FlowPath:
+        """Follow the diverging part alone, across the tied span: the flow of the merged problem.
+
+        `lift` brings its points back. What it leaves out falls like the weights of the other tokens, which are below
+        1e-6 from the start on.
+        """
+        from tokenmargin.dynamics.flow import flow  # flow finds finite parts
+
+        return flow(self._divergent, start=self._start, until_norm=until_norm)
+
+    def lift(self, z: Float[Array, "... q"]) -> Float[Array, "... D"]:
+        """The parameter with the diverging part `z` and the finite part beside it."""
+        return np.asarray(self._rest + self.point + z @ self._basis)
+
+
+def finite_part(along: Field, y: Float[Array, " r"]) -> FinitePart | None:
+    """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
+    objective = along.objective
+    if not isinstance(objective, PromptObjective):
+        return None
+    problem, state = objective.problem, objective.forward(y)
+    tied = problem.mask & (state.weights > _TIED)
+    keys = _laid_out(problem)
+    apart = (keys - keys[state.pivot][:, None])[tied]
+    _, sizes, rows = np.linalg.svd(apart)
+    rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
+    within, across = rows[:rank], rows[rank:]
+    if rank == 0 or len(across) == 0:
+        return None
+    alone = replace(objective, problem=_masked(problem, tied))
+    polished, balance = polish(alone, y)
+    near = float(np.linalg.norm(polished - y)) <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
+    if balance > STATIONARY or not near:
+        return None
+    divergent, z = _divergent(objective, polished, tied, across), across @ y
+    drift, _, pulls = divergent.linearise(z)
+    if not float(pulls.max()) > _DRIFTS:
+        return None
+    back = along.reduced.lift
+    return FinitePart(
+        tied, back(within), back(within.T @ (within @ polished)), balance, back(across.T @ drift.direction),
+        float(pulls.max()), divergent, z, back(across), along.rest,
+    )  # fmt: skip
+
+
+def _divergent(
+    objective: PromptObjective, w: Float[Array, " r"], tied: Bool[Array, "n T"], across: Float[Array, "q r"]
+) -> Divergent:
+    """The others against the merged token, which stands at the pivot's place with the output of the tied tokens.
+
+    To first order in their weights the others pull by `c_i s_it (gamma_it - f_i)`, with the slope `c_i` of the loss and
+    the output `f_i` of the tied tokens: the gradient of the correlation loss with weights `c_i s_it`.
+    """
+    problem = objective.problem
+    alone = replace(objective, problem=_masked(problem, tied))
+    state = alone.forward(w)
+    keys = _laid_out(problem)
+    away = keys - keys[state.pivot][:, None]
+    kept = (problem.mask & ~tied) | state.pivot
+    # The logits of the new problem are z's alone; w, the summed weights of the tied and c_i go into the offset.
+    ahead = state.log_weights[state.pivot] + objective.loss.log_slope(state.output)
+    lean = away @ (w - across.T @ (across @ w)) + ahead[:, None]
+    if isinstance(objective, Divergent):
+        lean = lean + objective.offset - objective.offset[state.pivot][:, None]
+    offset = np.where(state.pivot, 0.0, lean)
+    scores = np.where(state.pivot, state.output[:, None], problem.scores)
+    merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
+    return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
+
+
+def _masked(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
+    keys = problem.keys
+    assert isinstance(keys, Coordinates), "reduced problems have coordinates"
+    return TokenProblem(Coordinates(keys.vectors, keys.index, mask), problem.labels, scores=problem.scores)
+
+
+def _laid_out(problem: TokenProblem) -> Float[Array, "n T r"]:
+    assert isinstance(problem.keys, Coordinates), "reduced problems have coordinates"
+    return problem.keys.laid_out

@@ -1,0 +1,133 @@
+"""The numbering of both papers: every theorem, lemma, definition, assumption, and equation that states a result.
+
+The table has no gaps: paper A numbers all of them in one sequence, paper B each kind in its own. Theorems
+and lemmas are claims of the same name; an equation that says more than the statement around it names its own claims;
+definitions and assumptions name the function that computes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["STATEMENTS", "Statement"]
+
+StatementKind = Literal["theorem", "lemma", "definition", "assumption", "equation"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One numbered item of a paper.
+
+    - `paper`: "A" or "B".
+    - `kind`, `number`: as printed, such as "lemma" and "7".
+    - `title`: what it is about.
+    - `where`: for definitions and assumptions, the function that computes it; for equations, the claims that check it.
+    """
+
+    paper: Literal["A", "B"]
+    kind: StatementKind
+    number: str
+    title: str
+    where: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Such as "B.lemma7": the name of the claim, for theorems and lemmas."""
+        return f"{self.paper}.{self.kind}{self.number}"
+
+
+_A = (
+    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.corpus.TokenCorpus.completely"),
+    ("lemma", "the first step adds eta_0 alpha_s v / 2 to each token"),
+    ("lemma", "the max-margin problem of a selection has one solution"),
+    ("assumption", "one important token in every sequence", "tokenmargin.corpus.TokenCorpus.assumption4"),
+    ("theorem", "the limit is a max-margin direction that selects all important tokens"),
+    ("lemma", "the limit does not select every token"),
+    ("lemma", "the gradients"),
+    ("lemma", "the gradient along any vector"),
+    ("lemma", "convergence lemma"),
+    ("lemma", "attention ratios"),
+    ("lemma", "boundedness of the embeddings"),
+    ("lemma", "upper bound on the loss"),
+    ("lemma", "|p| grows without bound"),
+    ("lemma", "a limit selects every important token"),
+    ("definition", "secondary selection set", ""),
+    ("definition", "locally optimal direction", ""),
+    ("lemma", "locally optimal directions and the gradient"),
+    ("lemma", "a limit is the max-margin direction of what it selects"),
+    ("lemma", "the max-margin direction of the important tokens"),
+    ("lemma", "some constraint is tight"),
+    ("lemma", "length of the max-margin solution"),
+)
+"""Paper A, in its one sequence from 1 to 21: kind, title, and for definitions the function that computes them."""
+
+_B: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
+    "lemma": (
+        ("descent on W is descent on p",),
+        ("all labels +1, W of full rank: the GMM exists",),
+        ("key lemma",),
+        ("the GMM is a descent direction everywhere",),
+        ("n = 1: far out, no direction beats the GMM",),
+        ("smoothness and descent",),
+        ("local gradient condition",),
+        ("when one direction dominates another",),
+        ("all neighbours of higher score: the risk approaches its limit from below",),
+        ("at most d directional neighbours",),
+        ("v in the range of W': the GMM exists",),
+        ("asymptotically selected tokens lie in the quadrant",),
+        ("the path confined to the quadrant",),
+        ("linear label mixing gives Assumption D",),
+    ),
+    "theorem": (
+        ("regularisation path to the GMM",),
+        ("global convergence of descent",),
+        ("local convergence of descent",),
+        ("other directions are no limits of local paths",),
+        ("joint path, all support vectors",),
+        ("joint path, relaxed problem",),
+        ("non-LMM regularisation paths fail",),
+        ("several optimal tokens, any head",),
+    ),
+    "definition": (
+        ("token scores, optimal tokens, GMM", "tokenmargin.selection.optimal_tokens"),
+        ("SVM-neighbours, locally optimal tokens", "tokenmargin.selection.is_locally_optimal"),
+        ("selected tokens, neighbours, margins of a direction", "tokenmargin.selection.directional_neighbours"),
+    ),
+    "assumption": (
+        ("well-behaved loss", ""),
+        ("other tokens score alike", "tokenmargin.theory.paper_b.gradients.assumption_b"),
+        ("optimal tokens of the label margin", ""),
+        ("mixing non-optimal tokens hurts", ""),
+    ),
+}
+"""Paper B, each kind from 1 on (assumptions from A on)."""
+
+_EQUATIONS = (
+    Statement("A", "equation", "14", "norms and inner products at the start", ("A.initialisation",)),
+    Statement("A", "equation", "18", "the closed form of the max-margin problem", ("A.lemma3-closed-form",)),
+    Statement("B", "equation", "24", "smoothness constant L_p", ("B.lemma6",)),
+    Statement("B", "equation", "26", "the gradient vanishes along descent", ("B.lemma6",)),
+    Statement("B", "equation", "31", "local gradient condition (31a)-(31c)", ("B.lemma7",)),
+)
+
+
+def _paper_a() -> tuple[Statement, ...]:
+    return tuple(
+        Statement("A", kind, str(number), title, tuple(filter(None, where)))  # type: ignore[arg-type]
+        for number, (kind, title, *where) in enumerate(_A, start=1)
+    )
+
+
+def _paper_b() -> tuple[Statement, ...]:
+    return tuple(
+        Statement(
+            "B", kind, chr(ord("A") + k) if kind == "assumption" else str(k + 1), title, tuple(filter(None, where))
+        )
+        for kind, rows in _B.items()
+        for k, (title, *where) in enumerate(rows)
+    )
+
+
+STATEMENTS: tuple[Statement, ...] = (*_paper_a(), *_paper_b(), *_EQUATIONS)
+"""Every numbered item of paper A, then of B, then the equations."""

@@ -1,0 +1,1 @@
+"""Vision transformers: the model, its training, and measures of any model's attention."""

@@ -1,0 +1,259 @@
+"""The classifier: decisions against a plain softmax, gradients against differences, scikit-learn's habits."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.data.pipeline import Pipeline, prepare
+from tokenmargin.data.sentences import OPINIONS, make_sentences
+from tokenmargin.data.sources import binary_labels
+
+
+@pytest.fixture(scope="module")
+def sentences():
+    made = make_sentences(600, np.random.default_rng(0))
+    return made.texts, np.array(made.labels)
+
+
+@pytest.fixture(scope="module")
+def fitted(sentences):
+    return TokenSelectionClassifier(random_state=0, ngrams=2).fit(*sentences)
+
+
+def plain_decision(model, text):
+    """f by its definition, from tokens found by another route."""
+    words = text.lower().replace(".", " ").replace(",", " ").replace("!", " ").split()
+    grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
+    rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
+    ids = sorted({rows[gram] for gram in grams if gram in rows})
+    logits = np.append(model.token_model_.logits[ids], model.token_model_.sink_logit)
+    values = np.append(model.token_model_.values[ids, 0], model.token_model_.sink_values[0])
+    weights = np.exp(logits - logits.max())
+    return weights @ values / weights.sum()
+
+
+def test_decision_is_the_softmax_average(fitted, sentences):
+    texts = sentences[0][:50]
+    # Sums of some fifty numbers of size 10: rounding stays below 1e-11.
+    np.testing.assert_allclose(fitted.decision_function(texts), [plain_decision(fitted, t) for t in texts], atol=1e-11)
+
+
+def test_contributions_add_up(fitted, sentences):
+    found = fitted.explain(sentences[0])
+    np.testing.assert_allclose(found.sums, fitted.decision_function(sentences[0]), atol=1e-11)
+    one = found[3]
+    assert sum(word.contribution for word in one.words) + one.sink == pytest.approx(one.decision, abs=1e-11)
+    assert 0 < sum(word.weight for word in one.words) < 1
+
+
+def test_selected_tokens_are_opinions(fitted, sentences):
+    found = fitted.explain(sentences[0])
+    words = [set(e.selected.split()) & set(OPINIONS) for e in found]
+    assert np.mean([bool(word) for word in words]) > 0.85
+    assert all(e.margin >= 0 for e in found)
+    assert fitted.score(*sentences) > 0.8
+
+
+def test_selected_span_and_margin(fitted):
+    one = fitted.explain(["In short: a DREADFUL kettle"])[0]
+    assert one.text[slice(*one.span)].lower() in one.selected
+    logits = dict(zip(fitted.vocabulary_.names, fitted.token_model_.logits, strict=True))
+    assert one.margin == pytest.approx(logits[one.selected] - logits[one.competitor])
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_gradient_against_differences(k):
+    import scipy.sparse as sp
+
+    from tokenmargin.classifier import solver
+
+    rng = np.random.default_rng(1)
+    presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
+    classes, weight = rng.integers(0, k, 12), np.ones(12)
+    start = solver.start_model(presence, classes, weight, k)
+    seen = {}
+
+    def catch(objective, first, **_):
+        seen["objective"], seen["first"] = objective, first
+        return type("Answer", (), {"x": first})
+
+    original, solver.minimize = solver.minimize, catch
+    try:
+        solver.fit_token_model(
+            presence, classes, weight, start=start, origin=start, penalty=solver.Penalty(0.1, 0.2), iterations=1
+        )
+    finally:
+        solver.minimize = original
+    at = seen["first"] + 0.3 * rng.standard_normal(len(seen["first"]))
+    slope = seen["objective"](at)[1]
+    # Forward differences with step 1e-7: truncation about 1e-7 times the curvature, rounding about 1e-9.
+    np.testing.assert_allclose(slope, approx_fprime(at, lambda x: seen["objective"](x)[0], 1e-7), atol=2e-5)
+
+
+def test_same_seed_same_bits(sentences):
+    first, second = (TokenSelectionClassifier(random_state=3).fit(*sentences) for _ in range(2))
+    assert np.array_equal(first.token_model_.values, second.token_model_.values)
+    assert np.array_equal(first.explain(sentences[0]).contributions, second.explain(sentences[0]).contributions)
+
+
+def test_clone_pickle_grid_pipeline(sentences):
+    texts, labels = sentences[0][:200], sentences[1][:200]
+    search = GridSearchCV(TokenSelectionClassifier(), {"ngrams": [1, 2]}, cv=2, n_jobs=1).fit(texts, labels)
+    model = clone(search.best_estimator_).fit(texts, labels)
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(again.predict_proba(texts), model.predict_proba(texts))
+    pipe = make_pipeline(FunctionTransformer(), TokenSelectionClassifier()).fit(texts, labels)
+    assert pipe.score(texts, labels) > 0.7
+
+
+def test_several_classes_and_string_labels():
+    rng = np.random.default_rng(0)
+    names = np.array([f"topic {k}" for k in range(20)])
+    labels = np.repeat(names, 30)
+    texts = [f"{' '.join(rng.choice(['the', 'a', 'of', 'and'], 6))} w{label.split()[1]}" for label in labels]
+    model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
+    assert model.score(texts, labels) > 0.99
+    assert model.predict_proba(texts).shape == (600, 20)
+    np.testing.assert_allclose(model.explain(texts).sums, model.decision_function(texts).max(1), atol=1e-11)
+    assert model.token_importance_["class"].shape == model.token_importance_["token"].shape
+
+
+def test_no_signal_is_said():
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(list("abcdefghij"), 8)) for _ in range(1000)]
+    model = TokenSelectionClassifier(random_state=0).fit(texts, rng.integers(0, 2, 1000))
+    assert not model.validation_.signal
+    assert "NO SIGNAL" in str(model.validation_)
+
+
+def test_weights_of_texts(sentences):
+    texts, labels = sentences
+    doubled, weighted = (TokenSelectionClassifier(ngrams=2, validation_fraction=0.0) for _ in range(2))
+    doubled.fit([*texts[1:], texts[1], texts[2]], [*labels[1:], labels[1], labels[2]])
+    weighted.fit(texts, labels, [0.0, 2.0, 2.0] + [1.0] * (len(texts) - 3))
+    assert doubled.vocabulary_.names == weighted.vocabulary_.names
+    # The same objective, summed in another order; some twenty iterations multiply the rounding.
+    np.testing.assert_allclose(doubled.decision_function(texts), weighted.decision_function(texts), atol=1e-7)
+    rare = labels.copy()
+    rare[: len(rare) // 2] = "1"
+    balanced = TokenSelectionClassifier(class_weight="balanced", random_state=0).fit(texts, rare)
+    plain = TokenSelectionClassifier(random_state=0).fit(texts, rare)
+    assert (balanced.predict(texts) == "-1").sum() >= (plain.predict(texts) == "-1").sum()
+
+
+def test_warm_start_keeps_the_vocabulary(sentences):
+    texts, labels = sentences
+    model = TokenSelectionClassifier(warm_start=True, random_state=0).fit(texts, labels)
+    before, iterations = model.vocabulary_, model.n_iter_
+    model.fit(texts, labels)
+    assert model.vocabulary_ is before
+    assert model.n_iter_ < iterations
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "message"),
+    [
+        (["a", "b"], [1, 1], "one class only"),
+        (["a", float("nan")], [1, 2], "row 1 is NaN"),
+        (["a", None], [1, 2], "row 1 is NaN"),
+        (["a", ["b"]], [1, 2], "row 1"),
+        (["a", "b"], [1], "one label for each"),
+        ("ab", [1, 2], "single text"),
+        ([], [], "no text"),
+    ],
+)
+def test_bad_input(texts, labels, message):
+    with pytest.raises(ValueError, match=message):
+        TokenSelectionClassifier().fit(texts, labels)
+
+
+@pytest.mark.parametrize("name", ["ngrams", "min_count", "max_iter"])
+def test_bad_settings(name):
+    with pytest.raises(ValueError, match=name):
+        TokenSelectionClassifier(**{name: 0}).fit(["a", "b"], [0, 1])
+
+
+def test_empty_texts_scripts_and_long_documents():
+    texts = ["", "хорошо очень", "плохо", "良い映画", "悪い映画", "अच्छा", "बुरा", "สนุกมาก", "x " * 5_000] * 20
+    labels = [0, 1, 0, 1, 0, 1, 0, 1, 0] * 20
+    model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
+    assert model.score(texts, labels) == 1.0
+    found = model.explain(texts)
+    assert found[0].words == ()
+    assert found[0].selected is None
+    assert found[0].sink == pytest.approx(found[0].decision)
+    assert [found[3].text[w.start : w.end] for w in found[3].words] == list("良い映画")
+
+
+def test_ten_megabytes_in_one_text(sentences):
+    texts, labels = sentences[0][:100], sentences[1][:100]
+    huge = "a dreadful day. " * 625_000
+    model = TokenSelectionClassifier(ngrams=2, random_state=0).fit([huge, *texts], ["-1", *labels])
+    found = model.explain([huge])
+    assert len(found.weights) == 3 * 625_000
+    # 1.9 million terms of one sign for each token: rounding of sums stays far below the 1e-6 that is promised.
+    np.testing.assert_allclose(found.sums, model.decision_function([huge]), atol=1e-9)
+
+
+def test_tokenizers(sentences):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    texts, labels = sentences
+    hugging_face = Tokenizer(models.WordPiece({"[UNK]": 0, "dread": 1, "##ful": 2, "fine": 3}, unk_token="[UNK]"))
+    hugging_face.pre_tokenizer = pre_tokenizers.Whitespace()
+    docs = ["a dreadful day", "fine weather"] * 20
+    model = TokenSelectionClassifier(hugging_face, random_state=0).fit(docs, [0, 1] * 20)
+    words = model.explain(["a dreadful day"])[0].words
+    assert ["a dreadful day"[w.start : w.end] for w in words] == ["a", "dreadful", "day"]
+    listed = TokenSelectionClassifier(str.split, random_state=0).fit(texts, labels)
+    lists = TokenSelectionClassifier(random_state=0).fit([t.split() for t in texts], labels)
+    np.testing.assert_array_equal(listed.decision_function(texts), lists.decision_function([t.split() for t in texts]))
+    stems = TokenSelectionClassifier("paper", random_state=0).fit(texts, labels)
+    assert "delight" in stems.vocabulary_.words
+    one = stems.explain(["It was delightful"])[0]
+    assert "It was delightful"[slice(*one.span)] == "delightful"
+
+
+def test_token_importance(fitted, sentences):
+    table = fitted.token_importance_
+    row = table["token"].tolist().index("dreadful")
+    times = np.array([text.lower().count("dreadful") for text in sentences[0]])
+    signs = np.where(sentences[1] == "1", 1, -1)
+    assert table["count"][row] == (times > 0).sum()
+    assert table["occurrences"][row] == times.sum()
+    assert table["posterior_difference"][row] == pytest.approx((signs * times).sum() / times.sum())
+    assert table["signed_frequency"][row] == pytest.approx((signs * times).sum() / table["occurrences"].sum())
+    assert table["selected"].sum() == len(signs)
+    found = fitted.explain(sentences[0])
+    assert table["contribution"].sum() + found.sinks.mean() == pytest.approx(found.decisions.mean(), abs=1e-10)
+
+
+def test_frequencies_count_occurrences():
+    """(3) and (37) of paper A count every occurrence: *good* stands four times under + and once under -."""
+    texts = ["good good good film", "good film", "bad film", "bad bad bad bad good film"]
+    table = TokenSelectionClassifier().fit(texts, [1, 1, -1, -1]).token_importance_
+    found = dict(zip(table["token"], zip(table["count"], table["occurrences"], strict=True), strict=True))
+    assert found == {"good": (3, 5), "bad": (2, 5), "film": (4, 4)}
+    posterior = dict(zip(table["token"], table["posterior_difference"], strict=True))
+    assert posterior == pytest.approx({"good": 3 / 5, "bad": -1, "film": 0})
+    signed = dict(zip(table["token"], table["signed_frequency"], strict=True))
+    assert signed == pytest.approx({"good": 3 / 14, "bad": -5 / 14, "film": 0})
+
+
+def test_frequencies_are_those_of_the_corpus(sentences):
+    """The same texts as a corpus of the data room: the table and `TokenCorpus` count alike."""
+    texts, labels = sentences
+    table = TokenSelectionClassifier(random_state=0).fit(texts, labels).token_importance_
+    corpus = prepare(texts, binary_labels(labels.tolist()), Pipeline(minimum_count=2)).corpus()
+    expected = dict(zip(corpus.vocabulary, corpus.posterior_difference.tolist(), strict=True))
+    assert dict(zip(table["token"], table["posterior_difference"].tolist(), strict=True)) == pytest.approx(expected)

@@ -1,0 +1,58 @@
+"""scikit-learn's own checks of estimators, all of them, through its own machinery.
+
+They feed tables of numbers. An estimator of texts says by its tags that it takes none, and scikit-learn then has
+nothing to feed it. So the checks run on the classifier behind a translation: a row of numbers becomes the list of the
+thresholds that each column exceeds. What is tested is the classifier's own fit, predict, parameters, cloning, pickling,
+weights and messages; only the validation of the table is scikit-learn's.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tokenmargin.classifier import TokenSelectionClassifier
+
+THRESHOLDS = np.arange(-3, 3.01, 0.25)
+
+
+class OfNumbers(TokenSelectionClassifier):
+    """The classifier on tables of numbers."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = False
+        tags.input_tags.two_d_array = True
+        return tags
+
+    def fit(self, X, y, sample_weight=None):
+        X, y = validate_data(self, X, y)
+        return super().fit(as_tokens(X), y, sample_weight)
+
+    def _outputs(self, X):
+        check_is_fitted(self)
+        return super()._outputs(as_tokens(validate_data(self, X, reset=False)))
+
+
+def as_tokens(X):
+    names = np.array([[f"{column}>{threshold}" for threshold in THRESHOLDS] for column in range(X.shape[1])])
+    return [names[row].tolist() for row in X[:, :, None] > THRESHOLDS]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scikit-learn says that it cannot feed numbers to an estimator of texts
+    checks = parametrize_with_checks(
+        [
+            TokenSelectionClassifier(),
+            OfNumbers(),
+            OfNumbers(validation_fraction=0.0),
+        ]
+    )
+
+
+@checks
+def test_scikit_learn(estimator, check):
+    check(estimator)

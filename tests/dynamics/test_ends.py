@@ -1,0 +1,147 @@
+"""How flows end: they advance or say why not, tell a finite part from rest, and know when rounding led them."""
+
+import mpmath
+import numpy as np
+import pytest
+from scipy.optimize import nnls
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics import flow
+from tokenmargin.instances import NAMED_PROBLEMS, random_problem
+from tokenmargin.losses import CustomLoss, LogisticLoss
+from tokenmargin.margin import max_margin
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import angle
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+LOG_LOSS = CustomLoss(lambda u: -np.log(u), lambda u: -1 / u, lambda u: 1 / u**2)
+
+
+@pytest.mark.parametrize("name", ["fig3a", "fig3b"])
+def test_a_path_along_an_axis_is_followed_where_its_small_coordinate_is_below_rounding(name):
+    """At |p| = 1e6 the logits are known to 1e-10, so that no solver can place the small coordinate better."""
+    problem = NAMED_PROBLEMS[name]()
+    path = flow(PromptObjective(problem))
+    solution = max_margin(problem, path.selected)
+    assert path.stop == "norm"
+    assert path.steps < 2000
+    assert float(angle(problem.keys, path.prompt, solution.vector)) < 1e-7
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e8, 1e12, 1e100])
+def test_time_with_huge_scores(scale):
+    """Two tokens on a line and the exponential's own logarithm: `log t` is a quadrature of known numbers."""
+    problem = TokenProblem.of([[[1.0], [0.0]]], [1], scores=[[scale, 0.0]])
+    path = flow(PromptObjective(problem, LogisticLoss()), until_norm=50.0)
+    with mpmath.workdps(40):
+        r = mpmath.mpf(float(path.arcs[-1]))
+        s = 1 / (1 + mpmath.exp(-r))
+        # 1/|gradient| = (1 + exp(scale s)) / (scale s (1 - s)) rises by its last e-fold over a length of about
+        # 1 / (scale s'): the integral is the end value over the logarithmic slope there, to a share of that length.
+        slope = scale * s * (1 - s) + (2 * s - 1)
+        end = scale * s - mpmath.log(scale * s * (1 - s)) - mpmath.log(slope)
+    assert path.log_time[-1] == pytest.approx(float(end), rel=1e-6)
+
+
+def test_equal_scores_keep_their_pull_where_weights_underflow():
+    """Tokens that score the same lead by the shortfall alone, which is exp(-1000) here."""
+    problem = TokenProblem.of([[[1.0, 0.5], [1.0, -0.5], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    point = np.array([1000.0, 0.7])
+    direction = PromptObjective(problem).descent(point).direction
+    with mpmath.workdps(1000):
+        keys = mpmath.matrix(problem.keys.laid_out[0].tolist())
+        logits = keys * mpmath.matrix(point.tolist())
+        weights = [mpmath.exp(x) for x in logits]
+        total = sum(weights)
+        weights = [w / total for w in weights]
+        f = weights[0] + weights[1]
+        leads = [1 - f, 1 - f, -f]
+        pull = [sum(weights[t] * leads[t] * keys[t, j] for t in range(3)) for j in range(2)]
+        length = mpmath.sqrt(sum(x**2 for x in pull))
+        expected = [float(x / length) for x in pull]
+    np.testing.assert_allclose(direction, expected, atol=1e-12)
+
+
+def next_words(seed: int, d: int) -> tuple[TokenProblem, np.ndarray]:
+    """One context of four words, followed twice by the first and once by the second."""
+    words = np.random.default_rng(seed).standard_normal((4, d))
+    scores = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
+    return TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores), words
+
+
+@pytest.mark.parametrize(("seed", "d"), [(0, 3), (1, 5), (4, 8)])
+def test_a_limit_with_a_finite_part_is_named_and_followed(seed, d):
+    problem, words = next_words(seed, d)
+    path = flow(PromptObjective(problem, LOG_LOSS))
+    assert path.stop == "finite part"
+    part = path.finite_part
+    np.testing.assert_array_equal(part.tied, [[True, True, False, False]] * 3)
+    assert len(part.span) == 1
+    # The log-odds of the two words are those of their counts.
+    assert (words[0] - words[1]) @ part.point == pytest.approx(np.log(2), abs=1e-11)
+    # The direction has the largest margin over the other words among those that tie the two: a least-distance problem.
+    apart = words[0] - words[1]
+    across = np.eye(d) - np.outer(apart, apart) / (apart @ apart)
+    rows = (words[0] - words[2:]) @ across
+    system = np.vstack([rows.T, np.ones(2)])
+    target = np.append(np.zeros(d), 1.0)
+    residual = system @ nnls(system, target)[0] - target
+    tail = part.follow()
+    assert tail.stop == "norm"
+    reached = part.lift(tail.final)
+    expected = -residual[:-1] / residual[-1]
+    assert float(angle(problem.keys, reached, expected)) < 1e-7
+    assert (words[0] - words[1]) @ reached == pytest.approx(np.log(2), abs=1e-6)  # eps |p|
+
+
+def test_a_finite_part_is_not_taken_for_rest_far_out():
+    """From far along the direction the gradient is zero to rounding beside its terms; it is no stationary point."""
+    problem, _ = next_words(0, 3)
+    objective = PromptObjective(problem, LOG_LOSS)
+    part = flow(objective).finite_part
+    far = part.lift(part.follow(until_norm=300.0).final)
+    assert flow(objective, start=far).stop == "finite part"
+
+
+def mirrored(seed: int) -> tuple[TokenProblem, np.ndarray]:
+    """Pairs of tokens mirrored in an axis, of equal scores, and tokens on it; the start is on it as well."""
+    rng = np.random.default_rng(seed)
+    pairs, single = (np.round(8 * rng.standard_normal((2, 1, 2))) / 8 for _ in range(2))
+    single[..., 1] = 0
+    keys = np.concatenate([pairs, pairs * [1.0, -1.0], single], axis=1)
+    high, low = np.round(8 * rng.standard_normal((2, 2, 1))) / 8
+    return TokenProblem.of(keys, [1, 1], scores=np.concatenate([high, high, low], axis=1)), np.array([1.0, 0.0])
+
+
+def test_an_exactly_symmetric_problem_is_decided_by_rounding():
+    problem = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    path = flow(PromptObjective(problem))
+    assert path.decided_by_rounding
+    assert path.rounding.norm < 50  # it leaves the axis there
+    assert abs(path.rounding.direction[1]) == pytest.approx(1, abs=1e-5)
+    # The rate of the transverse part is 1 on the axis, by hand: tanh'(0).
+    assert np.diff(path.rounding.log_size)[-5:].sum() == pytest.approx(
+        np.diff(path.arcs[: len(path.rounding.log_size)])[-5:].sum(), rel=1e-2
+    )
+
+
+def test_rounding_is_called_where_both_sides_end_apart_and_nowhere_else():
+    called = 0
+    for seed in range(8):
+        problem, start = mirrored(seed)
+        objective = PromptObjective(problem)
+        path = flow(objective, start=start, until_norm=1e6)
+        sides = [flow(objective, start=start + np.array([0.0, side]), until_norm=1e6).final for side in (1e-9, -1e-9)]
+        apart = abs(sides[0][1] - sides[1][1]) > 1e-3
+        assert path.decided_by_rounding == apart, seed
+        called += path.decided_by_rounding
+    assert 0 < called < 8
+
+
+def test_ordinary_paths_do_not_grow_rounding():
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        path = flow(PromptObjective(random_problem(3, 4, 4, rng=rng)), start=rng.standard_normal(4), until_norm=1e6)
+        assert not path.decided_by_rounding
+        assert path.rounding_growth < 10

@@ -1,0 +1,112 @@
+"""Files that are whole or absent: what stands at the place, failures, and digests."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenmargin._files import atomic_folder, atomic_path, file_digest, json_digest, plain, remove_leftovers, write_json
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "file.txt"
+    with atomic_path(place) as beside:
+        beside.write_text("old")
+    with contextlib.suppress(RuntimeError), atomic_path(place) as beside:
+        beside.write_text("half of the n")
+        assert place.read_text() == "old"
+        raise RuntimeError
+    assert place.read_text() == "old"
+    assert os.listdir(place.parent) == ["file.txt"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("old")
+    link.symlink_to(real)
+    with atomic_path(link) as beside:
+        beside.write_text("new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    dangling = tmp_path / "later.txt"
+    dangling.symlink_to(tmp_path / "not yet.txt")
+    with atomic_path(dangling) as beside:
+        beside.write_text("now")
+    assert dangling.is_symlink()
+    assert (tmp_path / "not yet.txt").read_text() == "now"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    with atomic_path(pipe) as beside:
+        beside.write_text("through")
+    reader.join(timeout=10)
+    assert read == ["through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_stays_a_device() -> None:
+    with atomic_path("/dev/null") as beside:
+        beside.write_text("nothing")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="is a folder and cannot be written to"), atomic_path(tmp_path):
+        pytest.fail("the folder was offered for writing")
+
+
+def test_files_are_as_open_as_others(tmp_path: Path) -> None:
+    plainly = tmp_path / "plain"
+    plainly.touch()
+    with atomic_path(tmp_path / "ours") as beside:
+        beside.unlink()
+        os.close(os.open(beside, os.O_CREAT | os.O_WRONLY, 0o600))  # as some writers do
+    assert (tmp_path / "ours").stat().st_mode == plainly.stat().st_mode
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    for content in ("first", "second"):
+        with atomic_folder(place) as beside:
+            (beside / "file").write_text(content)
+        assert (place / "file").read_text() == content
+    with contextlib.suppress(RuntimeError), atomic_folder(place) as beside:
+        (beside / "file").write_text("third")
+        raise RuntimeError
+    assert (place / "file").read_text() == "second"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_leftovers_of_the_dead_go(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".unfinished-0123.npz").touch()
+    (tmp_path / "kept.npz").touch()
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept.npz"]
+
+
+def test_digests(tmp_path: Path) -> None:
+    content = os.urandom(100_000)
+    (tmp_path / "x").write_bytes(content)
+    assert file_digest(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+    assert json_digest({"b": [1, 2], "a": None}) == hashlib.sha256(b'{"a": null, "b": [1, 2]}').hexdigest()
+
+
+def test_json_holds_what_json_can_write(tmp_path: Path) -> None:
+    data = {"a": np.float64("inf"), 1: np.arange(2), "b": (np.bool_(True), "x", float("nan"))}
+    write_json(tmp_path / "x.json", data)
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "1": [0, 1], "b": [True, "x", None]}
+    assert plain(data) == json.loads((tmp_path / "x.json").read_text())
