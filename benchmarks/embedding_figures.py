@@ -1,8 +1,9 @@
 """Pictures and tables of the full-size training runs: `python -m benchmarks.embedding_figures RESULTS [--out docs]`.
 
-RESULTS is a folder with the files of `python -m tokenmargin.training.study`. Written: `img/embeddings-FIGURE.png`
+RESULTS is a folder with the files of `python -m benchmarks.gpu_training`. Written: `img/embeddings-FIGURE.png`
 (every token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along
-training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). The
+training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). Those
+of the plan `small` alone: `--tables training-small`. The
 tables of docs/training.md are printed; with `--data`, the study's folder of ids, also how concentrated attention is.
 """
 
@@ -20,9 +21,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks.gpu_training import load_corpus
 from tokenmargin.corpus import TokenCorpus
-from tokenmargin.report.figures import GLOBAL, LOCAL, MUTED, draw_products
-from tokenmargin.training.study import load_corpus
+from tokenmargin.report.figures import draw_products
+from tokenmargin.report.style import GLOBAL, LOCAL, MUTED
 
 FIGURES = {
     "A1": ("imdb two-layer paper seed 0", "imdb two-layer rate=0.0001 epochs=80"),
@@ -38,8 +40,9 @@ FIGURES = {
         "yelp-balanced two-layer paper seed 0",
         "yelp-balanced two-layer rate=0.001 epochs=60",
     ),
+    "small": tuple(f"{data} two-layer d=128" for data in ("yelp-1200", "yelp-1200-other", "imdb-1200")),
 }
-"""The runs beside each other in a figure: the printed settings first, ours last."""
+"""The runs beside each other in a figure: the printed settings first, ours last; `small` on its own."""
 
 SETTINGS = ("dataset", "model", "rate", "epochs", "milestones", "decay", "scale", "seed")
 OUTCOMES = ("status", "steps", "seconds", "loss", "accuracy", "rho_v", "rho_p", "sign")
@@ -89,8 +92,9 @@ def draw_scatter(runs: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndar
 def draw_along(runs: Runs) -> Figure:
     """Loss, rho_v and rho_p against the epoch; a column a figure of the paper."""
     figure = Figure(figsize=(11, 6), layout="constrained")
-    panels = figure.subplots(3, len(FIGURES), sharex="col", sharey="row")
-    for column, (title, names) in zip(panels.T, FIGURES.items(), strict=True):
+    figures = {title: names for title, names in FIGURES.items() if title != "small"}
+    panels = figure.subplots(3, len(figures), sharex="col", sharey="row")
+    for column, (title, names) in zip(panels.T, figures.items(), strict=True):
         first = runs[names[0]]
         column[0].set_title(f"{title}: {first['config']['model']}, {first['dataset']}", fontsize=8.5)
         for run in (runs[name] for name in names):
@@ -109,10 +113,10 @@ def draw_along(runs: Runs) -> Figure:
     return figure
 
 
-def write_tables(runs: Runs, folder: Path) -> None:
+def write_tables(runs: Runs, folder: Path, name: str) -> None:
     """The outcome of every run, and its course."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "training-runs.csv").open("w", newline="") as file:
+    with (folder / f"{name}-runs.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow((*SETTINGS, *OUTCOMES))
         for run in runs.values():
@@ -120,7 +124,7 @@ def write_tables(runs: Runs, folder: Path) -> None:
             values |= {key.removeprefix("final "): value for key, value in run.items() if key.startswith("final ")}
             values["milestones"] = " ".join(map(str, run["config"]["milestones"]))
             table.writerow(_short(values[key]) for key in (*SETTINGS, *OUTCOMES))
-    with (folder / "training-curves.csv").open("w", newline="") as file:
+    with (folder / f"{name}-curves.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("run", *ALONG))
         for name, run in runs.items():
@@ -210,16 +214,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", type=Path, help="folder with results-*.json and scores-*.npz")
     parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--tables", default="training", help="what the tables' names begin with")
     parser.add_argument("--data", type=Path, help="folder with imdb.npz and yelp.npz")
     chosen = parser.parse_args()
     runs, arrays = load(chosen.results)
     images = chosen.out / "img"
     images.mkdir(parents=True, exist_ok=True)
-    for figure, names in FIGURES.items():
+    there = {figure: names for figure, names in FIGURES.items() if all(name in runs for name in names)}
+    for figure, names in there.items():
         picture = draw_scatter([runs[name] for name in names], arrays)
         save(picture, images / f"embeddings-{figure}.png")
-    save(draw_along(runs), images / "embeddings-along.png")
-    write_tables(runs, chosen.out / "results")
+    if there.keys() - {"small"}:
+        save(draw_along(runs), images / "embeddings-along.png")
+    write_tables(runs, chosen.out / "results", chosen.tables)
     print_tables(runs)
     print_at_loss(runs, 0.2)
     if chosen.data is not None:

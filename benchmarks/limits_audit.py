@@ -72,6 +72,12 @@ def case(number: int, seed: int = 0) -> Case:
     match family:
         case "ties":
             scores = rng.integers(0, int(rng.integers(2, 4)), (n, T)).astype(float)
+        case "repeats" if rng.random() < 0.5:  # words of one vocabulary, some of them twice in an input
+            words = rng.standard_normal((int(rng.integers(2, 7)), d))
+            index = rng.integers(0, len(words), (n, T))
+            keys, scores = words[index], rng.standard_normal(len(words))[index]
+            if rng.random() < 0.5:
+                scores = scores * rng.choice([-1.0, 1.0], (n, 1))
         case "repeats":
             for i, (one, other) in enumerate(rng.integers(0, T, (n, 2)).tolist()):
                 keys[i, other] = keys[i, one]

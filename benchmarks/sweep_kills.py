@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from tokenmargin._files import file_digest
-from tokenmargin.experiments.parts import Parts
 from tokenmargin.experiments.records import Run, runs_in
+from tokenmargin.experiments.sweep_storage import Parts
 
 
 def command(out: Path, cells: int) -> list[str]:

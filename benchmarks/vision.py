@@ -21,7 +21,7 @@ import torch
 
 from tokenmargin.data.images import ImageSet
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
-from tokenmargin.training.vision.study import VisionProbe
+from tokenmargin.training.vision.observed_training import VisionProbe
 from tokenmargin.training.vision.vit import Size, ViTShape
 
 

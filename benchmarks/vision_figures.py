@@ -1,6 +1,6 @@
 """Figures 6 and 7 and the tables of a full-size run: `python -m benchmarks.vision_figures RESULTS [--out docs]`.
 
-RESULTS is a folder with the files of `python -m tokenmargin.training.vision.study`. Written: `img/vision-fig6.png` (the
+RESULTS is a folder with the files of `python -m benchmarks.gpu_vision`. Written: `img/vision-fig6.png` (the
 maps; the images themselves are not ours to publish), `img/vision-fig7.png`, `img/vision-layers.png`,
 `results/vision-curves.csv`, `results/vision-heads.csv`, and the page `vision-results.md` with every number.
 """

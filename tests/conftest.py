@@ -18,6 +18,8 @@ ROOMS = (
     "corpus",
     "corpora",
     "embedding",
+    "_statistics",
+    "classifier",
 )
 jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
 

@@ -18,7 +18,7 @@ from tokenmargin.attention import (
     LogisticLoss,
     PromptObjective,
 )
-from tokenmargin.instances import figure1b, figure1c, figure3a, random_problem, shared_vocabulary_problem
+from tokenmargin.instances import figure1b, figure1c, figure3a, figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.problem import TokenProblem
 
 TORCH_LOSSES = {
@@ -241,3 +241,24 @@ def test_the_parameter_splits_into_its_blocks() -> None:
     assert objective.prompt(theta).tolist() == [2, 3]
     np.testing.assert_allclose(objective.norms(theta), [1.0, np.sqrt(13)])
     assert objective.start().tolist() == [-1, 0, 0, 0]
+
+
+def test_the_printed_smoothness_is_the_formula_and_never_smaller() -> None:
+    """(24) by hand on Figure 8, where W = I and v = (1, 3), and on Figure 1b, where W = diag(1, 1, 0)."""
+    m0, m1 = 1 / 4, 1 / 2  # of the logistic loss on scores in 0..1, both at 0
+    for problem, head in ((figure8(), np.sqrt(10)), (figure1b(), 1.0)):
+        sizes = np.array([np.linalg.norm(x, 2) for x in problem.values.laid_out])
+        by_hand = float((m0 * head**2 * sizes**4 + 3 * m1 * head * sizes**3).mean())
+        assert PromptObjective(problem).printed_smoothness() == pytest.approx(by_hand, rel=1e-12)
+    assert 1 / PromptObjective(figure8()).printed_smoothness() == pytest.approx(0.0163, abs=5e-5)
+    doubled = PromptObjective(figure1b()).printed_smoothness(weights_norm=2.0)
+    assert doubled == pytest.approx(4 * by_hand, rel=1e-12)
+    for seed in range(20):
+        drawn = PromptObjective(random_problem(3, 4, 5, rng=np.random.default_rng(seed)))
+        assert drawn.printed_smoothness() >= drawn.smoothness()
+    scores = TokenProblem.of([[[1.0], [0.0]]], [1], scores=[[1.0, 0.0]])
+    with pytest.raises(ValueError, match="scores alone"):
+        PromptObjective(scores).printed_smoothness()
+    apart = TokenProblem.of([[[1.0], [0.5], [0.0]]], [1], values=[[[1.0], [1.0], [2.0]]], head=[1.0])
+    with pytest.raises(ValueError, match="no linear image"):
+        PromptObjective(apart).printed_smoothness()

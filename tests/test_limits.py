@@ -11,9 +11,10 @@ from tokenmargin.dynamics import FlowSettings
 from tokenmargin.geometry import Coordinates
 from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.limits import limit_of
-from tokenmargin.margin import atlas, choice_margin, class_margin, max_margin
+from tokenmargin.losses import CustomLoss
+from tokenmargin.margin import atlas, choice_margin, class_margin, limit_direction, max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle
+from tokenmargin.selection import angle, is_globally_optimal, is_locally_optimal, neighbours, score_gaps
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -92,6 +93,70 @@ def test_copies_of_different_scores_have_their_mean() -> None:
     for low, names in ((0.0, [2]), (0.4, [[0, 1]])):
         limit = limit_of(TokenProblem.of(keys, [1], scores=[[1.0, low, 0.6]]))
         assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "GMM", names)
+
+
+def test_an_axis_of_symmetry_is_left_by_rounding() -> None:
+    """The exact flow stays on the axis for ever; which side is named was decided by rounding, and is called so."""
+    problem = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    limit = limit_of(problem)
+    assert limit.outcome == "rounding"
+    assert "rounding has grown to order one" in limit.reason
+    assert limit.kind == "GMM"  # either side is one
+    aside = limit_of(problem, np.array([0.0, 1e-3]))
+    assert (aside.outcome, aside.named.names) == ("direction", [0])
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_a_finite_part_beside_the_direction_is_named(gram) -> None:
+    """One context followed twice by its first word and once by its second: both keep their weights, and leave the rest.
+
+    The witness is the graph-SVM of next-token prediction: the two words tied, the others behind by 1.
+    """
+    words = np.random.default_rng(0).standard_normal((4, 3))
+    scores = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
+    plain = TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores)
+    log_loss = CustomLoss(lambda u: -np.log(u), lambda u: -1 / u, lambda u: 1 / u**2)
+    limit = limit_of(plain.as_gram() if gram else plain, loss=log_loss)
+    assert (limit.outcome, limit.kind) == ("finite part", "finite part")
+    assert limit.named.names == [[0, 1]] * 3
+    assert limit.angle <= 1e-6
+    assert "keep their weights" in repr(limit)
+    vector = limit.solution.vector @ plain.keys.vectors if gram else limit.solution.vector
+    logits = words @ vector
+    assert logits[0] == pytest.approx(logits[1])
+    assert (logits[0] - logits[2:]).min() == pytest.approx(1)
+
+
+def test_inputs_that_share_a_difference_pull_together() -> None:
+    """Three inputs of one vocabulary, two for the first word and one for the second: the first is selected everywhere.
+
+    The second word outscores it in the third input, so this is no LMM; the two others pull twice as hard.
+    """
+    words = np.random.default_rng(0).standard_normal((4, 3))
+    scores = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
+    problem = TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores)
+    limit = limit_of(problem)
+    assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "stable", [0, 0, 0])
+    assert not is_locally_optimal(problem, limit.solution.vector, [0, 0, 0])
+    for pose in (problem, problem.as_gram()):
+        assert [0, 0, 0] in [entry.names for entry in atlas(pose).limits]
+
+
+def test_without_ties_nothing_changes() -> None:
+    """The same constraints, the same solution to the last bit, and Definitions 1 and 2."""
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        problem = random_problem(3, 4, 3, rng=rng)
+        for selected in rng.integers(0, 4, (5, 3)):
+            ours, theirs = limit_direction(problem, selected), max_margin(problem, selected)
+            np.testing.assert_array_equal(ours.solution.vector, theirs.vector)
+            np.testing.assert_array_equal(ours.solution.multipliers, theirs.multipliers)
+            local = theirs.is_optimal and is_locally_optimal(problem, theirs.vector, selected)
+            assert ours.is_limit == local
+            assert ours.is_global == (local and is_globally_optimal(problem, selected))
+            if theirs.is_optimal:
+                np.testing.assert_array_equal(ours.neighbours, neighbours(problem, theirs.vector, selected))
+                np.testing.assert_array_equal(ours.gaps, score_gaps(problem, theirs.vector, selected))
 
 
 def test_an_audit_in_small() -> None:

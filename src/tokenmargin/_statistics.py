@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray as Array
+from numpy.random import Generator, RandomState
 
 __all__ = ["spearman", "stratified_split", "wilson_interval"]
 
 Z = 1.959964  # the 97.5% point of the normal distribution
 
 
-class Permuting(Protocol):
-    """A source of random orders: numpy's Generator or its older RandomState."""
-
-    def permutation(self, x: Array, /) -> Array:
-        """The entries in a random order."""
-
-
-def wilson_interval(count: float, total: int) -> tuple[float, float]:
+def wilson_interval(count: int | float, total: int) -> tuple[float, float]:
     """Wilson's 95% confidence interval of the share `count / total`; all of [0, 1] when nothing was counted.
 
     >>> [round(end, 3) for end in wilson_interval(8, 10)]
@@ -49,7 +42,9 @@ def spearman(x: Float[Array, "*rows n"], y: Float[Array, "*rows n"]) -> Float[Ar
     return np.divide((x * y).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
 
 
-def stratified_split(labels: Shaped[Array, " n"], size: Callable[[int], int], rng: Permuting) -> Bool[Array, " n"]:
+def stratified_split(
+    labels: Shaped[Array, " n"], size: Callable[[int], int], rng: Generator | RandomState
+) -> Bool[Array, " n"]:
     """A mask of rows to hold out: of each class, which has so many rows, `size` of them, chosen at random.
 
     >>> held = stratified_split(np.array(["a", "b", "a", "a"]), lambda rows: rows // 3, np.random.default_rng(0))

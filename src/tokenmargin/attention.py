@@ -194,7 +194,9 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """Log size and sign of `risk - risk of selecting`, exact where the difference itself has underflowed.
 
         The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
@@ -205,7 +207,7 @@ class AbstractObjective(abc.ABC):
     def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
         """Logarithm of the excess risk over that of a selection; NaN where the risk is below it."""
         size, sign = self.excess(theta, selected)
-        return size if sign > 0 else np.nan
+        return float(size) if sign > 0 else np.nan
 
     @property
     def dimension(self) -> int:
@@ -276,7 +278,9 @@ class PromptObjective(AbstractObjective):
         state = seen_from_pivot(self.problem.keys, self.forward(theta), self.loss)
         return linearisation((prompt_block(state),), self.problem.n)
 
-    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
         reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
         return signed_excess(self.loss, reference, self.forward(theta).log_weights, self.problem.scores)
@@ -289,16 +293,57 @@ class PromptObjective(AbstractObjective):
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.
 
-        This is the bound that the proof of Lemma 6 reaches before it puts `|v| |X_i|` for `|gamma_i|` to print (24); it
-        is never larger, and it does not ask how keys and values are tied.
+        It is not the printed L_p of (6) and (24), which is `printed_smoothness`, but the bound that the proof of Lemma
+        6 reaches one line earlier, before it puts `|v| |X_i|` for `|gamma_i|` and `|X_i| |W|` for `|K_i|`. So it is
+        valid by the same proof and never larger, and it does not ask how keys and values are tied.
+        """
+        m0, m1 = self._loss_constants()
+        gamma = np.linalg.norm(self.problem.scores, axis=1)
+        return float((_largest_eigenvalues(self.problem.keys) * (m0 * gamma**2 + 3 * m1 * gamma)).mean())
+
+    def printed_smoothness(self, *, weights_norm: float | None = None) -> float:
+        """The constant L_p as (6) and (24) print it: `mean_i |W|^2 (M0 |v|^2 |X_i|^4 + 3 M1 |v| |X_i|^3)`.
+
+        All norms are spectral; X_i holds the values of input i, v is the head, and the keys are `K_i = X_i W'`. M0 and
+        M1 are those of the loss on the interval of the scores, where all outputs lie.
+
+        **Arguments**
+        - `weights_norm`: |W|; by default that of the least W with `K_i = X_i W'`, for values and keys in coordinates.
         """
         problem = self.problem
-        visible = problem.scores[problem.mask]
-        m0, m1 = self.loss.constants(float(visible.min()), float(visible.max()))
-        gamma = np.linalg.norm(problem.scores, axis=1)
-        grams = (problem.keys.gram_of(row[here]) for row, here in zip(problem.keys.index, problem.mask, strict=True))
-        spectral = np.array([max(np.linalg.eigvalsh(gram)[-1], 0.0) for gram in grams])  # |K_i|^2
-        return float((spectral * (m0 * gamma**2 + 3 * m1 * gamma)).mean())
+        if problem.head is None:
+            raise ValueError(
+                "the printed L_p is in terms of the head v; this problem has scores alone, use smoothness()"
+            )
+        norm_of_w = _weights_norm(problem) if weights_norm is None else weights_norm
+        m0, m1 = self._loss_constants()
+        head = float(problem.values.norm(problem.head))
+        tokens = np.sqrt(_largest_eigenvalues(problem.values))  # |X_i|
+        return float((norm_of_w**2 * (m0 * head**2 * tokens**4 + 3 * m1 * head * tokens**3)).mean())
+
+    def _loss_constants(self) -> tuple[float, float]:
+        visible = self.problem.scores[self.problem.mask]
+        return self.loss.constants(float(visible.min()), float(visible.max()))
+
+
+def _largest_eigenvalues(geometry: AbstractGeometry) -> Float[Array, " n"]:
+    """`|K_i|^2` for the matrix of the tokens of each input."""
+    rows = zip(geometry.index, geometry.mask, strict=True)
+    return np.array([max(np.linalg.eigvalsh(geometry.gram_of(row[here]))[-1], 0.0) for row, here in rows])
+
+
+def _weights_norm(problem: TokenProblem) -> float:
+    """Spectral norm of the least W that takes the values to the keys."""
+    if problem.values is problem.keys:
+        return 1.0
+    keys, values = problem.keys, problem.values
+    if isinstance(keys, Coordinates) and isinstance(values, Coordinates):
+        x, k = values.laid_out[problem.mask], keys.laid_out[problem.mask]
+        w, *_ = np.linalg.lstsq(x, k, rcond=None)
+        # Backward stability of least squares: the residual of a consistent system is rounding.
+        if np.abs(x @ w - k).max() <= 1e-12 * max(np.abs(k).max(), np.finfo(float).tiny) * len(k):
+            return float(np.linalg.norm(w, 2))
+    raise ValueError("the printed L_p needs |W|, and these keys are no linear image of the values; give weights_norm=")
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
     problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
     reached, which = np.unique(runs.selected[0][settled], axis=0, return_inverse=True)
     # Several selections are one limit where copies, or equals that tie, are selected together.
-    limits = [limit_direction(problem, selected) for selected in reached]
+    limits = [limit_direction(problem, selected, loss=runs.loss) for selected in reached]
     sets = [(limit.chosen.tobytes(), limit.solution.status) for limit in limits]
     distinct = list(dict.fromkeys(sets))
     labels = np.full(len(settled), -1)

@@ -1,4 +1,4 @@
-"""Corpora to start from: the K-level model of paper A's Figure 2, and random corpora that satisfy Assumption 4."""
+"""Corpora to start from: the K-level model of paper A, random corpora that satisfy Assumption 4, parts of a corpus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
 
-__all__ = ["IRRELEVANT", "LEVELS", "SYNTHETIC_SIZE", "k_level_corpus", "selective_corpus", "varied_selective_corpus"]
+__all__ = [
+    "IRRELEVANT",
+    "LEVELS",
+    "SYNTHETIC_SIZE",
+    "balanced",
+    "k_level_corpus",
+    "selective_corpus",
+    "subset",
+    "varied_selective_corpus",
+    "without_rare",
+]
 
 LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
@@ -149,3 +159,32 @@ def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> Toke
 def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> TokenCorpus:
     n, T = rows.shape
     return TokenCorpus(rows.ravel(), np.full(n, T), labels, tuple(words))
+
+
+def balanced(corpus: TokenCorpus, rng: np.random.Generator, *, size: int | None = None) -> TokenCorpus:
+    """As many sequences of either label, `size` in all: by default as many as the smaller class allows."""
+    sides = [np.flatnonzero(corpus.labels == y) for y in (-1.0, 1.0)]
+    each = min(map(len, sides)) if size is None else size // 2
+    rows = np.zeros(corpus.n, dtype=bool)
+    for side in sides:
+        rows[rng.choice(side, each, replace=False)] = True
+    return subset(corpus, np.flatnonzero(rows))
+
+
+def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:
+    """The corpus without the tokens that occur less than `least` times in it; sequences keep their order."""
+    common = np.bincount(corpus.tokens, minlength=corpus.size) >= least
+    number = np.cumsum(common) - 1
+    kept = common[corpus.tokens]
+    words = tuple(word for word, stays in zip(corpus.vocabulary, common, strict=True) if stays)
+    lengths = np.bincount(corpus.sequence[kept], minlength=corpus.n)
+    return TokenCorpus(number[corpus.tokens[kept]], lengths, corpus.labels, words)
+
+
+def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
+    """Some sequences, in their order; the vocabulary stays."""
+    kept = np.zeros(corpus.n, dtype=bool)
+    kept[rows] = True
+    return TokenCorpus(
+        corpus.tokens[kept[corpus.sequence]], corpus.lengths[kept], corpus.labels[kept], corpus.vocabulary
+    )

@@ -178,11 +178,16 @@ class AbstractGeometry(abc.ABC):
         """A number for every row of the dictionary, the same for equal vectors."""
 
     @cached_property
+    def equal_rows(self) -> Int[Array, " m"]:
+        """A number for every row of the dictionary, the same for equal vectors."""
+        return _frozen(self._equal_rows())
+
+    @cached_property
     def first_copies(self) -> Int[Array, "n T"]:
         """Position of the first token of the same input with the same vector: its own unless it is a copy."""
         first = np.tile(np.arange(self.T), (self.n, 1))
         inputs, positions = self.mask.nonzero()
-        vectors = self._equal_rows()[self.index[inputs, positions]]
+        vectors = self.equal_rows[self.index[inputs, positions]]
         # `nonzero` lists an input's positions in order, so the first occurrence is the first copy.
         _, seen, which = np.unique(inputs * self.rows + vectors, return_index=True, return_inverse=True)
         first[inputs, positions] = positions[seen][which]

@@ -113,7 +113,9 @@ class HeadObjective(AbstractObjective):
         block = prompt_block(seen, bending=self.problem.labels[:, None, None] * bending)
         return linearisation((block,), self.problem.n)
 
-    def excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         problem, values = self.problem, _values(self.problem.values)
         state, _, attended = self._state(theta)
         alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
@@ -121,9 +123,9 @@ class HeadObjective(AbstractObjective):
         inputs = np.arange(problem.n)
         start = values[inputs, chosen]
         # psi(start) - psi(attended) as an integral along the segment: linear in the weights, so nothing cancels.
-        on_way = start + _NODES[:, None, None] * (attended - start)
-        gradient = np.einsum("k,knd->nd", _WEIGHTS, self.head.gradient(on_way))
-        gaps = problem.labels[:, None] * np.einsum("nd,ntd->nt", gradient, start[:, None] - values)
+        on_way = start + _NODES[:, None, None] * (attended - start)[..., None, :, :]
+        gradient = np.einsum("k,...knd->...nd", _WEIGHTS, self.head.gradient(on_way))
+        gaps = problem.labels[:, None] * np.einsum("...nd,ntd->...nt", gradient, start[:, None] - values)
         reference = alone[inputs, chosen]
         return signed_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
 

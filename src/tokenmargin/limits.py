@@ -14,15 +14,15 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import PromptObjective
-from tokenmargin.dynamics import FlowPath, FlowSettings, flow
+from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.losses import AbstractLoss, LogisticLoss
-from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tied_direction
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
-Outcome = Literal["direction", "bounded", "undecided"]
+Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
 
 SATURATED = 1 - 1e-5
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
@@ -34,9 +34,12 @@ class Limit:
     """Where a path of gradient flow goes.
 
     **Attributes**
-    - `outcome`: "direction" when the path diverges along a certified direction, "bounded" when it ends at a stationary
-      point, "undecided" when neither was settled.
-    - `reason`: why it is undecided, or what is to be said against the direction; empty otherwise.
+    - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
+      point; "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
+      had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
+    - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
+      weight; empty where the outcome says all.
     - `named`: the direction of the tokens of largest weight at the end: solved with its certificate, and what it is.
     - `angle`: between the end of the path and that direction, in radians; NaN without one.
     - `rate`: fitted exponent of the angle as a power of the norm over the last three decades; NaN where the angle is
@@ -84,6 +87,8 @@ class Limit:
                 detail = f"{self.kind}, angle={self.angle:.1e} at |p|={self.path.norm:.3g}, rate={self.rate:.3f}"
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
+            case "finite part":
+                detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
         return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
@@ -104,8 +109,9 @@ def limit_of(
     The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
     1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
     a certificate, and the angle to its solution is at most `tolerance`. A stationary point is settled when Newton's
-    method has found it and the gradient there is zero to rounding. Anything else is "undecided", with the reason and
-    what was reached.
+    method has found it and the gradient there is zero to rounding. A finite part is settled when besides the direction
+    that keeps the ties, followed by itself, is within `tolerance` of its certificate. Anything else is "undecided",
+    with the reason and what was reached.
 
     **Arguments**
     - `problem`: in either geometry.
@@ -121,11 +127,14 @@ def limit_of(
     >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
     ('direction', 'LMM', array([1]), -1.0)
     """
+    objective = PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss)
     path = flow(
-        PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss),
+        objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
-    named = limit_direction(problem, path.selected)
+    if path.finite_part is not None:
+        return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+    named = limit_direction(problem, path.selected, loss=objective.loss)
     known = named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)
     off = float(angle(problem.keys, path.prompt, named.solution.vector)) if known else np.nan
     outcome, reason = _judged(path, named, off, tolerance)
@@ -142,6 +151,8 @@ def _as_seen(problem: TokenProblem) -> TokenProblem:
 
 def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
     """What was settled, and what was not."""
+    if path.decided_by_rounding:
+        return "rounding", _where_rounding_decides(path)
     if path.stop == "stationary":
         return "bounded", ""
     if path.stop != "norm":
@@ -155,6 +166,30 @@ def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float)
     if not named.is_limit:
         return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
     return "direction", ""
+
+
+def _where_rounding_decides(path: FlowPath) -> str:
+    if not path.rounding.decided:
+        return "it rests at a stationary point that is no minimum: starts beside it go elsewhere"
+    return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
+
+
+def _with_finite_part(
+    problem: TokenProblem, path: FlowPath, part: FinitePart, until_norm: float, tolerance: float
+) -> Limit:
+    """The limit `R q + w`: q is followed by itself, and compared with the certified direction that keeps the ties."""
+    named = tied_direction(problem, part.tied)
+    tail = part.follow(until_norm=until_norm)
+    known = named.solution.is_optimal and np.isfinite(named.solution.margin)
+    off = float(angle(problem.keys, part.lift(tail.final), named.solution.vector)) if known else np.nan
+    held = f"{int(part.tied.sum())} tied tokens keep their weights"
+    if tail.decided_by_rounding:
+        return Limit("rounding", f"{held}; beside them, {_where_rounding_decides(tail)}", named, off, np.nan,
+                     path.log_gradient, path)  # fmt: skip
+    if off <= tolerance:
+        return Limit("finite part", held, named, off, np.nan, path.log_gradient, path)
+    reason = f"{held}; the direction beside them is not settled (stopped by {tail.stop} at |p| = {tail.norm:.3g})"
+    return Limit("undecided", reason, named, off, np.nan, path.log_gradient, path)
 
 
 def _rate(path: FlowPath, solution: MarginSolution) -> float:

@@ -185,9 +185,9 @@ LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
 def signed_excess(
     loss: AbstractLoss,
     reference: Float[Array, " n"],
-    log_weights: Float[Array, "n T"],
-    scores: Float[Array, "n T"],
-) -> tuple[float, float]:
+    log_weights: Float[Array, "... n T"],
+    scores: Float[Array, "... n T"],
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Log size and sign of `mean_i (loss(f_i) - loss(reference_i))` for outputs `f_i = sum_t s_it scores_it`.
 
     The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
@@ -201,5 +201,5 @@ def signed_excess(
     )
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
-    total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, return_sign=True)
-    return float(total - np.log(len(reference))), float(total_sign)
+    total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, axis=-1, return_sign=True)
+    return np.asarray(total - np.log(len(reference))), np.asarray(total_sign)

@@ -27,6 +27,7 @@ __all__ = [
     "checked_selection",
     "checked_token_sets",
     "cone_constants",
+    "copies_of",
     "cosine",
     "directional_margin",
     "directional_neighbours",
@@ -191,6 +192,12 @@ def equals(problem: TokenProblem, selected: Int[Array, "... n"]) -> Bool[Array, 
     """Tokens of the selected one's score, itself and its copies among them: training does not prefer one to another."""
     scores = problem.shared_scores
     return np.asarray(problem.mask & (scores == _taken(scores, selected)))
+
+
+def copies_of(problem: TokenProblem, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:
+    """The selected tokens and their copies."""
+    first = problem.keys.first_copies
+    return np.asarray(problem.mask & (first == first[np.arange(problem.n), selected][:, None]))
 
 
 def named_sets(chosen: Bool[Array, "n T"]) -> list[int | list[int]]:

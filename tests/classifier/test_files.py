@@ -91,7 +91,7 @@ def test_earlier_token_models_are_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("logits", lambda x: np.append(x, 0.0), "a token model needs a logit"),
+        ("logits", lambda x: np.append(x, 0.0), "logits must be finite numbers of shape"),
         ("values", lambda x: x * np.nan, "values must be finite numbers"),
         ("selected", lambda x: x[1:], "selected must be finite numbers of shape"),
         ("occurrences", lambda x: x[:, :1], "occurrences must be finite numbers of shape"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from benchmarks.image_codec import load_packed, main, pack_images, unpack_images
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -12,10 +13,7 @@ from tokenmargin.data.images import (
     find_images,
     image_inputs,
     load_images,
-    main,
     make_glyphs,
-    pack_images,
-    unpack_images,
 )
 
 
@@ -38,7 +36,7 @@ def small_archive(tmp_path):
 
 def test_parts_give_the_images_back(archive, tmp_path, capsys):
     main([str(archive), str(tmp_path / "parts")])
-    whole, parts = load_images(archive), load_images(tmp_path / "parts")
+    whole, parts = load_images(archive), load_packed(tmp_path / "parts")
     assert capsys.readouterr().out == f"120 images in {tmp_path / 'parts'}, sha256 {whole.digest}\n"
     assert parts.digest == whole.digest
     assert parts.held_out == whole.held_out == 20
@@ -64,10 +62,10 @@ def test_a_damaged_part_is_named_and_refused(archive, tmp_path, damage):
             content[30] ^= 255
     path.write_bytes(bytes(content))
     with pytest.raises(DatasetError, match=r"train-00000\.packed: (damaged|not a file of packed images)"):
-        load_images(tmp_path / "parts")
+        load_packed(tmp_path / "parts")
     path.unlink()
     with pytest.raises(DatasetError, match=r"needs files train-\*\.packed and test-\*\.packed"):
-        load_images(tmp_path / "parts")
+        load_packed(tmp_path / "parts")
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
@@ -99,6 +97,7 @@ def test_the_cache_is_used_and_a_stand_in_says_so(archive, tmp_path):
         (np.zeros((2, 4, 4, 3), np.uint8), np.array([0, -1]), 1, "labels count from 0, got -1"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_what_is_no_set_of_images(images, labels, held_out, message):
     with pytest.raises(DatasetError, match=message):
         ImageSet(images, labels, held_out)

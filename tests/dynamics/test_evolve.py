@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from tokenmargin.attention import CustomLoss, JointObjective, LogisticLoss, PromptObjective
-from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve
+from tokenmargin.dynamics import (
+    GradientDescent,
+    NormalizedGradientDescent,
+    evolve,
+    evolve_many,
+    flow,
+    regularisation_path,
+    whole_runs,
+)
 from tokenmargin.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
 from tokenmargin.margin import max_margin, relaxed_max_margin
 from tokenmargin.problem import TokenProblem
@@ -194,5 +202,28 @@ def test_bad_requests_are_named(call, message: str) -> None:
 
 def test_the_step_size_rule_needs_something_to_train() -> None:
     flat = TokenProblem.of(np.zeros((1, 2, 2)), [1], scores=[[0.0, 1.0]])
-    with pytest.raises(ValueError, match="L_p is zero"):
+    with pytest.raises(ValueError, match="smoothness is zero"):
         evolve(PromptObjective(flat), GradientDescent(), steps=1)
+
+
+def test_within_whole_runs_an_interrupt_ends_everything() -> None:
+    """A figure or a claim of many runs must not take one that ended early for a whole one."""
+
+    def interrupt(reached: float) -> None:
+        if reached > 0.5:
+            raise KeyboardInterrupt
+
+    objective = PromptObjective(figure1a())
+    runs = (
+        lambda: evolve(objective, NormalizedGradientDescent(0.1), steps=100, progress=interrupt),
+        lambda: flow(objective, progress=interrupt),
+        lambda: evolve_many([objective.problem], NormalizedGradientDescent(0.1), steps=100, progress=interrupt),
+        lambda: regularisation_path(
+            objective, [1.0, 2.0, 4.0], rng=np.random.default_rng(0), starts=1, progress=interrupt
+        ),
+    )
+    for run in runs:
+        assert run().interrupted
+        with pytest.raises(KeyboardInterrupt), whole_runs():
+            run()
+        assert run().interrupted  # outside again

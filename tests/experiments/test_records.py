@@ -12,9 +12,11 @@ import pytest
 from tests.experiments.studies import Study
 
 from tokenmargin._files import atomic_path, read_table, write_table
+from tokenmargin.dynamics import NormalizedGradientDescent
 from tokenmargin.experiments import Finding, Result, Run, find_runs, record, runs_in
 from tokenmargin.experiments.comparison import compare_runs
 from tokenmargin.experiments.experiment import verdict_of
+from tokenmargin.experiments.prompt_paths import Figure1b
 from tokenmargin.experiments.records import hold, run_id
 
 
@@ -80,6 +82,20 @@ def test_a_run_that_was_cut_off_is_no_run_and_is_done_again(tmp_path: Path, monk
     (run,) = runs_in(tmp_path) or [Run(tmp_path / run_id(Study()))]
     assert not run.finished
     assert record(Study(), tmp_path).finished
+
+
+def test_an_interrupt_inside_a_run_is_not_taken_for_its_end(tmp_path: Path, monkeypatch) -> None:
+    """`evolve` returns what it has after Ctrl-C; a record of that would be found as finished for ever."""
+    experiment = replace(Figure1b.quick(), steps=2000)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NormalizedGradientDescent, "lengths", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            record(experiment, tmp_path)
+    assert not Run(tmp_path / run_id(experiment)).finished
 
 
 def test_a_file_is_whole_or_absent(tmp_path: Path) -> None:

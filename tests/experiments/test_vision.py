@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks import vision_figures
+from benchmarks import gpu_vision, vision_figures
 from scipy.stats import spearmanr
 
 from tokenmargin._statistics import spearman
@@ -16,7 +16,7 @@ from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.experiments import command
 from tokenmargin.experiments.vision import Figure6, Figure7, correlation_interval
 from tokenmargin.report.figures import draw
-from tokenmargin.training.vision import study as vision_study
+from tokenmargin.training.vision.observed_training import VisionJob
 
 SMALL = {"images": 400, "test_images": 100, "epochs": 4, "patch": 8, "batch": 20, "rate": 3e-3}
 
@@ -57,7 +57,7 @@ def test_settings_are_the_printed_ones():
     paper = Figure7.paper()
     assert (paper.size, paper.epochs, paper.rate, paper.schedule, paper.patch) == ("base", 400, 3e-3, "constant", 2)
     assert paper.config().epochs == 400
-    assert Figure6.short().config() == replace(vision_study.SHORT, precision=Figure6.short().config().precision)
+    assert Figure6.short().config() == replace(gpu_vision.SHORT, precision=Figure6.short().config().precision)
     assert command(Figure7.short()) == "tokenmargin reproduce fig7 --scale short"
 
 
@@ -84,10 +84,10 @@ def test_the_interval_covers_as_it_says():
 
 def test_the_page_of_a_study(tmp_path, capsys):
     made = make_glyphs(120, rng=np.random.default_rng(0))
-    config = replace(vision_study.SHORT, size="nano", patch=16, epochs=2, batch=20, precision="float32")
-    jobs = [vision_study.VisionJob("short", config), vision_study.VisionJob("other", replace(config, rate=1e-3))]
+    config = replace(gpu_vision.SHORT, size="nano", patch=16, epochs=2, batch=20, precision="float32")
+    jobs = [VisionJob("short", config), VisionJob("other", replace(config, rate=1e-3))]
     out = tmp_path / "results"
-    vision_study.run_plan(
+    gpu_vision.run_plan(
         jobs, ImageSet(made.images, made.labels, 20), runs=tmp_path / "runs", out=out, device="cpu", budget=600.0,
         compiled=False, checkpoints=False,
     )  # fmt: skip
@@ -101,7 +101,7 @@ def test_the_page_of_a_study(tmp_path, capsys):
         "vision-results.md", "vision-fig6.png", "vision-fig7.png", "vision-layers.png", "vision-curves.csv",
         "vision-heads.csv",
     }  # fmt: skip
-    vision_study.run_plan(
+    gpu_vision.run_plan(
         jobs, ImageSet(made.images, made.labels, 20), runs=tmp_path / "runs", out=out, device="cpu", budget=1.0,
         compiled=False, checkpoints=False,
     )  # fmt: skip

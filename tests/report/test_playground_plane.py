@@ -35,9 +35,10 @@ def test_every_named_problem_is_a_preset() -> None:
 
 @pytest.mark.parametrize("method", ["normalized", "descent"])
 def test_ring_and_training_are_those_of_evolve(method: str) -> None:
-    problem, start = tm.three_limits(), (0.4, 0.9)
-    answer = picture(request(problem, method=method, start=start, radius=1.5, step=0.2, steps=150))
+    problem, start = tm.three_limits(), (0.9, 1.2)
+    answer = picture(request(problem, method=method, start=start, step=0.2, steps=150))
     turn = 2 * np.pi * np.arange(FINE_STARTS) / FINE_STARTS
+    assert answer["ring_norm"] == 1.5
     starts = np.vstack([1.5 * np.stack([np.cos(turn), np.sin(turn)], axis=1), start])
     planar = request(problem).problem()
     rule = tm.NormalizedGradientDescent(0.2) if method == "normalized" else tm.GradientDescent(0.2)
@@ -68,6 +69,51 @@ def test_head_and_prompt_together_show_the_relaxed_direction() -> None:
     np.testing.assert_allclose(answer["head"], [0.0, 1.0], atol=1e-9)
     end = np.array(answer["head_path"][-1])
     assert end[1] / np.linalg.norm(end) > 0.95
+
+
+PROMPT_ALONE = [preset for preset in PRESETS if preset.settings.get("trained") != "both"]
+
+
+@pytest.mark.parametrize("preset", PROMPT_ALONE, ids=lambda preset: preset.name)
+def test_ring_and_path_agree(preset: Preset) -> None:
+    """The ring is of starts with the diamond's norm: at the diamond's angle it has the colour of the diamond's path."""
+    settings = {**preset.settings}
+    x, y = settings["start"]
+    if x == y == 0:
+        settings["start"] = x, y = 1.0, 0.0
+    answer = picture(PlaneRequest(inputs=preset.to_dict()["inputs"], **settings))
+    assert answer["ring_norm"] == pytest.approx(np.hypot(x, y))
+    place = np.arctan2(y, x) / (2 * np.pi) * FINE_STARTS
+    beside = {answer["ring"][int(step(place)) % FINE_STARTS] for step in (np.floor, np.ceil)}
+    assert answer["training"]["basin"] in beside
+    if x == 1.0 and y == 0.0:  # exactly one of the ring's starts
+        assert answer["ring"][0] == answer["training"]["basin"]
+
+
+def test_words_about_head_and_prompt_look_at_the_run() -> None:
+    """Three places to settle, both trained: the run leaves both directions, and the words say so."""
+    settings = {"trained": "both", "start": (-0.3, 0.6)}
+    answer = picture(request(tm.three_limits(), **settings))
+    both, note = answer["both"], answer["note"]
+    end = np.array(both["prompt_path"][-1])
+    off = np.degrees(np.arccos(end @ both["relaxed"] / np.linalg.norm(end)))
+    assert off > 90
+    assert f"the prompt is {off:.3g} degrees from" in note
+    assert both["selected"] != both["best"]
+    assert "not the best tokens A1 and B1" in note
+    assert "say nothing about where this run goes" in note
+    preset = next(preset for preset in PRESETS if preset.name == "fig3a")
+    good = picture(PlaneRequest(inputs=preset.to_dict()["inputs"], **preset.settings))
+    assert "The best tokens, A2, B2 and C2, are selected." in good["note"]
+    assert "not coming nearer" not in good["note"]
+    assert max(good["both"]["head_degrees"][-1], good["both"]["prompt_degrees"][-1]) < 1
+
+
+def test_words_about_training_say_how_far_it_is_from_its_direction() -> None:
+    answer = picture(request(tm.figure1a(), start=(0.0, -1.0)))
+    end, unit = np.array(answer["training"]["points"][-1]), np.array(answer["limits"][0]["unit"])
+    off = np.degrees(np.arccos(end @ unit / np.linalg.norm(end)))
+    assert f"p is now {off:.2g} degrees from that direction" in answer["note"]
 
 
 def test_infeasible_best_tokens_say_so_with_a_farkas_proof() -> None:

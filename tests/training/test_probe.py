@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.gpu_training import PLANS, load_corpus, main
 from scipy.stats import spearmanr
 
 from tokenmargin.attention import PromptObjective
-from tokenmargin.corpora import selective_corpus
+from tokenmargin.corpora import balanced, selective_corpus, subset
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import max_margin
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.observed_training import Job, run_job
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, Scales, initial_state
 from tokenmargin.training.probe import (
@@ -24,7 +26,6 @@ from tokenmargin.training.probe import (
     selected,
     token_scores,
 )
-from tokenmargin.training.study import PLANS, Job, balanced, load_corpus, main, run_job, subset
 from tokenmargin.training.trainer import TrainingConfig
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
-from tokenmargin.training.vision.study import VisionJob, run_job
+from tokenmargin.training.vision.observed_training import VisionJob, run_job
 from tokenmargin.training.vision.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
 SHAPE = ViTShape(width=12, depth=2, heads=3, patch=4, image=8, classes=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -120,7 +120,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         tags.input_tags.two_d_array = False
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TokenSelectionClassifier:
         """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
         self._check_settings()
         documents = check_documents(X)

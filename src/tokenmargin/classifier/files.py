@@ -183,12 +183,12 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
     keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
-    model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
-    model.token_model_ = TokenModel.of_tensors(arrays)
     kind = config["class_type"]
     model.classes_ = np.array(config["classes"], dtype=object if kind == "object" else np.dtype(kind))
+    _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
+    model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
+    model.token_model_ = TokenModel.of_tensors(arrays)
     model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
-    _check_arrays(arrays, len(model.vocabulary_), len(model.classes_), keys)
     model.n_texts_ = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)
@@ -196,12 +196,15 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     return model
 
 
-def _check_arrays(arrays: Mapping[str, Array], m: int, classes: int, keys: Sequence[Array]) -> None:
-    """Every array of the shape that `m` tokens and so many classes give it, finite, and n-grams that are whole numbers.
+def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: Sequence[Array]) -> None:
+    """N-grams that are whole numbers, and every array finite and of the shape that tokens and classes give it.
 
     Checksums guard against damage, not against who wrote them: what is wrong here would end in a hang or in NaN later.
     """
-    columns = 1 if classes == 2 else classes
+    for grams in keys:
+        if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
+            raise ValueError("n-grams must be whole numbers that rise, none negative")
+    m, columns = words + sum(map(len, keys)), 1 if classes == 2 else classes
     shapes = {
         "logits": (m,), "values": (m, columns), "sink": (columns + 1,),
         "texts": (m, classes), "occurrences": (m, classes),
@@ -211,9 +214,6 @@ def _check_arrays(arrays: Mapping[str, Array], m: int, classes: int, keys: Seque
         array = arrays[name]
         if array.shape != shape or array.dtype.kind not in "fi" or not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite numbers of shape {shape}, got {array.dtype} {array.shape}")
-    for grams in keys:
-        if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
-            raise ValueError("n-grams must be whole numbers that rise, none negative")
 
 
 def _tokenizer(folder: Path, described: dict[str, Any]) -> Tokenizer:

@@ -89,7 +89,7 @@ class Vocabulary:
     """
 
     words: tuple[str, ...]
-    keys: tuple[Int[Array, " grams"], ...] = ()
+    keys: tuple[Int[Array, " _"], ...] = ()
 
     @staticmethod
     def learn(

@@ -59,6 +59,7 @@ app = App(
     version=__version__,
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,
 )
 for _verb in VERBS:
     app.command(_verb)
@@ -74,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
-        complain("interrupted")
-        return 1
+        complain("interrupted: what was not finished is not kept")
+        return 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0

@@ -55,11 +55,12 @@ def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: 
 def _arcs(problem: TokenProblem) -> dict[str, Any]:
     """The arcs of the circle by selection, when the keys lie in the plane."""
     from tokenmargin.margin import is_planar, selection_arcs
+    from tokenmargin.selection import copies_of, named_sets
 
     if not is_planar(problem):
         return {}
-    arcs = selection_arcs(problem)
-    return {"arcs": [{"start": arc.start, "stop": arc.stop, "selected": arc.selected.tolist()} for arc in arcs]}
+    arcs = [(arc, named_sets(copies_of(problem, arc.selected))) for arc in selection_arcs(problem)]
+    return {"arcs": [{"start": arc.start, "stop": arc.stop, "selected": names} for arc, names in arcs]}
 
 
 def _print(found: Atlas, limit: int) -> None:

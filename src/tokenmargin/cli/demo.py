@@ -30,6 +30,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     json:
         Write the findings as one JSON object to standard output.
     """
+    from tokenmargin.dynamics import whole_runs
     from tokenmargin.experiments.demo import Demo
     from tokenmargin.experiments.records import describe_findings, write_result
 
@@ -44,7 +45,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
         f"\nOf {counts['all']} ways to pick one token per input, no direction can pick {counts['infeasible']} "
         f"(each with a Farkas certificate), and {counts['limits']} are limits of training:\n"
     )
-    with progress_bar(f"descent from {experiment.circle} starts", 100) as progress:
+    with progress_bar(f"descent from {experiment.circle} starts", 100) as progress, whole_runs():
         result = experiment.run(lambda share: progress(round(100 * share)))
     _tell(result.tables)
     write_result(result, out)

@@ -54,7 +54,7 @@ def evolve(
     method:
         Normalised gradient descent (ngd), gradient descent (gd), or gradient flow followed by a stiff solver (flow).
     step:
-        Step size; by default 0.1 for ngd and 1/L_p for gd.
+        Step size; by default 0.1 for ngd, and for gd one over the smoothness of the risk (no more than L_p of (24)).
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
@@ -186,7 +186,7 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
     problem, selected = path.objective.problem, path.selected
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
-    named = limit_direction(problem, selected)
+    named = limit_direction(problem, selected, loss=path.objective.loss)
     solution = relaxed_max_margin(problem, selected) if separable else named.solution
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (

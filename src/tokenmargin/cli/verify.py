@@ -102,6 +102,7 @@ def verify(
     json:
         Write a JSON list to standard output.
     """
+    from tokenmargin.dynamics import whole_runs
     from tokenmargin.theory import CLAIMS
     from tokenmargin.theory import claim as find
 
@@ -113,11 +114,12 @@ def verify(
     size = {"n": n, "T": T, "d": d, "eta": eta}
     given = problem is not None or any(value is not None for value in size.values())
     if not given:
-        reports = tuple(_own(chosen))
+        with whole_runs():
+            reports = tuple(_own(chosen))
     elif claim is None:
         raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
     else:
-        with usage_errors():
+        with usage_errors(), whole_runs():
             instance = _instance(chosen[0], problem, size, select, delta=delta, draws=draws, seed=seed)
             reports = (chosen[0].on(instance),)
     if json:

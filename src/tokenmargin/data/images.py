@@ -1,22 +1,10 @@
-"""Labelled images: CIFAR-10 from the cache, packed files that carry their checksum, and generated stand-ins.
-
-    python -m tokenmargin.data.images CIFAR10.npz FOLDER
-
-packs a dataset into parts of 5000 images, a bit over half the size, for a machine without a network; reading them takes
-numpy alone.
-"""
+"""Labelled images: CIFAR-10 from the cache, and generated stand-ins."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import struct
-import sys
 import zipfile
 import zlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,16 +23,13 @@ __all__ = [
     "image_inputs",
     "load_images",
     "make_glyphs",
-    "pack_images",
-    "unpack_images",
+    "noted_images",
 ]
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
 """Digest of the 60,000 images and labels in the released order."""
 TEST_SIZE = 10_000
-MAGIC = b"tokenmargin images 1\n"
-PART = 5000
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +100,10 @@ def image_inputs(*, cache: Path | None = None) -> dict[str, str]:
 
 
 def load_images(path: Path) -> ImageSet:
-    """CIFAR-10 from the file of `tokenmargin data get cifar10`, or from a folder of packed parts.
+    """CIFAR-10 from the file of `tokenmargin data get cifar10`; a file with other images gives them with a note.
 
-    A file that is damaged is named and refused. A folder without all parts gives the images that are there, with a
-    note; so does a file with other images than the released ones.
+    A file that is damaged is named and refused.
     """
-    if path.is_dir():
-        return _load_parts(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             images, labels = file["images"], file["labels"].astype(np.int64)
@@ -129,74 +111,16 @@ def load_images(path: Path) -> ImageSet:
         raise DatasetError(
             f"{path}: not readable as images ({error}); remove it and run tokenmargin data get cifar10"
         ) from error
-    return _noted(images, labels, min(TEST_SIZE, len(images) // 6))
+    return noted_images(images, labels, min(TEST_SIZE, len(images) // 6))
 
 
-def _load_parts(folder: Path) -> ImageSet:
-    """Training parts in their order, then the test parts."""
-    paths = sorted(folder.rglob("train-*.packed")), sorted(folder.rglob("test-*.packed"))
-    if not all(paths):
-        raise DatasetError(f"{folder}: needs files train-*.packed and test-*.packed")
-    with ThreadPoolExecutor() as pool:
-        parts = list(pool.map(_load_part, [*paths[0], *paths[1]]))
-    images, labels = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return _noted(images, labels, sum(len(labels) for _, labels in parts[len(paths[0]) :]))
-
-
-def _load_part(path: Path) -> tuple[Array, Array]:
-    try:
-        return unpack_images(path.read_bytes())
-    except (OSError, DatasetError) as error:
-        raise DatasetError(f"{path}: {error}") from error
-
-
-def _noted(images: Array, labels: Array, held_out: int) -> ImageSet:
+def noted_images(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
+    """A set with a note unless it is CIFAR-10 as released."""
     found = ImageSet(images, labels, held_out)
     if found.digest == CIFAR10_SHA256:
         return found
     note = f"{len(images) - held_out} training and {held_out} test images, which are not all of CIFAR-10"
     return ImageSet(images, labels, held_out, (note,))
-
-
-def pack_images(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"]) -> bytes:
-    """Images and labels in few bytes: each pixel less the plane through its neighbours, then Huffman's code."""
-    green = images[..., 1:2]
-    planes = np.concatenate([green, images[..., :1] - green, images[..., 2:] - green], axis=3).transpose(3, 0, 1, 2)
-    for axis in (2, 3):
-        planes = np.diff(planes, axis=axis, prepend=np.uint8(0))
-    packer = zlib.compressobj(9, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
-    body = packer.compress(planes.tobytes()) + packer.flush()
-    header = json.dumps(
-        {"shape": images.shape, "labels": labels.tolist(), "sha256": hashlib.sha256(body).hexdigest()}
-    ).encode()
-    return MAGIC + struct.pack("<I", len(header)) + header + body
-
-
-def unpack_images(content: bytes) -> tuple[Array, Array]:
-    """The images and labels that were packed; bytes that are not what was written are refused.
-
-    >>> images = np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3)
-    >>> again, labels = unpack_images(pack_images(images, np.array([3, 7])))
-    >>> bool((again == images).all()), labels.tolist()
-    (True, [3, 7])
-    """
-    try:
-        if not content.startswith(MAGIC):
-            raise DatasetError("not a file of packed images")
-        start = len(MAGIC) + 4
-        (size,) = struct.unpack("<I", content[len(MAGIC) : start])
-        header, body = json.loads(content[start : start + size]), content[start + size :]
-        if (found := hashlib.sha256(body).hexdigest()) != header["sha256"]:
-            raise DatasetError(f"damaged: sha256 is {found}, expected {header['sha256']}; copy it again")
-        n, height, width, channels = header["shape"]
-        planes = np.frombuffer(zlib.decompress(body), np.uint8).reshape(channels, n, height, width)
-    except (struct.error, ValueError, KeyError, zlib.error) as error:
-        raise DatasetError(f"damaged ({error}); copy it again") from error
-    for axis in (2, 3):
-        planes = np.cumsum(planes, axis=axis, dtype=np.uint8)
-    green = planes[0]
-    images = np.stack([planes[1] + green, green, planes[2] + green], axis=-1)
-    return images, np.array(header["labels"], dtype=np.int64)
 
 
 def make_glyphs(n: int, *, rng: np.random.Generator, size: int = 32, classes: int = 10) -> ImageSet:
@@ -222,21 +146,3 @@ def _glyph_shapes() -> Array:
     edge = (y < 2) | (y > 5) | (x < 2) | (x > 5)
     cross = (abs(y - 3.5) < 1) | (abs(x - 3.5) < 1)
     return np.stack([edge, cross, y % 4 < 2, abs(y - x) < 2, abs(y + x - 7) < 2])
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Pack a dataset into parts."""
-    source, folder = map(Path, arguments)
-    data = load_images(source)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (images, labels) in (("train", data.training), ("test", data.test)):
-        for first in range(0, len(images), PART):
-            path = folder / f"{name}-{first:05d}.packed"
-            partial = path.with_name(f".{path.name}")
-            partial.write_bytes(pack_images(images[first : first + PART], labels[first : first + PART]))
-            os.replace(partial, path)
-    print(f"{len(data.images)} images in {folder}, sha256 {data.digest}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

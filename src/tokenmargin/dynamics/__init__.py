@@ -6,6 +6,7 @@ from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Sat
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
 from tokenmargin.dynamics.first_step import FirstStep, first_step
 from tokenmargin.dynamics.flow import FinitePart, FlowPath, FlowSettings, Rounding, flow
+from tokenmargin.dynamics.interrupts import whole_runs
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
 from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
 from tokenmargin.dynamics.ridge import RidgePath, ridge_path
@@ -38,4 +39,5 @@ __all__ = [
     "flow",
     "regularisation_path",
     "ridge_path",
+    "whole_runs",
 ]

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.dynamics.span import Span
@@ -222,7 +223,7 @@ class _Group:
                     tell(int(np.where(np.isin(np.arange(len(budget)), active), self.steps, budget).sum()))
         except KeyboardInterrupt:
             self._leave(active, np.ones(active.size, dtype=bool))
-            return True
+            return interrupted_run()
         return False
 
     def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:

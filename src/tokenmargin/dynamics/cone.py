@@ -163,11 +163,11 @@ class _Cap:
     def rank(self, y: Float[Array, " r"]) -> tuple[float, float]:
         """A key that sorts points by their risk: below the selection's first, the further the better."""
         size, sign = self.objective.excess(y, self.selected)
-        return sign, sign * size if sign else 0.0
+        return float(sign), float(sign * size) if sign else 0.0
 
     def landscape(self, start: Float[Array, " r"]) -> Landscape:
         """The logarithm of the excess on the start's side of zero, so that lower is better; NaN on the other side."""
-        side = self.objective.excess(start, self.selected)[1]
+        side = float(self.objective.excess(start, self.selected)[1])
 
         def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
             size, sign = self.objective.excess(y, self.selected)
@@ -175,6 +175,6 @@ class _Cap:
             steep = float(np.exp(descent.log_norm[0] - size)) if sign == side else np.nan
             gradient = -steep * descent.direction
             hessian = -steep * relative - side * np.outer(gradient, gradient)
-            return side * size if sign == side else np.nan, gradient, hessian
+            return float(side * size) if sign == side else np.nan, gradient, hessian
 
         return landscape

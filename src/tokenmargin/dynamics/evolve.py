@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractObjective
+from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.selection import attention_weights, saturation, select
 
@@ -89,22 +90,23 @@ def evolve(
 ) -> Trajectory:
     """Run `steps` steps of `method` from `start`, or from many starts at once along its leading axes.
 
-    **Arguments**
-    - `objective`: a prompt or joint objective.
-    - `method`: gradient descent or normalised gradient descent.
-    - `steps`: how many.
-    - `start`: first point; the objective's own start by default.
-    - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
-    - `progress`: called with the number of steps done, about a hundred times in all.
+        **Arguments**
+        - `objective`: a prompt or joint objective.
+        - `method`: gradient descent or normalised gradient descent.
+        - `steps`: how many.
+        - `start`: first point; the objective's own start by default.
+        - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
+        - `progress`: called with the number of steps done, about a hundred times in all.
 
-    Ctrl-C ends the run early and returns what was reached.
+        Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
-    >>> from tokenmargin.attention import PromptObjective
-    >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
-    >>> from tokenmargin.instances import figure1a
-    >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
-    >>> path.selected, bool(path.saturation > 0.999)
-    (array([0]), True)
+        >>> from tokenmargin.attention import PromptObjective
+        >>> from tokenmargin.dynamics.interrupts import interrupted_run
+    from tokenmargin.dynamics.methods import NormalizedGradientDescent
+        >>> from tokenmargin.instances import figure1a
+        >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
+        >>> path.selected, bool(path.saturation > 0.999)
+        (array([0]), True)
     """
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
@@ -119,28 +121,27 @@ def evolve(
         raise ValueError("start must be finite")
     method = method.prepared(objective)
 
-    at: list[int] = []
-    kept: dict[str, list[Array]] = {name: [] for name in names}
+    rows: list[tuple[int, list[Array]]] = []
 
-    def record(step: int) -> None:
-        at.append(step)
-        for name in names:
-            kept[name].append(OBSERVABLES[name](objective, theta))
+    def record(step: int, theta: Float[Array, "... D"]) -> None:
+        rows.append((step, [OBSERVABLES[name](objective, theta) for name in names]))
 
     tick = max(steps // 100, 1)
-    done, interrupted = 0, False
+    reached, interrupted = (theta, 0), False  # point and number of steps: one object, whole at every interrupt
     try:
         for step in range(steps):
+            theta = reached[0]
             if names and step % every == 0:
-                record(step)
+                record(step, theta)
             descent = objective.descent(theta)
-            theta = theta + objective.expand(method.lengths(descent)) * descent.direction
-            done = step + 1
-            if progress is not None and done % tick == 0:
-                progress(done)
+            reached = (theta + objective.expand(method.lengths(descent)) * descent.direction, step + 1)
+            if progress is not None and (step + 1) % tick == 0:
+                progress(step + 1)
     except KeyboardInterrupt:
-        interrupted = True
-    if names and (not at or at[-1] != done):
-        record(done)
-    arrays = {name: np.stack(values) for name, values in kept.items()}
-    return Trajectory(objective, method, theta, done, np.array(at, dtype=int), MappingProxyType(arrays), interrupted)
+        interrupted = interrupted_run()
+    theta, done = reached
+    if names and (not rows or rows[-1][0] != done):
+        record(done, theta)
+    at = np.array([step for step, _ in rows], dtype=int)
+    arrays = {name: np.stack([values[k] for _, values in rows]) for k, name in enumerate(names)}
+    return Trajectory(objective, method, theta, done, at, MappingProxyType(arrays), interrupted)

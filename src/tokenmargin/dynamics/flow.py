@@ -204,7 +204,8 @@ def flow(
     - `settings`: tolerance, coupling of the blocks, step limit.
     - `progress`: called with the norm after each step of the solver.
 
-    Ctrl-C ends the run early and returns what was reached; `resume` goes on from there.
+    Ctrl-C ends the run early and returns what was reached; `resume` goes on from there. Within `whole_runs` it is
+    raised instead.
 
     >>> from tokenmargin.attention import PromptObjective
     >>> from tokenmargin.instances import figure1a

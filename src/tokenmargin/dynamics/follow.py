@@ -15,6 +15,7 @@ from scipy.integrate import LSODA, DenseOutput, OdeSolver, Radau
 from scipy.optimize import brentq
 
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
+from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
 
@@ -167,8 +168,17 @@ class Run:
                     if not any(self._follow_by(name, knots) for name in first):
                         self._follow_by(last, knots)
             except KeyboardInterrupt:
-                self.stop = "interrupted"
+                if interrupted_run():
+                    self.stop = "interrupted"
+                    self._keep_whole_steps(knots)
         self.arcs = np.array(knots)
+
+    def _keep_whole_steps(self, knots: list[float]) -> None:
+        """Drop what an interrupted step has left half written."""
+        whole = min(len(self.pieces), len(knots) - 1)
+        del self.pieces[whole:], knots[whole + 1 :]
+        if whole:
+            self.final = self.field.lift(self.pieces[-1](knots[-1]))
 
     def _follow_by(self, name: str, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""

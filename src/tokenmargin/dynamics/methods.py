@@ -34,7 +34,11 @@ class AbstractMethod(abc.ABC):
 
 @dataclass(frozen=True)
 class GradientDescent(AbstractMethod):
-    """`p(t+1) = p(t) - step * gradient`; without a step, `1 / L_p` with the smoothness constant (24)."""
+    """`p(t+1) = p(t) - step * gradient`.
+
+    Without a step it is `1 / objective.smoothness()`: as safe as the printed `1 / L_p` of (24), by the same proof, and
+    never shorter. `1 / objective.printed_smoothness()` is the printed one.
+    """
 
     step: float | None = None
 
@@ -47,11 +51,13 @@ class GradientDescent(AbstractMethod):
             return self
         if not isinstance(objective, PromptObjective):
             raise ValueError(
-                "the step-size rule 1 / L_p is stated for the prompt alone; give GradientDescent(step=...)"
+                "the step-size rule 1 / smoothness is stated for the prompt alone; give GradientDescent(step=...)"
             )
         smoothness = objective.smoothness()
         if smoothness == 0:
-            raise ValueError("L_p is zero: keys or scores are all zero and nothing depends on p; give a step")
+            raise ValueError(
+                "the smoothness is zero: keys or scores are all zero and nothing depends on p; give a step"
+            )
         return GradientDescent(step=1 / smoothness)
 
     def lengths(self, descent: Descent) -> Float[Array, "... blocks"]:

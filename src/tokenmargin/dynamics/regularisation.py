@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractObjective
+from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.dynamics.sphere import Landscape, Minimum, Sphere, minimise
 from tokenmargin.selection import select
@@ -139,7 +140,9 @@ def regularisation_path(
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
-        interrupted, grid = True, grid[:done]
+        if not np.any(grid[:done] >= np.asarray(radii, dtype=float)[0]):
+            raise  # nothing is there to be kept
+        interrupted, grid = interrupted_run(), grid[:done]
         branches = [branch[:done] for branch in branches]
     wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
     pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]

@@ -84,7 +84,8 @@ class TrainedEmbeddings(AbstractExperiment):
         return corpus_inputs(self.dataset)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        from tokenmargin.training.study import Job, balanced, run_job, subset
+        from tokenmargin.corpora import balanced, subset
+        from tokenmargin.training.observed_training import Job, run_job
 
         corpus, notes = self.corpus()
         rng = np.random.default_rng(0)

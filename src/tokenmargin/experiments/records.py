@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmargin._files import file_digest, json_digest, read_table, write_json, write_table
+from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
@@ -153,7 +154,8 @@ def record(
             return run
         shutil.rmtree(run.folder, ignore_errors=True)
         started, clock = datetime.now(UTC), time.perf_counter()
-        result = experiment.run(progress)
+        with whole_runs():  # Ctrl-C leaves no half of a run that looks finished
+            result = experiment.run(progress)
         seconds = time.perf_counter() - clock
         write_result(result, run.folder)
         if draw is not None:

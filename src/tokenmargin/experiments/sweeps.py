@@ -17,11 +17,11 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import remove_leftovers
 from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
-from tokenmargin.experiments.cells import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
 from tokenmargin.experiments.experiment import FINDINGS
-from tokenmargin.experiments.parts import Parts, spans
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
+from tokenmargin.experiments.sweep_storage import Parts, spans
+from tokenmargin.experiments.sweep_worker import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
 
 __all__ = ["FAILURES", "Progress", "sweep"]
 

@@ -89,7 +89,7 @@ class VisionAttention(AbstractExperiment):
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         from tokenmargin.data.images import find_images
         from tokenmargin.training.epochs import Progress
-        from tokenmargin.training.vision.study import VisionJob, run_job
+        from tokenmargin.training.vision.observed_training import VisionJob, run_job
 
         found = find_images(substitute=self.substitute).limited(training=self.images, test=self.test_images)
         device = self._device()

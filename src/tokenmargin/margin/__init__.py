@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
     relaxed_constraints,
 )
 from tokenmargin.margin.corpus import corpus_margin
-from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction
+from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction, tied_direction
 from tokenmargin.margin.many import solve_many
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
@@ -58,6 +58,7 @@ __all__ = [
     "solve",
     "solve_many",
     "support_inputs",
+    "tied_direction",
 ]
 
 

@@ -22,8 +22,16 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
+from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.limits import Atlas, LimitDirection, limit_constraints, name_global, read_direction
+from tokenmargin.margin.limits import (
+    Atlas,
+    LimitDirection,
+    limit_constraints,
+    name_global,
+    read_direction,
+    shares_differences,
+)
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
 from tokenmargin.margin.system import solve_systems
@@ -35,7 +43,7 @@ __all__ = ["atlas"]
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
 KEPT = 1 << 24
-"""Numbers that the rows of an input, or of the children that are solved together, may hold: 128 MiB."""
+"""Numbers that the rows of all inputs, or of the children that are solved together, may hold: 128 MiB."""
 
 
 class _Block(NamedTuple):
@@ -64,8 +72,10 @@ class _Input:
     def __init__(self, order: Int[Array, " t"], vectors: Float[Array, "t r"], scores: Float[Array, " t"]) -> None:
         self.order, self.vectors, self.scores = order, vectors, scores
         self._kept: tuple[Array, Array, Array] | None = None
-        if vectors.size * (len(order) - 1) <= KEPT:
-            self._kept = self._rows(np.arange(len(order)))
+
+    def keep(self) -> None:
+        """Form the rows of all tokens now, instead of those asked for each time."""
+        self._kept = self._rows(np.arange(len(self.order)))
 
     def rows(
         self, selected: Int[Array, " B"]
@@ -91,6 +101,7 @@ def atlas(
     problem: TokenProblem,
     *,
     budget: int | None = None,
+    loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Atlas:
     """Every feasible and locally optimal selection of `problem`, with its certified direction.
@@ -98,6 +109,7 @@ def atlas(
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
+    - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
     - `progress`: called with the number of selections decided, after every block.
 
     >>> from tokenmargin.instances import figure8
@@ -107,7 +119,7 @@ def atlas(
     [0 1] [1. 0. 0.] False
     """
     began = time.perf_counter()
-    walk = _Walk(problem, math.inf if budget is None else budget)
+    walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
         block = next(blocks[-1], None)
@@ -138,6 +150,9 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         scores = problem.shared_scores[i]
         order = visible[np.argsort(-scores[visible], kind="stable")]
         inputs.append(_Input(order, vectors[keys.index[i, order]], scores[order]))
+    if sum(tokens.vectors.size * len(tokens.order) for tokens in inputs) <= KEPT:
+        for tokens in inputs:
+            tokens.keep()
     return inputs
 
 
@@ -166,8 +181,9 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """The state of one walk through the tree of selections: counters, budget and what was found."""
 
-    def __init__(self, problem: TokenProblem, budget: int | float) -> None:
-        self.problem, self.budget = problem, budget
+    def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
+        self.problem, self.budget, self.loss = problem, budget, loss
+        self.shares = shares_differences(problem)
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
         self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
@@ -190,16 +206,18 @@ class _Walk:
     def extended(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
         size = len(self.inputs[block.prefixes.shape[1]].order)
-        together = KEPT // (self.dimension * (block.multipliers.shape[1] + size) * len(block.prefixes))
-        for begin in range(0, size, max(together, 1)):
+        most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
+        together = max(most // len(block.prefixes), 1)
+        for begin in range(0, size, together):
             if self.spent and begin:
                 return
-            children = self._children(block, np.arange(begin, min(begin + max(together, 1), size)))
+            children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
                 self._record(children)
                 continue
-            for s in range(0, len(children.vectors), BLOCK):
-                yield _Block(*(array[s : s + BLOCK] for array in children))
+            width = max(min(BLOCK, most), 1)
+            for s in range(0, len(children.vectors), width):
+                yield _Block(*(array[s : s + width] for array in children))
 
     def _children(self, block: _Block, chosen: Int[Array, " t"]) -> _Block:
         """The prefixes followed by each of the chosen tokens (ranks) of the next input, less what is ruled out."""
@@ -264,8 +282,8 @@ class _Walk:
         near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
-        for b in np.flatnonzero((gaps > 0).all(axis=1) & moved).tolist():
-            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]))
+        for b in np.flatnonzero((self.shares | (gaps > 0).all(axis=1)) & moved).tolist():
+            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
             if limit.kind == "inaccurate":
                 self.feasible -= 1
                 self.undecided.append(tuple(positions[b].tolist()))

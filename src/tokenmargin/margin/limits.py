@@ -19,8 +19,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.geometry import Coordinates
+from tokenmargin.losses import AbstractLoss, LogisticLoss
 from tokenmargin.margin.choices import SAME_NORM, choice_margin
-from tokenmargin.margin.constraints import Constraints, attention_constraints
+from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
 from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.margin.solver import solve
 from tokenmargin.problem import TokenProblem
@@ -28,6 +30,7 @@ from tokenmargin.selection import (
     NEIGHBOUR_TOLERANCE,
     Selection,
     checked_selection,
+    copies_of,
     equals,
     gaps_over,
     named_sets,
@@ -43,10 +46,14 @@ __all__ = [
     "limit_direction",
     "name_global",
     "read_direction",
+    "shares_differences",
+    "tied_direction",
 ]
 
-Kind = Literal["GMM", "LMM", "not locally optimal", "infeasible", "inaccurate"]
+Kind = Literal["GMM", "LMM", "stable", "finite part", "not locally optimal", "infeasible", "inaccurate"]
 
+MANY = 1 << 24
+"""Numbers that the differences of all pairs may hold to be compared with one another."""
 CHOICES = 256
 """Choices among tokens that tie in score and in logit which are compared before the answer is "inaccurate"."""
 
@@ -62,8 +69,10 @@ class LimitDirection:
     - `neighbours`: the tokens of other scores at margin exactly 1.
     - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
     - `kind`: "LMM" where the selected tokens outscore their neighbours, so that training converges to it (Theorem 3);
-      "GMM" where besides no token scores higher, and no choice among equals has a larger margin; else why it is
-      neither.
+      "GMM" where besides no token scores higher, and no choice among equals has a larger margin; "stable" where some
+      neighbour scores higher, but inputs that share its difference to the selected token (words of one vocabulary) pull
+      the other way, and more: training converges to it as well, though it is no LMM; "finite part" where
+      tokens of different scores are kept tied; else why it is none of them.
     """
 
     selected: Int[Array, " n"]
@@ -81,7 +90,7 @@ class LimitDirection:
     @property
     def is_limit(self) -> bool:
         """Whether training converges to it from a cone of starts."""
-        return self.kind in ("GMM", "LMM")
+        return self.kind in ("GMM", "LMM", "stable")
 
     @property
     def names(self) -> list[int | list[int]]:
@@ -133,7 +142,7 @@ class Atlas:
         left = self.selections - self.feasible - self.infeasible - len(self.undecided)
         parts = []
         if left:
-            parts.append(f"{left} of {self.selections} selections were not looked at: the budget was spent")
+            parts.append(f"{_number(left)} of {_number(self.selections)} selections not looked at: the budget is spent")
         if self.undecided:
             count = len(self.undecided)
             parts.append(f"{count} selection{'s are' if count > 1 else ' is'} too close to call in double precision")
@@ -160,7 +169,13 @@ class Atlas:
 
     def __repr__(self) -> str:
         seen = "complete" if self.complete else f"partial: {self.unsearched}"
-        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {self.selections} selections, {seen})"
+        count = _number(self.selections)
+        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def _number(count: int) -> str:
+    """A count to be read: its order of magnitude when it is beyond counting."""
+    return str(count) if count < 10**15 else f"10^{len(str(count)) - 1}"
 
 
 def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool = True) -> Constraints:
@@ -186,15 +201,18 @@ def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool
     )
 
 
-def limit_direction(problem: TokenProblem, selected: Selection) -> LimitDirection:
+def limit_direction(problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None) -> LimitDirection:
     """The direction of a selection, solved, certified and named.
+
+    The `loss` (logistic by default) matters only where several inputs share a difference of two keys: it says how much
+    each of them pulls.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind
     (array([-1.]), 'GMM')
     """
     alpha = checked_selection(problem, selected)
-    found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)))
+    found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
         best = choice_margin(problem, _best(problem))
         if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
@@ -202,7 +220,9 @@ def limit_direction(problem: TokenProblem, selected: Selection) -> LimitDirectio
     return found
 
 
-def read_direction(problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution) -> LimitDirection:
+def read_direction(
+    problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution, loss: AbstractLoss | None = None
+) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
     logits = problem.keys.logits(solution.vector)
     alike = equals(problem, selected)
@@ -216,23 +236,72 @@ def read_direction(problem: TokenProblem, selected: Int[Array, " n"], solution: 
     # Copies have the first one's logit, whatever the rounding of their own.
     lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
-    kind: Kind = "LMM"
+    kind: Kind = "LMM" if problem.has_ties or not all_best(problem, selected) else "GMM"
     if not (gaps > 0).all():
-        kind = "not locally optimal"
-    elif problem.has_ties:
-        kind = _among_equals(problem, chosen, solution)
-    elif all_best(problem, selected):
-        kind = "GMM"
+        kind = "stable" if _pulled(problem, selected, near, loss or LogisticLoss()) else "not locally optimal"
+    if problem.has_ties and kind != "not locally optimal":
+        kind = _among_equals(problem, chosen, solution, kind)
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
 
 
-def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution) -> Kind:
+def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"]) -> LimitDirection:
+    """The direction along which tokens of different scores stay tied, ahead by 1 of all others: (9) of *Attention with
+    Trained Embeddings*. Its neighbours are the tokens at margin 1; a score gap is not defined."""
+    solution = solve(class_constraints(problem, tied))
+    selected = tied.argmax(axis=1)
+    near = near_tokens(problem.keys.logits(solution.vector), selected) & problem.mask & ~tied
+    kind: Kind = "finite part"
+    if not solution.is_optimal:
+        kind = "infeasible" if solution.status == "infeasible" else "inaccurate"
+    return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), kind)
+
+
+def _pulled(problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array, "n T"], loss: AbstractLoss) -> bool:
+    """Whether along every active difference the inputs that share it, together, pull to the selected side.
+
+    Close to the limit the risk is `sum |loss'(gamma_i)| (gamma_i - gamma_it) exp(-margin_it) / copies_i` over the
+    neighbours, and terms of one difference have one margin for ever.
+    """
+    scores, (inputs, tokens) = problem.shared_scores, near.nonzero()
+    leading = scores[np.arange(problem.n), selected]
+    slopes = loss.log_slope(leading) - np.log(copies_of(problem, selected).sum(axis=1))
+    pulls = np.exp(slopes - slopes.max())[inputs] * (leading[inputs] - scores[inputs, tokens])
+    which = _differences(problem, inputs, selected[inputs], tokens)
+    sums, sizes = np.bincount(which, weights=pulls), np.bincount(which, weights=np.abs(pulls))
+    return bool((sums > len(pulls) * np.finfo(float).eps * sizes).all())
+
+
+def _differences(
+    problem: TokenProblem, inputs: Int[Array, " k"], plus: Int[Array, " k"], minus: Int[Array, " k"]
+) -> Int[Array, " k"]:
+    """A number for each difference of two keys of an input, the same for equal differences."""
+    keys, (one, other) = problem.keys, (problem.keys.index[inputs, t] for t in (plus, minus))
+    if isinstance(keys, Coordinates):
+        rows = keys.vectors[one] - keys.vectors[other] + 0.0
+        return np.asarray(np.unique(rows, axis=0, return_inverse=True)[1].ravel())
+    pairs = keys.equal_rows[one] * keys.rows + keys.equal_rows[other]
+    return np.asarray(np.unique(pairs, return_inverse=True)[1].ravel())
+
+
+def shares_differences(problem: TokenProblem) -> bool:
+    """Whether two inputs have a difference of two keys in common, so that their pulls along it add."""
+    if problem.n * problem.T**2 * problem.keys.dimension > MANY:
+        return True  # too many to compare: taken to be so
+    inputs, plus, minus = (problem.mask[:, :, None] & problem.mask[:, None, :]).nonzero()
+    kept = problem.keys.first_copies[inputs, plus] != problem.keys.first_copies[inputs, minus]
+    inputs, plus, minus = inputs[kept], plus[kept], minus[kept]
+    which = _differences(problem, inputs, plus, minus)
+    seen = np.unique(np.stack([which, inputs]), axis=1)[0]
+    return len(np.unique(seen)) < len(seen)
+
+
+def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: MarginSolution, kind: Kind) -> Kind:
     """Whether no choice among the leading equals, freed from the others, allows a shorter vector: a local minimum."""
     first = chosen & (problem.keys.first_copies == np.arange(problem.T))
     options = [np.flatnonzero(row).tolist() for row in first]
     asked = equals(problem, chosen.argmax(axis=1))[tuple(solution.tokens.T)]
     if all(len(row) == 1 for row in options) and not solution.multipliers[asked].any():
-        return "LMM"  # no equal ties with the leader or holds the vector: it is the solution without them
+        return kind  # no equal ties with the leader or holds the vector: it is the solution without them
     if math.prod(len(row) for row in options) > CHOICES:
         return "inaccurate"
     for choice in itertools.product(*options):
@@ -241,7 +310,7 @@ def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: M
             return "inaccurate"
         if not freed.is_optimal or freed.margin > solution.margin * (1 + SAME_NORM):
             return "not locally optimal"
-    return "LMM"
+    return kind
 
 
 def name_global(problem: TokenProblem, limits: Iterable[LimitDirection]) -> tuple[LimitDirection, ...]:

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin.arcs import selection_arcs
 from tokenmargin.margin.limits import Atlas, limit_constraints, name_global, read_direction
 from tokenmargin.margin.solver import solve
@@ -19,7 +20,7 @@ from tokenmargin.problem import TokenProblem
 __all__ = ["plane_atlas"]
 
 
-def plane_atlas(problem: TokenProblem) -> Atlas:
+def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> Atlas:
     """The limits of `atlas` for keys in the plane, fast enough to follow a moving token.
 
     Selections are counted as feasible when they own an arc; the others are infeasible by geometry, and no Farkas vector
@@ -33,7 +34,7 @@ def plane_atlas(problem: TokenProblem) -> Atlas:
     """
     began = time.perf_counter()
     chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
-    found = [read_direction(problem, alpha, solve(limit_constraints(problem, alpha))) for alpha in chosen]
+    found = [read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss) for alpha in chosen]
     seen = {limit.chosen.tobytes(): limit for limit in found if limit.is_limit and limit.solution.vector.any()}
     distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
     selections = math.prod(distinct.sum(axis=1).tolist())

@@ -16,14 +16,14 @@ from tokenmargin.dynamics.evolve import evolve
 from tokenmargin.dynamics.flow import FlowSettings, flow
 from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
-from tokenmargin.geometry import Coordinates
+from tokenmargin.geometry import AbstractGeometry, Coordinates
 from tokenmargin.losses import LOSSES, AbstractLoss
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
 from tokenmargin.problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
 from tokenmargin.report.playground.schema import PlaneRequest
 from tokenmargin.report.playground.words import note
-from tokenmargin.selection import attention_weights, optimal_tokens
+from tokenmargin.selection import angle, attention_weights, optimal_tokens
 
 __all__ = ["picture"]
 
@@ -53,7 +53,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
     """Everything the page draws, in plain types."""
     began = time.perf_counter()
     problem = request.problem()
-    found = plane_atlas(problem)
+    found = plane_atlas(problem, loss=_loss(request))
     starts = _starts(request)
     runs = _descend(problem, request, starts)
     basins = _basins(found, runs.selected)
@@ -66,6 +66,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
             {"start": arc.start, "stop": arc.stop, "selected": arc.selected.tolist()} for arc in selection_arcs(problem)
         ],
         "ring": basins[:-1].tolist(),
+        "ring_norm": request.ring_norm,
         "paths": _drawn_paths(runs, basins),
         "training": {
             "basin": int(basins[-1]),
@@ -91,7 +92,7 @@ def picture(request: PlaneRequest) -> dict[str, Any]:
 def _starts(request: PlaneRequest) -> Float[Array, "starts 2"]:
     count = DRAFT_STARTS if request.draft else FINE_STARTS
     turn = 2 * np.pi * np.arange(count) / count
-    circle = request.radius * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    circle = request.ring_norm * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     return np.vstack([circle, request.start])
 
 
@@ -162,8 +163,8 @@ def _follow_flow(
     """Replace the drawn paths by gradient flow, as many as the time allows, that of the asked start first."""
     objective = PromptObjective(problem, _loss(request))
     turn = 2 * np.pi * np.arange(FLOWS) / FLOWS
-    starts = [np.array(request.start), *(request.radius * np.stack([np.cos(turn), np.sin(turn)], axis=1))]
-    reach = max(FLOW_NORM, 4 * request.radius)
+    starts = [np.array(request.start), *(request.ring_norm * np.stack([np.cos(turn), np.sin(turn)], axis=1))]
+    reach = max(FLOW_NORM, 4 * request.ring_norm)
     traced: list[tuple[Array, int]] = []
     for start in starts:
         settings = FlowSettings(tolerance=1e-5, max_steps=2000)
@@ -220,7 +221,24 @@ def _both(problem: TokenProblem, request: PlaneRequest, best: Int[Array, " n"], 
         "prompt_path": _rounded(points[:, 2:]),
         "weights": _rounded(attention_weights(keys, points[:, 2:])),
         "at": (path.at * request.steps // steps).tolist(),
+        "selected": path.selected.tolist(),
+        "best": best.tolist(),
+        "steps": int(path.at[-1]) * request.steps // steps,
+        "head_degrees": _degrees(keys, points[:, :2], head.vector) if separable else None,
+        "prompt_degrees": _degrees(keys, points[:, 2:], relaxed.vector)
+        if relaxed is not None and relaxed.is_optimal
+        else None,
     }
+
+
+def _degrees(
+    keys: AbstractGeometry, points: Float[Array, "frames 2"], direction: Float[Array, " D"]
+) -> list[float] | None:
+    """Angle of a path to a direction, half-way and at its end: is it there, and is it still coming nearer?"""
+    if not np.linalg.norm(direction) > 0:
+        return None
+    kept = points[[len(points) // 2, -1]]
+    return np.degrees([angle(keys, point, direction) for point in kept]).round(2).tolist()
 
 
 def _direction(vector: Float[Array, " D"]) -> list[float] | None:

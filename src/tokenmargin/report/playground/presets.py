@@ -106,14 +106,14 @@ PRESETS = (
         "Theorems 3 and 4",
         "Locally optimal directions have cones around them that training does not leave, and no "
         "other direction can be a limit. The ring shows who wins where.",
-        {"start": [-0.3, 0.6]},
+        {"start": [-0.9, 1.8]},
     ),
     Preset(
         "fig8",
         "Figure 8: two inputs, two limits",
         "Theorem 2 needs n = 1",
         "With two inputs, a direction that picks the worse token of B is locally optimal too. Uniqueness is lost.",
-        {"start": [0.5, -0.3], "steps": 400},
+        {"start": [1.7, -1.0], "steps": 400},
     ),
     Preset(
         "fig5",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import numpy as np
@@ -43,7 +44,8 @@ class Input(Strict):
 class PlaneRequest(Strict):
     """A problem in the plane, how to train on it, and what is asked about it.
 
-    - `start`: the prompt p that training starts from; `radius`: the norm of the starts around the circle.
+    - `start`: the prompt p that training starts from. The starts of the ring have its norm, so that ring and path
+      agree; where it is zero, they have the norm `radius`.
     - `asked`: a selection to certify. `draft`: a quick picture, while something moves.
     """
 
@@ -67,6 +69,11 @@ class PlaneRequest(Strict):
         ):
             raise ValueError("asked must name one existing token of every input")
         return self
+
+    @property
+    def ring_norm(self) -> float:
+        """The norm of the starts around the circle: that of the start itself."""
+        return math.hypot(*self.start) or self.radius
 
     def problem(self) -> TokenProblem:
         """The problem as the library knows it; values are the keys, for training head and prompt together."""

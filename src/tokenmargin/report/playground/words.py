@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -88,23 +89,59 @@ def _training(request: PlaneRequest, answer: dict[str, Any]) -> str:
         favoured = _tokens([[i, t] for i, t in enumerate(training["selected"])])
         return f"{what} has not settled on one of them yet: it now favours {favoured}."
     limit = answer["limits"][training["basin"]]
-    return f"{what} selects {_tokens(limit['chosen'])}{', the best' if limit['gmm'] else ''}."
+    best = ", the best" if limit["gmm"] else ""
+    off = _off(training["points"][-1], limit["unit"])
+    return f"{what} selects {_tokens(limit['chosen'])}{best}; p is now {off:.2g} degrees from that direction."
+
+
+def _off(point: list[float], unit: list[float]) -> float:
+    """Degrees between a point of a path and a direction."""
+    across, along = point[0] * unit[1] - point[1] * unit[0], point[0] * unit[0] + point[1] * unit[1]
+    return math.degrees(math.atan2(abs(across), along))
 
 
 def _ring(answer: dict[str, Any]) -> str:
-    ring = answer["ring"]
+    ring, norm = answer["ring"], f"norm {answer['ring_norm']:.2g}"
     if not answer["limits"]:
         return ""
     if answer["limits"][0]["gmm"]:
         share = sum(basin == 0 for basin in ring) / len(ring)
-        return f"{100 * share:.0f}% of the starting directions lead to the best tokens."
-    return f"{100 * sum(basin >= 0 for basin in ring) / len(ring):.0f}% of the starting directions settle."
+        return f"{100 * share:.0f}% of the directions lead to the best tokens from starts of {norm}."
+    return f"{100 * sum(basin >= 0 for basin in ring) / len(ring):.0f}% of the directions settle from starts of {norm}."
 
 
 def _together(both: dict[str, Any]) -> str:
+    """What head and prompt did, against the two directions of Theorems 5 and 6, and only that."""
     if not both["separable"]:
         return "The best tokens cannot be separated by their labels: there is no max-margin head."
+    best = _tokens([[i, t] for i, t in enumerate(both["best"])])
+    found = _tokens([[i, t] for i, t in enumerate(both["selected"])])
+    parts = [
+        f"the {name} {_course(both[key])} {direction}"
+        for name, key, direction in (
+            ("head", "head_degrees", f"the max-margin separator of {best}"),
+            (
+                "prompt",
+                "prompt_degrees",
+                "the relaxed direction, which needs a margin only where a token supports the head",
+            ),
+        )
+        if both[key] is not None
+    ]
+    end = f"After {both['steps']} steps of head and prompt together {' and '.join(parts)}." if parts else ""
+    if both["selected"] == both["best"]:
+        return f"{end} The best tokens, {best}, are selected."
     return (
-        "Head and prompt are trained together: the head turns to the max-margin separator of the best tokens, and the "
-        "prompt to the relaxed direction, which needs a margin only where a token supports the head."
+        f"{end} Attention favours {found}, not the best tokens {best}: Theorems 5 and 6 speak of the best tokens, and "
+        "say nothing about where this run goes."
     )
+
+
+NEAR = 15.0  # degrees from a direction within which it makes sense to say that a path comes nearer
+
+
+def _course(degrees: list[float]) -> str:
+    """Where a path is, and, close to the direction, whether it has come nearer in its second half."""
+    half, end = degrees
+    nearer = end < half and 0.5 < end < NEAR
+    return f"is {end:.3g} degrees from, and coming nearer to," if nearer else f"is {end:.3g} degrees from"

@@ -227,7 +227,7 @@ export class Plane {
     const at = points[Math.min(frame, points.length - 1)];
     const [x, y] = place(at);
     const shapes = [
-      svg("circle", { r: place([state.radius, 0])[0], fill: "none", stroke: this.c.line, "stroke-dasharray": "2 5" }),
+      svg("circle", { r: place([answer.ring_norm, 0])[0], fill: "none", stroke: this.c.line, "stroke-dasharray": "2 5" }),
       this.path(points, this.c.ink, 1, 0.35),
       this.path(points.slice(0, frame + 1), this.c.ink, 2.6, 1),
     ];

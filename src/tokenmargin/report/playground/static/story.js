@@ -27,7 +27,7 @@ function scenes(stage) {
     [6.5, "p grows without end (the rim is infinity) and turns to one direction. One token takes all the weight.", () => stage.play()],
     [6.5, "Which direction? The one that separates the best token with the widest margin: the shaded band.", () => stage.rest()],
     [6.5, "Lower the score of A3 and a second direction appears: A2 is not the best, but locally optimal.", open("fig1b", { start: [0, -1] })],
-    [6.5, "The coloured ring tells where training ends, for every direction it may start in.", () => stage.play()],
+    [6.5, "The coloured ring tells where training ends, for every direction it may start in at the same distance.", () => stage.play()],
     [7, "Move a token, and directions, margins and ring follow.", () => stage.sway()],
     [6.5, "Several inputs share one prompt, so directions compete. Each ray is a place where training can settle.", open("three-limits")],
     [6.5, "Not every choice is possible: most selections have no direction at all, and there is a proof of it.", () => stage.play()],

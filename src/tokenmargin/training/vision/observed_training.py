@@ -1,20 +1,11 @@
-"""Vision transformers trained on CIFAR-10 and looked at while they train: the runs behind Figures 6 and 7 of paper B.
-
-    python -m tokenmargin.training.vision.study short --data DATA --runs RUNS --out OUT --device cuda --budget 550
-
-reads the images (the file of `tokenmargin data get cifar10`, or a folder of packed parts), trains the jobs of a plan
-one after the other, each in a folder of its own under RUNS, and writes `vision-JOB.json` (settings, machine, a row an
-epoch) and `vision-JOB.npz` (attention maps, measures per layer and head) to OUT. Called again, it goes on where the
-time was up.
-"""
+"""Vision transformers looked at while they train: what Figures 6 and 7 of paper B are made of."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +15,16 @@ from numpy import ndarray as Array
 from torch import Tensor
 
 from tokenmargin._files import atomic_path
-from tokenmargin.data.images import ImageSet, load_images
-from tokenmargin.training.device import choose_device
+from tokenmargin.data.images import ImageSet
 from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
-from tokenmargin.training.study import machine, write_results
+from tokenmargin.training.observed_training import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
 
-__all__ = ["PLANS", "SHORT", "VisionJob", "VisionProbe", "run_job", "run_plan"]
+__all__ = ["VisionJob", "VisionProbe", "run_job"]
 
 PROBED, SHOWN, BATCH = 256, 10, 64
-CHECKPOINT_EVERY, LEAST = 240.0, 15.0  # seconds
-SHORT = VisionConfig(epochs=24, rate=5e-4, warmup=2.0)
-"""ViT-base for a few of the paper's epochs, at a sixth of its rate."""
+CHECKPOINT_EVERY = 240.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -46,34 +34,6 @@ class VisionJob:
     name: str
     config: VisionConfig
     images: int | None = None
-
-
-PLANS: dict[str, tuple[VisionJob, ...]] = {
-    "short": (VisionJob("short", SHORT),),
-    "rates": (
-        VisionJob("rate-5e-4", SHORT),
-        VisionJob("rate-1e-3", replace(SHORT, rate=1e-3)),
-        VisionJob("rate-3e-3", replace(SHORT, rate=3e-3)),
-        VisionJob("rate-3e-3-sgd", replace(SHORT, rate=3e-3, optimizer="sgd")),
-    ),
-    "paper": (VisionJob("paper", VisionConfig()),),
-}
-"""`short` is the run of the documentation; `rates` asks how the printed rate does, under two optimisers."""
-
-OPTIONS: dict[str, Callable[[str], Any]] = {
-    "size": str,
-    "patch": int,
-    "epochs": int,
-    "batch": int,
-    "rate": float,
-    "schedule": str,
-    "warmup": float,
-    "optimizer": str,
-    "decay": float,
-    "precision": str,
-    "seed": int,
-}
-"""Settings that the command line may change."""
 
 
 class VisionProbe:
@@ -189,7 +149,7 @@ def run_job(
             tell(_line(row, step=model.state.step, seconds=time.monotonic() - begun))
         return row
 
-    course = run_epochs(
+    history = run_epochs(
         learner,
         job.config,
         n=data.n,
@@ -202,7 +162,7 @@ def run_job(
         chunk=20,
         progress=progress,
     )
-    call = {"status": course.status, "seconds": time.monotonic() - begun, "steps": learner.state.step}
+    call = {"status": history.status, "seconds": time.monotonic() - begun, "steps": learner.state.step}
     record = {
         "name": job.name,
         "config": asdict(job.config),
@@ -211,37 +171,9 @@ def run_job(
         "images": {"training": data.n, "test": len(data.test_labels), "sha256": chosen.digest, "notes": chosen.notes},
         "compiled": compiled,
         "calls": _calls(folder, call),
-        "metrics": course.metrics,
+        "metrics": history.metrics,
     }
-    return course, record, probe.gather([int(row["epoch"]) for row in course.metrics if "sparsity" in row])
-
-
-def run_plan(
-    jobs: Sequence[VisionJob],
-    images: ImageSet,
-    *,
-    runs: Path,
-    out: Path,
-    device: str,
-    budget: float,
-    compiled: bool,
-    checkpoints: bool,
-) -> None:
-    """Run jobs until they are done or the time is up; the results of each are on disk when it ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + budget
-    for job in jobs:
-        left = end - time.monotonic()
-        if left < LEAST:
-            print(f"{job.name}: not started, {max(left, 0.0):.0f} s left", flush=True)
-            continue
-        print(f"{job.name}: {job.config}", flush=True)
-        course, record, arrays = run_job(
-            job, images, folder=runs / job.name, device=device, budget=left, compiled=compiled,
-            checkpoints=checkpoints, tell=lambda line: print(line, flush=True),
-        )  # fmt: skip
-        write_results(out / f"vision-{job.name}.json", record, out / f"vision-{job.name}.npz", arrays)
-        print(f"{job.name}: {course.status} after {course.seconds:.1f} s, {len(course.metrics) - 1} epochs", flush=True)
+    return history, record, probe.gather([int(row["epoch"]) for row in history.metrics if "sparsity" in row])
 
 
 def _line(row: Mapping[str, float], *, step: int, seconds: float) -> str:
@@ -256,37 +188,3 @@ def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
     calls.append(call)
     path.write_text(json.dumps(calls))
     return calls
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a plan from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tokenmargin.training.vision.study", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("plan", choices=PLANS)
-    parser.add_argument("--data", type=Path, required=True, help="cifar10.npz, or a folder of packed parts")
-    parser.add_argument("--runs", type=Path, required=True, help="folder for checkpoints; found again, a run goes on")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--device", default=choose_device())
-    parser.add_argument(
-        "--budget", type=float, default=540.0, help="seconds in all, less a few for the last checkpoint"
-    )
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--trial", action="store_true", help="without checkpoints")
-    parser.add_argument("--images", type=int, help="train on the first so many images")
-    parser.add_argument("--name", help="of the run, where it is not the plan's own: for its folder and its files")
-    for name, kind in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=kind, help=f"another {name} than the plan's")
-    chosen = vars(parser.parse_args(arguments))
-    changes = {name: chosen[name] for name in OPTIONS if chosen[name] is not None}
-    jobs = [
-        VisionJob(chosen["name"] or job.name, replace(job.config, **changes), chosen["images"] or job.images)
-        for job in PLANS[chosen["plan"]]
-    ]
-    compiled = chosen["device"] == "cuda" and not chosen["eager"]
-    where = {name: chosen[name] for name in ("runs", "out", "device", "budget")}
-    run_plan(jobs, load_images(chosen["data"]), **where, compiled=compiled, checkpoints=not chosen["trial"])
-
-
-if __name__ == "__main__":
-    main()

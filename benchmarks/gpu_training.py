@@ -1,6 +1,6 @@
 """Training runs of paper A's figures, one after the other, with everything they show in two small files.
 
-    python -m tokenmargin.training.study one-layer --data data --out out --device cuda
+    python -m benchmarks.gpu_training one-layer --data data --out out --device cuda
 
 reads `imdb.npz` and `yelp.npz` (written by `PreparedText.save_ids`) from `--data`, makes the synthetic corpus itself,
 and writes `results-PLAN.json` (settings, loss and alignment along training) and `scores-PLAN.npz` (`<E_s, p>`,
@@ -12,38 +12,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin.corpora import SYNTHETIC_SIZE, k_level_corpus
+from tokenmargin._files import atomic_path
+from tokenmargin.corpora import SYNTHETIC_SIZE, balanced, k_level_corpus, without_rare
 from tokenmargin.corpus import TokenCorpus
-from tokenmargin.training.batches import TokenData
-from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
-from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train
+from tokenmargin.training.device import choose_device
+from tokenmargin.training.observed_training import Job, machine, run_job
+from tokenmargin.training.trainer import TrainingConfig
 
-__all__ = [
-    "PLANS",
-    "PRINTED",
-    "SYNTHETIC",
-    "Job",
-    "balanced",
-    "load_corpus",
-    "run_job",
-    "run_plan",
-    "subset",
-    "without_rare",
-    "write_results",
-]
+__all__ = ["PLANS", "PRINTED", "SYNTHETIC", "load_corpus", "run_plan", "write_results"]
 
 PRINTED = TrainingConfig()
 """Paper A, appendix E, for IMDB and Yelp."""
@@ -52,16 +37,6 @@ SYNTHETIC = replace(PRINTED, epochs=196, rate=1e-4, decay=1e-4)
 SMALL = replace(PRINTED, model="two-layer", dimension=128, epochs=120, milestones=())
 """The printed rate, decay and batch, kept constant, on few reviews in few dimensions."""
 LEAST_OCCURRENCES = 20  # of a token in a corpus of few reviews; the paper's 50 are for 50,000
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training run of a plan."""
-
-    name: str
-    dataset: str
-    config: TrainingConfig
-    budget: float = float("inf")
 
 
 def _printed(model: str, seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
@@ -147,82 +122,6 @@ def load_corpus(name: str, folder: Path) -> TokenCorpus:
     return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES)
 
 
-def balanced(corpus: TokenCorpus, rng: np.random.Generator, *, size: int | None = None) -> TokenCorpus:
-    """As many sequences of either label, `size` in all: by default as many as the smaller class allows."""
-    sides = [np.flatnonzero(corpus.labels == y) for y in (-1.0, 1.0)]
-    each = min(map(len, sides)) if size is None else size // 2
-    rows = np.zeros(corpus.n, dtype=bool)
-    for side in sides:
-        rows[rng.choice(side, each, replace=False)] = True
-    return subset(corpus, np.flatnonzero(rows))
-
-
-def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:
-    """The corpus without the tokens that occur less than `least` times in it; sequences keep their order."""
-    common = np.bincount(corpus.tokens, minlength=corpus.size) >= least
-    number = np.cumsum(common) - 1
-    kept = common[corpus.tokens]
-    words = tuple(word for word, stays in zip(corpus.vocabulary, common, strict=True) if stays)
-    lengths = np.bincount(corpus.sequence[kept], minlength=corpus.n)
-    return TokenCorpus(number[corpus.tokens[kept]], lengths, corpus.labels, words)
-
-
-def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
-    """Some sequences, in their order; the vocabulary stays."""
-    kept = np.zeros(corpus.n, dtype=bool)
-    kept[rows] = True
-    return TokenCorpus(
-        corpus.tokens[kept[corpus.sequence]], corpus.lengths[kept], corpus.labels[kept], corpus.vocabulary
-    )
-
-
-def observed_epochs(epoch: int) -> bool:
-    """About ten epochs per decade are looked at closely."""
-    return epoch <= 10 or epoch % 10 ** int(np.log10(epoch)) == 0 or (epoch > 100 and epoch % 20 == 0)
-
-
-def run_job(
-    job: Job,
-    corpus: TokenCorpus,
-    *,
-    device: str,
-    budget: float,
-    folder: Path | None = None,
-    progress: Callable[[Any], None] | None = None,
-) -> tuple[TrainingRun, dict[str, Any], dict[str, Array]]:
-    """Train, and gather what the figures need: the record and the arrays."""
-    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
-    data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, device=device)
-    run = train(
-        data,
-        job.config,
-        folder=folder,
-        checkpoint_every=300.0,
-        budget=min(budget, job.budget),
-        observe=lambda model: asdict(alignment(token_scores(model), corpus)),
-        observe_at=observed_epochs,
-        chunk=1 << 20 if device == "cuda" and job.config.model == "one-layer" else 64,
-        progress=progress,
-    )
-    loss, accuracy = evaluate(run.model, corpus)
-    scores = token_scores(run.model)
-    record = {
-        "name": job.name,
-        "dataset": job.dataset,
-        "config": asdict(job.config),
-        "status": run.status,
-        "seconds": run.seconds,
-        "steps": run.model.state.step,
-        "final loss": loss,
-        "final accuracy": accuracy,
-        **{f"final {key}": value for key, value in asdict(alignment(scores, corpus)).items()},
-        "mass": attention_mass(scores[0], corpus) if job.config.model == "one-layer" else None,
-        "metrics": run.metrics,
-    }
-    arrays = {"scores": scores.astype(np.float32), "posterior": corpus.posterior_difference.astype(np.float32)}
-    return run, record, arrays
-
-
 def run_plan(
     jobs: Sequence[Job],
     *,
@@ -262,30 +161,22 @@ def run_plan(
     return records
 
 
-def machine(device: str) -> dict[str, str]:
-    """What the numbers were measured on."""
-    chip = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": chip, "torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__}
-
-
 def write_results(record: Path, results: Mapping[str, Any], table: Path, arrays: Mapping[str, Array]) -> None:
     """A record as JSON and arrays as `.npz`, each whole or as it was before."""
-    partial = record.with_name(f".{record.stem}")
-    partial.write_text(json.dumps(results))
-    os.replace(partial, record)
-    with partial.open("wb") as file:
+    with atomic_path(record) as beside:
+        beside.write_text(json.dumps(results))
+    with atomic_path(table) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(partial, table)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a plan from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tokenmargin.training.study", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_training", description=__doc__.split("\n")[0])
     parser.add_argument("plan", choices=PLANS)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with imdb.npz and yelp.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--keep", type=Path, help="folder for checkpoints, to go on with runs that were cut off")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default=choose_device())
     parser.add_argument("--budget", type=float, default=480.0, help="seconds in all")
     parser.add_argument("--only", default="", help="run only jobs whose name contains this")
     parser.add_argument("--epochs", type=int, help="fewer epochs, for a trial")

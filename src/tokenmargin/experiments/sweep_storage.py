@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import arrow_table, atomic_path
-from tokenmargin.experiments.cells import CELL, ROW
+from tokenmargin.experiments.sweep_worker import CELL, ROW
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
+from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, Finding, Table, findings_table
 from tokenmargin.experiments.settings import Grid
 
@@ -50,7 +51,8 @@ class CellRunner:
         groups: dict[tuple[str, ...], list[tuple[int, Table]]] = {}
         for cell in cells:
             try:
-                result = self.grid[cell].run()
+                with whole_runs():
+                    result = self.grid[cell].run()
                 if self.table == FINDINGS:  # many small tables at once: a cell may take but a millisecond
                     findings.append((cell, result.findings))
                 else:
