@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 import tokenmargin
 from tokenmargin.experiments import EXPERIMENTS, AbstractExperiment, command
+from tokenmargin.report.explore.page import explore_page
 
 HERE = Path(__file__).parent
 GUIDE = ("guide.md", "experiments.md", "figures.md", "map.md", "extending.md")
@@ -26,9 +27,10 @@ GUIDE = ("guide.md", "experiments.md", "figures.md", "map.md", "extending.md")
 def on_config(config: Any) -> Any:
     """The navigation: what is there, in a sensible order; a page nobody placed goes to the notes."""
     written = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.md")}
-    notes = sorted(written - set(GUIDE) - {"index.md"})
+    notes = sorted(written - set(GUIDE) - {"index.md", "explore.md"})
     config.nav = [
         {"Home": "index.md"},
+        {"See it": "explore.md"},
         {"Guide": [page for page in GUIDE if page in written]},
         {"Examples": [f"examples/{path.stem}.md" for path in _examples()]},
         {"Notes": notes},
@@ -43,6 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {_figure_page(experiment): figure_text(experiment) for experiment in EXPERIMENTS}
     pages |= {f"api/{name}.md": _room_text(name) for name in _rooms()}
     pages |= {f"examples/{path.stem}.md": example_text(path.read_text(), path.name) for path in _examples()}
+    pages["explore/index.html"] = explore_page(picture="../explore.png")
     for place, text in pages.items():
         files.append(File.generated(config, place, content=text))
     return files

@@ -19,7 +19,14 @@ ROOMS = (
     "corpora",
     "embedding",
     "_statistics",
-    "classifier",
+    "classifier.attribution",
+    "classifier.evaluation",
+    "classifier.explanation",
+    "classifier.importance",
+    "classifier.solver",
+    "classifier.token_model",
+    "classifier.vocabulary",
+    "classifier.what_if",
 )
 jaxtyping.install_import_hook([f"tokenmargin.{room}" for room in ROOMS], "beartype.beartype")
 

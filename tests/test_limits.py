@@ -162,10 +162,10 @@ def test_without_ties_nothing_changes() -> None:
 def test_an_audit_in_small() -> None:
     """A sample of `python -m benchmarks.limits_audit`: ties, repeats and neither, both geometries."""
     tally = Tally()
-    for number in (13, 15, 16, 17, 21, 23, 24, 25, 28, 30, 31, 32):
+    for number in (15, 17, 21, 23, 28, 31, 32, 63):
         audit(case(number), tally)
     assert tally.silent == []
-    assert tally.outcomes["listed limit"] >= 20
+    assert tally.outcomes["listed limit"] >= 10
     assert tally.clarabel <= 1e-6
     assert tally.largest <= 1e-6
 

@@ -140,8 +140,8 @@ class EmbeddingObjective:
 
     def outputs(self, embeddings: Embeddings) -> Float[Array, " n"]:
         """`y f(X)` per sequence."""
-        q, _ = self._attention(embeddings)
-        return np.asarray(self.corpus.labels * (q * self._values(embeddings)).sum(axis=1))
+        q, _ = self.attention(embeddings)
+        return np.asarray(self.corpus.labels * (q * self.values(embeddings)).sum(axis=1))
 
     def value(self, embeddings: Embeddings) -> float:
         """The risk."""
@@ -149,26 +149,16 @@ class EmbeddingObjective:
 
     def gradient(self, embeddings: Embeddings) -> EmbeddingGradient:
         """Minus the gradient in E and p, in its rank-two form (Lemma 7)."""
-        q, above_uniform = self._attention(embeddings)
-        values = self._values(embeddings)
+        q, above_uniform = self.attention(embeddings)
+        values = self.values(embeddings)
         f = (q * values).sum(axis=1, keepdims=True)
         y = self.corpus.labels[:, None]
         bend = -np.tanh(y * f / 2) / 2  # g - 1/2, where g = 1 / (1 + exp(y f))
         c = y * (0.5 + bend) * q * (values - f)
         rest = y * (bend * q + above_uniform / 2)  # g q - 1/(2T)
-        return EmbeddingGradient(self._per_token(c), self.corpus.signed_share, self._per_token(rest))
+        return EmbeddingGradient(self.per_token(c), self.corpus.signed_share, self.per_token(rest))
 
-    def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
-        """One step of gradient descent on all embeddings and the prompt (4)."""
-        gradient = self.gradient(embeddings)
-        return embeddings.moved(eta * gradient.c, eta * gradient.e)
-
-    def _values(self, embeddings: Embeddings) -> Float[Array, "n T"]:
-        """`<E_{x_t}, v>` per position; zero where there is no token."""
-        _, b = embeddings.overlaps
-        return np.where(self.corpus.mask, b[self.corpus.index], 0.0)
-
-    def _attention(self, embeddings: Embeddings) -> tuple[Float[Array, "n T"], Float[Array, "n T"]]:
+    def attention(self, embeddings: Embeddings) -> tuple[Float[Array, "n T"], Float[Array, "n T"]]:
         """Softmax weights q, and `q - 1/T` to full relative precision."""
         a, _ = embeddings.overlaps
         mask, T = self.corpus.mask, self.corpus.lengths[:, None]
@@ -178,7 +168,17 @@ class EmbeddingObjective:
         above_uniform = np.where(mask, (x - mean) / (T * (1 + mean)), 0.0)
         return np.where(mask, 1 / T + above_uniform, 0.0), above_uniform
 
-    def _per_token(self, positions: Float[Array, "n T"]) -> Float[Array, " m"]:
+    def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
+        """One step of gradient descent on all embeddings and the prompt (4)."""
+        gradient = self.gradient(embeddings)
+        return embeddings.moved(eta * gradient.c, eta * gradient.e)
+
+    def values(self, embeddings: Embeddings) -> Float[Array, "n T"]:
+        """`<E_{x_t}, v>` per position; zero where there is no token."""
+        _, b = embeddings.overlaps
+        return np.where(self.corpus.mask, b[self.corpus.index], 0.0)
+
+    def per_token(self, positions: Float[Array, "n T"]) -> Float[Array, " m"]:
         """Mean over the sequences of the sum over a token's positions."""
         weights = positions[self.corpus.mask]
         return np.bincount(self.corpus.tokens, weights=weights, minlength=self.corpus.size) / self.corpus.n

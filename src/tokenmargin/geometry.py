@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,6 +25,19 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 __all__ = ["AbstractGeometry", "Coordinates", "Gram", "bilinear"]
+
+
+_UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
+
+
+def _multiply_exactly(vectors: Float[Array, "m d"]) -> bool:
+    """Whether inner products of these vectors, and sums of some, suffer no rounding: few digits, of one size."""
+    largest = np.abs(vectors).max()
+    if not 1 / 1e140 < largest < 1e140:
+        return False
+    digits = (50 - int(np.ceil(np.log2(vectors.shape[1])))) // 2
+    grid = np.ldexp(1.0, digits - int(np.frexp(largest)[1]))
+    return bool((vectors * grid == np.rint(vectors * grid)).all())
 
 
 def _frozen(array: Array) -> Array:
@@ -125,11 +139,6 @@ class AbstractGeometry(abc.ABC):
     @abc.abstractmethod
     def noise(self) -> float:
         """Length of `sum_j c_j e_j`, relative to `sum_j |c_j| |e_j|`, below which it cannot be told from rounding."""
-
-    @property
-    @abc.abstractmethod
-    def resolution(self) -> float:
-        """Length below which a difference of two vectors of the dictionary cannot be told from rounding."""
 
     def _set_tokens(self, index: ArrayLike, mask: ArrayLike | None) -> None:
         """Validate and store index and mask; part of construction."""
@@ -305,7 +314,8 @@ class Coordinates(AbstractGeometry):
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
         rows = self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
         if minus is not None:
-            rows -= self.vectors.take(minus, axis=0)
+            with np.errstate(over="ignore"):  # what is beyond doubles is infinite, and whoever asked sees it
+                rows -= self.vectors.take(minus, axis=0)
         return rows
 
     def _equal_rows(self) -> Int[Array, " m"]:
@@ -317,28 +327,80 @@ class Coordinates(AbstractGeometry):
     def noise(self) -> float:
         return 8 * float(np.finfo(float).eps)
 
-    @property
-    def resolution(self) -> float:
-        return 0.0  # close floats subtract exactly
-
     def as_gram(self, extra: Float[Array, "k d"] | None = None) -> Gram:
-        """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary."""
+        """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary.
+
+        Inner products of differences are taken from the first token, where an offset of all tokens cancels before it
+        costs digits; and it is passed on which vectors are equal, and how many dimensions there are.
+        """
         vectors = self.vectors if extra is None else np.concatenate([self.vectors, np.atleast_2d(extra)])
-        return Gram(vectors @ vectors.T, self.index, self.mask)
+        first = self.index[0, self.mask[0].argmax()]
+        with np.errstate(over="ignore"):
+            centred = np.clip(vectors - vectors[first], -np.finfo(float).max, np.finfo(float).max)
+            products = centred @ centred.T
+        _, representative, equal = np.unique(vectors, axis=0, return_index=True, return_inverse=True)
+        exact = _multiply_exactly(vectors) and _multiply_exactly(centred)
+        return Gram(
+            vectors @ vectors.T,
+            self.index,
+            self.mask,
+            centred=products if np.isfinite(products).all() else None,
+            accuracy=0.0 if exact else (self.dimension + 4) * float(np.finfo(float).eps),
+            rank=self.dimension,
+            equal=representative[equal.ravel()],
+        )
+
+
+class KnownProducts(NamedTuple):
+    """Inner products of differences: that of i and j is known up to `noise_i noise_j`; they span at most `rank`.
+
+    `terms` are the lengths of the vectors that a difference is made of, added up: a combination of differences is
+    stored as its coefficients on the dictionary, whose rounding moves it by so much.
+    """
+
+    products: Float[Array, "k k"]
+    noise: Float[Array, " k"]
+    terms: Float[Array, " k"]
+    rank: int | None
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Gram(AbstractGeometry):
     """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
 
-    Coefficients are not unique when the vectors are dependent; every quantity of the theory is.
+    Coefficients are not unique when the vectors are dependent; every quantity of the theory is. What inner products
+    cannot tell is never guessed, so it matters how well they are known:
+
+    **Attributes**
+    - `matrix`: the inner products.
+    - `accuracy`: they are right up to this share of the product of the two lengths; 16 eps unless said otherwise, 0 for
+      exact ones.
+    - `centred`: inner products of the vectors less one of the tokens, with the same accuracy, where known: tokens far
+      from the origin differ by what their own products have no digits for.
+    - `rank`: dimensions of the space, where known. Rounding could hide one, and in a hidden dimension every selection
+      is separable, so without it there is no proof that one is not.
+    - `equal`: for every row of the dictionary, the first that holds the same vector.
     """
 
     matrix: Float[Array, "m m"]
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
+    accuracy: float
+    centred: Float[Array, "m m"] | None
+    rank: int | None
+    equal: Int[Array, " m"] | None
 
-    def __init__(self, matrix: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        matrix: ArrayLike,
+        index: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        accuracy: float = 16 * float(np.finfo(float).eps),
+        centred: Float[Array, "m m"] | None = None,
+        rank: int | None = None,
+        equal: Int[Array, " m"] | None = None,
+    ) -> None:
         checked = _checked_numbers("matrix", matrix, "(m, m)")
         if checked.shape[0] != checked.shape[1]:
             raise ValueError(
@@ -348,9 +410,12 @@ class Gram(AbstractGeometry):
         if np.abs(checked - checked.T).max() > 1e-12 * largest:
             raise ValueError("matrix must be symmetric: it holds inner products; symmetrise it with (G + G.T) / 2")
         # Rounding in a product of m terms leaves negative eigenvalues up to about m eps |G|; more is not a Gram matrix.
-        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest:
+        if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest - _UNDERFLOW**2:
             raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
-        object.__setattr__(self, "matrix", _frozen(checked))
+        for name, value in (("matrix", checked), ("centred", centred), ("equal", equal)):
+            object.__setattr__(self, name, None if value is None else _frozen(value))
+        object.__setattr__(self, "accuracy", accuracy)
+        object.__setattr__(self, "rank", rank)
         self._set_tokens(index, mask)
 
     @property
@@ -381,10 +446,9 @@ class Gram(AbstractGeometry):
         return self.matrix[np.ix_(rows, rows)]
 
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
-        matrix = self.matrix[plus]
-        if minus is not None:
-            matrix = matrix - self.matrix[minus]
-        products = matrix[:, plus] - (matrix[:, minus] if minus is not None else 0.0)
+        products = self.products(plus, minus).products
+        if not len(products):
+            return np.zeros((0, 0))
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
         kept = values > len(values) * np.finfo(float).eps * values.max(initial=0.0)
@@ -392,8 +456,33 @@ class Gram(AbstractGeometry):
         rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows
 
+    def products(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> KnownProducts:
+        """Inner products among the vectors `e_plus[j] - e_minus[j]` (or `e_plus[j]`), and how well they are known.
+
+        Each is a sum of up to four, so its error is the accuracy, and four roundings, times the sums of the lengths.
+        """
+        matrix = self.matrix if minus is None or self.centred is None else self.centred
+        lengths = np.sqrt(np.maximum(matrix.diagonal(), 0.0))
+        if self.equal is not None:
+            plus, minus = self.equal[plus], None if minus is None else self.equal[minus]
+        rows, sums = matrix[plus], lengths[plus]
+        if minus is None:
+            products = rows[:, plus]
+        else:
+            rows, sums = rows - matrix[minus], sums + lengths[minus]
+            products = rows[:, plus] - rows[:, minus]
+        noise = np.zeros(len(plus))
+        if self.accuracy > 0:
+            noise = np.sqrt(self.accuracy + 4 * np.finfo(float).eps) * sums + _UNDERFLOW
+        if minus is not None:
+            noise[plus == minus] = 0.0
+        terms = self.lengths[plus] if minus is None else self.lengths[plus] + self.lengths[minus]
+        return KnownProducts(products, noise, terms, self.rank)
+
     def _equal_rows(self) -> Int[Array, " m"]:
-        """Vectors nearer than inner products can tell (their rounding is a few eps) count as equal."""
+        """Where it is not known which vectors are equal, those are that inner products cannot tell apart."""
+        if self.equal is not None:
+            return self.equal
         squared = self.squared_lengths()
         together = squared[:, None] + squared
         return np.asarray((together - 2 * self.matrix <= 8 * np.finfo(float).eps * together).argmax(axis=1))
@@ -401,10 +490,6 @@ class Gram(AbstractGeometry):
     @property
     def noise(self) -> float:
         return float(np.sqrt(8 * np.finfo(float).eps))  # a squared length is known to a few eps of its terms
-
-    @property
-    def resolution(self) -> float:
-        return self.noise * float(self.lengths.max())
 
 
 def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:
@@ -432,4 +517,6 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     if isinstance(keys, Coordinates):
         outer = z[of_row][:, :, None] * keys.vectors[rows][:, None, :]
         return Coordinates(outer.reshape(len(rows), -1), index, keys.mask)
-    return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask)
+    assert isinstance(keys, Gram), "the two geometries"
+    known = {"accuracy": keys.accuracy + (z.shape[1] + 4) * float(np.finfo(float).eps)}
+    return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask, **known)

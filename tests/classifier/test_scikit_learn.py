@@ -32,9 +32,19 @@ class OfNumbers(TokenSelectionClassifier):
         X, y = validate_data(self, X, y)
         return super().fit(as_tokens(X), y, sample_weight)
 
-    def _outputs(self, X):
-        check_is_fitted(self)
-        return super()._outputs(as_tokens(validate_data(self, X, reset=False)))
+    def decision_function(self, X):
+        return super().decision_function(tokens_of(self, X))
+
+    def predict_proba(self, X):
+        return super().predict_proba(tokens_of(self, X))
+
+    def predict(self, X):
+        return super().predict(tokens_of(self, X))
+
+
+def tokens_of(estimator, X):
+    check_is_fitted(estimator)
+    return as_tokens(validate_data(estimator, X, reset=False))
 
 
 def as_tokens(X):

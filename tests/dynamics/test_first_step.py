@@ -15,9 +15,9 @@ def test_decomposition_and_errors_in_coordinates_and_gram(d):
     step, gram = first_step(start, 5.0), first_step(start.as_gram(), 5.0)
     before, after = start.geometry.vectors, step.after.geometry.vectors
     err = after[:-2] - before[:-2] - 2.5 * np.outer(corpus.signed_frequency, before[-1])
-    np.testing.assert_allclose(step.token_errors, np.linalg.norm(err, axis=1), rtol=1e-10)
+    np.testing.assert_allclose(step.token_errors(), np.linalg.norm(err, axis=1), rtol=1e-10)
     assert step.prompt_error == pytest.approx(np.linalg.norm(after[-2] - before[-2]), rel=1e-12)
-    np.testing.assert_allclose(gram.token_errors, step.token_errors, rtol=1e-9)
+    np.testing.assert_allclose(gram.token_errors(), step.token_errors(), rtol=1e-9)
     assert gram.error == pytest.approx(step.error, rel=1e-9)
     assert step.bound(16) == pytest.approx(11 * 5.0 / 2)
     assert (after[-1] == before[-1]).all()

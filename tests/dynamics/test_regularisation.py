@@ -115,20 +115,54 @@ def test_bad_radii_are_named(radii) -> None:
         regularisation_path(PromptObjective(figure8()), radii, rng=np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("name", "limit"), [("fig3a", max_margin), ("fig3b", relaxed_max_margin)])
-@pytest.mark.parametrize("slow", [False, True], ids=["R = r", "R = 5 log r"])
-def test_theorems_5_and_6_the_joint_ridge_path(name, limit, slow) -> None:
+def off_the_limit(name, limit, pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Angles of prompt and head to their claimed limits along the ridge path of Figure 3."""
     problem = NAMED_PROBLEMS[name]()
-    r = np.array([1.0, 10.0, 1e3])
-    pairs = [(a, 5 * np.log(1 + a) if slow else a) for a in r.tolist()]
     path = ridge_path(JointObjective(problem), pairs, rng=np.random.default_rng(0), starts=1)
     np.testing.assert_array_equal(path.selected, [1, 1, 1])
     assert path.residuals.max() < 1e-8
-    off_prompt = angle(problem.keys, path.prompts, limit(problem, [1, 1, 1]).vector)
-    off_head = angle(problem.values, path.heads, label_margin(problem, [1, 1, 1]).vector)
-    # Both fall like one over their radius.
-    assert off_prompt[-1] < 1 / path.radii[-1, 1]
-    assert off_head[-1] < 1 / path.radii[-1, 0]
+    return (
+        np.asarray(angle(problem.keys, path.prompts, limit(problem, [1, 1, 1]).vector)),
+        np.asarray(angle(problem.values, path.heads, label_margin(problem, [1, 1, 1]).vector)),
+    )
+
+
+def test_theorem_5_both_angles_fall_like_one_over_their_radius() -> None:
+    r = np.array([1.0, 44.0, 1e3])
+    prompt, head = off_the_limit("fig3a", max_margin, [(a, a) for a in r.tolist()])
+    # The constants settle: 0.321 and 0.334, 0.216 and 0.222.
+    assert prompt[-1] * r[-1] == pytest.approx(0.334, abs=2e-3)
+    assert head[-1] * r[-1] == pytest.approx(0.222, abs=2e-3)
+    assert prompt[1] * r[1] == pytest.approx(prompt[-1] * r[-1], rel=0.05)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 1.0, 2.0])
+def test_theorem_6_depends_on_the_ratio_of_the_radii(ratio) -> None:
+    """With |v| = ratio |p| on Figure 3b, p maximises the least of the margins of the support inputs and that of the
+    third plus ratio (m - 1), m = 1.5 being its label margin: found here by looking. Ratio 1 is the boundary."""
+    turn = np.linspace(-0.5, 0.5, 1_000_001)
+    units = np.stack([np.cos(turn), np.sin(turn)])
+    margins = np.array([[1.0, 1.0], [1.0, -1.0], [0.5, 1.5]]) @ units + np.array([0.0, 0.0, 0.5 * ratio])[:, None]
+    expected = abs(turn[margins.min(axis=0).argmax()])
+    R = np.array([4.0, 22.0, 44.0, 88.0])
+    prompt, _ = off_the_limit("fig3b", relaxed_max_margin, [(ratio * a, a) for a in R.tolist()])
+    assert (expected > 0.09) == (ratio < 1)
+    off = (prompt - expected) * R
+    # The angle tends to the expected one like 1 / R: the products settle, at 0.505 on the boundary.
+    assert off[-1] == pytest.approx(off[-2], abs=0.03)
+    if ratio == 1:
+        assert off[-1] == pytest.approx(0.505, abs=0.01)
+    if ratio == 2:
+        assert abs(off[-1]) < 1e-3
+
+
+def test_a_prompt_that_grows_like_a_logarithm_reaches_the_relaxed_direction_faster_than_any_power() -> None:
+    pairs = [(a, 5 * np.log(1 + a)) for a in (1.0, 8.0, 30.0, 100.0)]
+    prompt, _ = off_the_limit("fig3b", relaxed_max_margin, pairs)
+    times = prompt * np.array(pairs)[:, 1]
+    assert times[1] > 0.5  # 0.929 at R = 11
+    assert times[2] < 0.01  # 0.0017 at R = 17
+    assert times[3] < 1e-4
 
 
 def test_bad_pairs_are_named() -> None:

@@ -8,6 +8,7 @@ from scipy import sparse
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import (
+    TOLERANCE,
     MarginSolution,
     RowPairs,
     argmax_pairs,
@@ -227,6 +228,10 @@ def test_both_routes_agree_with_another_solver_on_any_selection(name: str, seed:
     rows = Ties(vectors, pairs.ties).projected
     reference = clarabel_norm(rows[pairs.plus(numbers)] - rows[pairs.rivals])
     for answer in answers:
+        if name == "flat" and np.isinf(reference):  # on a plane up to rounding: no margin over rounding, and no proof
+            assert answer.status == "inaccurate"
+            assert answer.certificate.farkas <= TOLERANCE
+            continue
         check(answer, vectors, pairs)
         assert (answer.status == "infeasible") == np.isinf(reference)
         assert np.isinf(reference) or 1 / answer.margin == pytest.approx(reference, rel=1e-6)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.instances import figure8, random_problem, shared_vocabulary_problem
-from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, closed_form, max_margin, selection_arcs
-from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, max_margin, selection_arcs
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import select, selected_tokens
 
@@ -102,20 +101,6 @@ def test_a_choice_budget_is_kept() -> None:
     problem = TokenProblem.of(rng.standard_normal((5, 6, 6)), np.ones(5), scores=sets.astype(float))
     assert choice_margin(problem, budget=3).status == "inaccurate"
     assert choice_margin(problem).status == "optimal"
-
-
-def test_the_closed_form_knows_when_it_is_right() -> None:
-    rng = np.random.default_rng(4)
-    right = 0
-    for _ in range(60):
-        problem = random_problem(2, 3, int(rng.integers(2, 12)), rng=rng)
-        constraints = attention_constraints(problem, rng.integers(0, 3, 2))
-        solution = max_margin(problem, [int(t) for t in _selected(constraints, problem)])
-        vector, holds = closed_form(constraints)
-        same = solution.is_optimal and np.linalg.norm(vector - solution.vector) <= 1e-8 * np.linalg.norm(vector)
-        assert holds == same
-        right += holds
-    assert 5 < right < 55
 
 
 def _selected(constraints, problem: TokenProblem) -> list[int]:

@@ -1,4 +1,4 @@
-"""Compiled stacks: the certificate is that of `judge`, hard cases are handed on, extremes are no surprise."""
+"""Compiled stacks: the certificate is that of single systems, hard cases are handed on, extremes are no surprise."""
 
 import subprocess
 import sys
@@ -6,16 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from tokenmargin.instances import random_problem
-from tokenmargin.margin import class_margin, label_margin, max_margin, max_margin_batch, solve, solve_many
+from tokenmargin.margin import max_margin, max_margin_batch
 from tokenmargin.margin.answers import INFEASIBLE, SOLVED
-from tokenmargin.margin.certificate import TOLERANCE, farkas_residual, judge, normalised
-from tokenmargin.margin.constraints import (
-    attention_constraints,
-    class_constraints,
-    label_constraints,
-    relaxed_constraints,
-)
+from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised
 from tokenmargin.margin.stack import solve_stack
 from tokenmargin.margin.system import solve_systems
 from tokenmargin.problem import TokenProblem
@@ -23,7 +16,7 @@ from tokenmargin.problem import TokenProblem
 
 @pytest.mark.parametrize(("k", "r"), [(1, 1), (3, 2), (7, 3), (20, 10), (21, 20), (20, 40), (60, 25)])
 @pytest.mark.parametrize("zeros", [False, True], ids=["positive", "some bounds zero"])
-def test_what_is_claimed_passes_the_judge(k: int, r: int, zeros: bool) -> None:
+def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> None:
     rng = np.random.default_rng(k * r)
     raw, bound = rng.standard_normal((50, k, r)), rng.uniform(0.5, 2, (50, k))
     raw[:25] *= np.sign(raw[:25] @ rng.standard_normal(r))[:, :, None]  # half of them feasible
@@ -31,23 +24,31 @@ def test_what_is_claimed_passes_the_judge(k: int, r: int, zeros: bool) -> None:
         bound[:, 1:] *= rng.random((50, k - 1)) < 0.5
     systems = normalised(raw, bound)
     answers = solve_stack(systems.rows, systems.bound, systems.size)
-    residuals = judge(systems, answers.multipliers)
+    residuals = [
+        kkt_residuals(*one, size=size)
+        for *one, size in zip(systems.rows, systems.bound, answers.multipliers, systems.size, strict=True)
+    ]
     solved, refuted = answers.codes == SOLVED, answers.codes == INFEASIBLE
     assert solved[:25].all()
     assert (solved | refuted).mean() > 0.9
-    assert (residuals.largest[solved] <= TOLERANCE).all()
-    np.testing.assert_allclose(answers.vectors[solved], residuals.vectors[solved], rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(answers.norms[solved], residuals.norm[solved], rtol=1e-12)
-    # Residuals are rounding errors here: the two computations agree in their size.
     assert (answers.residuals[solved, :4] <= TOLERANCE).all()
+    for b in np.flatnonzero(solved).tolist():
+        assert residuals[b].largest <= TOLERANCE
+        # Two sums of k products in different order differ by at most k eps times the sum of the sizes.
+        apart = k * EPS * answers.multipliers[b].sum()
+        np.testing.assert_allclose(answers.vectors[b], residuals[b].vector, rtol=0, atol=apart)
+        np.testing.assert_allclose(
+            answers.norms[b], residuals[b].norm, rtol=0, atol=r * apart + r * EPS * answers.norms[b]
+        )
     for b in np.flatnonzero(refuted).tolist():
-        assert farkas_residual(systems.one(b), answers.farkas[b]) <= 1.01 * answers.residuals[b, 4] + 1e-15
+        assert answers.residuals[b, 4] == 0
+        assert farkas_residual(systems.rows[b], systems.bound[b], answers.farkas[b]) <= TOLERANCE
     for b in range(50):  # and daqp, by itself, says the same
         alone = solve_systems(systems.one(b))
         if solved[b]:
             np.testing.assert_allclose(answers.vectors[b], alone.residuals.vectors[0], rtol=1e-7, atol=1e-9)
         if refuted[b]:
-            assert alone.farkas.residual[0] <= TOLERANCE
+            assert alone.infeasible[0]
 
 
 def test_degenerate_stacks() -> None:
@@ -58,9 +59,9 @@ def test_degenerate_stacks() -> None:
     seen = {"optimal": 0, "infeasible": 0}
     for b in range(400):
         alone = solve_systems(systems.one(b))
-        optimal = verdicts.residuals.largest[b] <= TOLERANCE
-        assert optimal == (alone.residuals.largest[0] <= TOLERANCE)
-        assert optimal == (not verdicts.farkas.residual[b] <= TOLERANCE)
+        optimal = verdicts.optimal[b]
+        assert optimal == alone.optimal[0]
+        assert optimal == (not verdicts.infeasible[b])
         seen["optimal" if optimal else "infeasible"] += 1
     assert min(seen.values()) > 50
 
@@ -105,28 +106,6 @@ def test_threads_change_nothing() -> None:
     np.testing.assert_array_equal(one.residuals, three.residuals)
     assert one.seconds > 0
     assert one[0].seconds == one.seconds / 300
-
-
-def test_many_problems_of_every_kind() -> None:
-    rng = np.random.default_rng(5)
-    posed, expected = [], []
-    for _ in range(12):
-        problem, selected = random_problem(3, 4, 5, rng=rng), rng.integers(0, 4, 3)
-        tied = np.zeros((3, 4), dtype=bool)
-        tied[np.arange(3), selected] = tied[0] = True
-        support = np.array([True, False, True])
-        for view in (problem, problem.as_gram()):
-            posed += [attention_constraints(view, selected), class_constraints(view, tied)]
-            posed += [label_constraints(view, selected), relaxed_constraints(view, selected, support)]
-            expected += [max_margin(view, selected), class_margin(view, tied)]
-            expected += [label_margin(view, selected), solve(posed[-1])]
-    for one, other in zip(solve_many(posed), expected, strict=True):
-        assert one.status == other.status
-        assert one.margin == pytest.approx(other.margin, rel=1e-9)
-        assert one.certificate.residual <= TOLERANCE
-        np.testing.assert_array_equal(one.tokens, other.tokens)
-    assert [s.status for s in solve_many(posed[:2])] == [s.status for s in expected[:2]]
-    assert solve_many([]) == []
 
 
 def test_compiled_code_is_loaded_only_where_it_is_used() -> None:

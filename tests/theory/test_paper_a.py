@@ -10,14 +10,20 @@ import pytest
 from scipy import sparse
 
 from tokenmargin.attention import PromptObjective
-from tokenmargin.corpora import selective_corpus
+from tokenmargin.corpora import selective_corpus, varied_selective_corpus
 from tokenmargin.corpus import TokenCorpus
-from tokenmargin.margin import class_margin
-from tokenmargin.theory import EmbeddingInstance, claim
+from tokenmargin.margin import class_margin, solve
+from tokenmargin.problem import TokenProblem
+from tokenmargin.theory import EmbeddingInstance, binomial_interval, claim
 from tokenmargin.theory.instances import enough_dimensions, enough_step
 from tokenmargin.theory.limits import follow, selected_in_the_limit
-from tokenmargin.theory.paper_a.gradients import _Pairs
+from tokenmargin.theory.paper_a.classes import printed_constraints
+from tokenmargin.theory.paper_a.definitions import choices, local_optimality
+from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, one_token
+from tokenmargin.theory.paper_a.leading_pairs import Pairs
+from tokenmargin.theory.paper_a.lengths import balanced_flow
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu, smallest_rival
+from tokenmargin.theory.paper_a.start import probability_beyond
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -27,8 +33,10 @@ def small(**options):
 
 
 def measured(name, instance):
+    """Slacks by name, that of a quantile by its first words."""
     findings = claim(name).check(instance)
-    return {slack.name: slack for slack in (*findings.hypotheses, *findings.conclusion)}
+    slacks = (*findings.hypotheses, *findings.conclusion)
+    return {slack.name.removesuffix(", (1 - delta) quantile of the draws"): slack for slack in slacks}
 
 
 def dot(x, y):
@@ -55,7 +63,8 @@ def shortest(problem, chosen):
         sparse.identity(d, format="csc"), np.zeros(d), sparse.csc_matrix(matrix), bounds, cones, settings
     )
     solution = solver.solve()
-    return float(np.linalg.norm(solution.x)) if str(solution.status) == "Solved" else np.inf
+    # at tolerances of 1e-12 it may stop a little short of them, and says so
+    return float(np.linalg.norm(solution.x)) if str(solution.status) in ("Solved", "AlmostSolved") else np.inf
 
 
 def test_conditions_of_theorem_5_are_exact_integers():
@@ -70,14 +79,6 @@ def test_start_and_first_step_by_loops():
     step = x.steps[0]
     rows = step.before.geometry.vectors.tolist()
     E, p, v, m, c = rows[:-2], rows[-2], rows[-1], len(rows) - 2, x.corpus
-    found = measured("A.initialisation", x)
-    products = [abs(dot(e, u)) for e in E for u in (p, v)] + [abs(dot(p, v))]
-    assert found["inner products, (1 - delta) quantile"].measured == pytest.approx(max(products), rel=1e-12)
-    assert found["inner products, (1 - delta) quantile"].bound == pytest.approx(
-        math.sqrt(2 * math.log(m**2 / 0.05)) / math.sqrt(300)
-    )
-    assert found["lengths, (1 - delta) quantile"].measured == pytest.approx(max(math.sqrt(dot(e, e)) for e in [*E, p]))
-
     new, new_p = [list(e) for e in E], list(p)
     for tokens, y in zip(c.index.tolist(), c.labels.tolist(), strict=True):
         q = [math.exp(dot(E[s], p)) for s in tokens]
@@ -93,13 +94,13 @@ def test_start_and_first_step_by_loops():
     alpha = [sum(y * row.count(s) for row, y in zip(c.index.tolist(), c.labels, strict=True)) / 12 for s in range(m)]
     errors = [math.dist(new[s], [a + 15 * alpha[s] * b for a, b in zip(E[s], v, strict=True)]) for s in range(m)]
     largest = max(*errors, math.dist(new_p, p))
-    found = measured("A.lemma2", x)["largest error, (1 - delta) quantile"]
+    found = measured("A.lemma2", x)["largest error"]
     assert found.measured == pytest.approx(largest, rel=1e-10)
     assert found.bound == pytest.approx(11 * 30 / 300**0.25)
     found = measured("A.lemma11", x)
     longest = max(math.sqrt(dot(e, e)) for e in new)
-    assert found["longest E_s, (1 - delta) quantile"].measured == pytest.approx(longest, rel=1e-12)
-    assert found["|p|, (1 - delta) quantile"].measured == pytest.approx(math.sqrt(dot(new_p, new_p)), rel=1e-12)
+    assert found["longest E_s"].measured == pytest.approx(longest, rel=1e-12)
+    assert found["|p|"].measured == pytest.approx(math.sqrt(dot(new_p, new_p)), rel=1e-12)
 
     risk = bound = 0.0
     for tokens, y in zip(c.index.tolist(), c.labels.tolist(), strict=True):
@@ -107,7 +108,7 @@ def test_start_and_first_step_by_loops():
         f = sum(w * dot(new[s], v) for w, s in zip(q, tokens, strict=True)) / sum(q)
         risk += math.log1p(math.exp(-y * f)) / c.n
         bound += math.log1p(math.exp(-sum(15 * y * alpha[s] for s in tokens) / 3 + 1 / 660)) / c.n
-    found = measured("A.lemma12", x)["risk, (1 - delta) quantile"]
+    found = measured("A.lemma12", x)["risk"]
     assert (found.measured, found.bound) == pytest.approx((risk, bound), rel=1e-10)
 
 
@@ -117,7 +118,7 @@ def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
     keys = problem.keys
     w = class_margin(problem, x.corpus.important).vector
     p = 12 * w + 0.3 * x.point(0)
-    pairs = _Pairs(problem, p)
+    pairs = Pairs(problem, p)
     first = np.asarray(keys.logits(p) == keys.logits(p).max(axis=1, keepdims=True))
     among = first[:, :, None] & ~first[:, None, :]
     with mpmath.workdps(60):
@@ -159,16 +160,17 @@ def test_lemma_9_ratio_from_the_gradient_written_out():
         )
     direction = PromptObjective(problem).descent(p).direction
     assert direction @ u / np.linalg.norm(u) / (direction @ p / np.linalg.norm(p)) == pytest.approx(float(ratio))
-    assert found["smallest ratio in (15)"].measured <= float(ratio) + 1e-9
+    assert found["cosine with u"].holds
+    assert found["least ratio in (15) at the end, eps = 0.001"].measured == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("selection", ["random", "important"])
+@pytest.mark.parametrize("selection", ["random", "tied", "important"])
 @pytest.mark.parametrize(("n", "T"), [(2, 2), (4, 3), (6, 3)])
 def test_classes_against_clarabel(n, T, selection):
     for seed in range(3):
         x = EmbeddingInstance.of(n, T, dimension=20, step=5.0, seed=seed, selection=selection)
         problem, chosen = x.posed[0]
-        assert 1 / class_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6)
+        assert 1 / class_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6, abs=1e-9)
 
 
 def test_mu_by_trying_every_set_of_ties():
@@ -281,10 +283,8 @@ def test_no_corpus_found_by_search_has_a_larger_mu_than_proven():
     assert best < 0
 
 
-def test_rare_errors_of_the_first_step_by_quadrature():
-    """One sequence of two tokens in one dimension: the probability of an error beyond (6), by summing over a grid."""
-    x = claim("A.lemma2").outside[0]()
-    found = measured("A.lemma2", x)["probability of a larger error"].measured
+def test_errors_beyond_the_bound_are_possible_in_one_dimension():
+    """One sequence of two tokens: the probability of an error beyond (6), by summing over a grid."""
     grid = np.arange(-9, 9.01, 0.1)
     one, two, p = np.meshgrid(grid, grid, grid, indexing="ij")
     q = 1 / (1 + np.exp(p * (two - one)))
@@ -296,13 +296,148 @@ def test_rare_errors_of_the_first_step_by_quadrature():
     beyond = np.maximum(on_prompt, np.maximum(on_first, on_second)) > 11
     exact = float(np.exp(-(one**2 + two**2 + p**2) / 2)[beyond].sum()) * (0.1 / math.sqrt(2 * math.pi)) ** 3
     assert exact == pytest.approx(2.4e-9, rel=0.02)
-    assert exact / 5 < found < exact * 5  # nine of the 4000 draws see it
 
 
-def test_widened_draws_are_weighed_right():
-    corpus = TokenCorpus.of([["good", "film"]], [1])
-    x = EmbeddingInstance(corpus, 1, 1.0, draws=4000, widened=1.5)
-    norms = np.array([step.before.norms[:-1] for step in x.steps])
-    assert x.weights.mean() == pytest.approx(1, abs=0.1)
-    assert (x.weights[:, None] * norms**2).mean(axis=0) == pytest.approx(1, abs=0.15)  # the variance of a normal
-    assert (norms**2).mean() == pytest.approx(2.25, abs=0.1)
+@pytest.mark.parametrize(
+    ("size", "delta", "d"), [(3, 1e-10, 256), (3, 1e-12, 256), (3, 1e-20, 256), (2, 0.05, 300), (7, 0.5, 12)]
+)
+def test_the_probability_that_the_start_is_far_by_quadrature(size, delta, d):
+    """P(some <E_s, p> too large) <= P((14) fails) <= sum of all, each in 30 digits."""
+    with mpmath.workdps(30):
+        L, half = mpmath.log(size**2 / mpmath.mpf(delta)), mpmath.mpf(d) / 2
+
+        def density(r):
+            return mpmath.exp((half - 1) * mpmath.log(r) - half * r + half * mpmath.log(half) - mpmath.loggamma(half))
+
+        cuts = [mpmath.mpf(k) / 100 for k in (1, 30, 60, 80, 90, 100, 110, 120, 140, 170, 220, 400, 900)]
+        alone = mpmath.quad(lambda r: density(r) * mpmath.erfc(mpmath.sqrt(L / r)), cuts)
+        some = mpmath.quad(lambda r: density(r) * (1 - (1 - mpmath.erfc(mpmath.sqrt(L / r))) ** size), cuts)
+        normal = mpmath.erfc(mpmath.sqrt(L))
+        long_ = mpmath.gammainc(half, 2 * d, mpmath.inf, regularized=True)
+        bound = size * alone + (size + 1) * (normal + long_)
+        low, high = float(max(some, 1 - (1 - normal) ** (size + 1))), float(bound)
+    found = probability_beyond(size, d, delta)
+    # the sums over 4000 cells bracket the integral, and lose at most a few percent to the cells' width
+    assert 0.93 * low <= found[0] <= low * (1 + 1e-9)
+    assert high * (1 - 1e-9) <= found[1] <= 1.07 * high
+
+
+def test_the_repair_of_the_start_is_proven_where_it_applies():
+    """The proof's closed bound is below delta on its boundary, and above the bracketed probability."""
+    for size, delta in itertools.product((2, 3, 10, 1000), (0.999, 0.5, 1e-3, 1e-12, 1e-60)):
+        L = math.log(size**2 / delta)
+        d = max(256, math.ceil(4 * L**2))
+        printed = delta * (2.35 * size + 1) / (size**2 * math.sqrt(math.pi * L)) + (size + 1) * math.exp(-0.8 * d)
+        assert probability_beyond(size, d, delta)[1] <= 1.07 * printed
+        assert printed <= 0.7 * delta
+    assert probability_beyond(3, 256, 1e-20)[0] > 10e-20  # d is not tied to delta: refuted
+    assert math.erf(math.sqrt(math.log(2))) ** 3 == pytest.approx(0.4407, abs=1e-4)  # one token, delta = 1/2
+
+
+def test_definitions_15_and_16_with_ties():
+    """s and a tied above b above c, twice: the sum of leads is that of s, the least pairwise lead is zero."""
+    tokens = [[2.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    problem = TokenProblem.of([tokens, tokens], [1, -1], scores=[[16.0, 0.0, 0.0, 0.0]] * 2)
+    chosen = choices(problem, np.array([1.0, 0.0]))
+    assert chosen.first.tolist() == [[True, True, False, False]] * 2
+    assert chosen.second.tolist() == [[False, False, True, False]] * 2
+    assert chosen.rest.tolist() == [[False, False, False, True]] * 2
+    assert chosen.gap == 1
+    assert local_optimality(problem, chosen) == 16
+    all_tied = choices(problem, np.array([0.0, 1.0]))
+    assert not all_tied.second.any()
+    assert local_optimality(problem, all_tied) == math.inf
+
+
+def test_definition_15_by_sorting():
+    x = EmbeddingInstance.of(6, 4, dimension=40, step=5.0, varied=True)
+    problem = x.posed[0][0]
+    chosen = choices(problem, x.point(0))
+    for i, tokens in enumerate(x.corpus.index.tolist()):
+        logits = problem.keys.logits(x.point(0))[i]
+        levels = sorted({logits[t] for t in range(len(tokens))}, reverse=True)
+        for part, level in ((chosen.first, levels[0]), (chosen.second, levels[1] if len(levels) > 1 else None)):
+            assert [t for t in range(4) if part[i, t]] == [t for t in range(4) if logits[t] == level]
+
+
+def test_lemma_17_ties_in_its_example():
+    x = claim("A.lemma17").example()
+    found = claim("A.lemma17").check(x)
+    assert found.verdict == "holds"
+    ratio = found.conclusion[0]
+    assert ratio.bound / 4 < ratio.measured <= ratio.bound  # a number that could fail
+    assert any(len(set(row.tolist())) < x.corpus.T for row in x.corpus.index)  # a token twice
+
+
+def test_equation_18_leaves_the_class():
+    """a = (1, 0), b = (3, 1), c = 0 with a and b selected: (18) gives (1, 0), whose logits 1 and 3 are no tie."""
+    problem = TokenProblem.of([[[1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    both = np.array([[True, True, False]])
+    np.testing.assert_allclose(solve(printed_constraints(problem, both)).vector, [1, 0], atol=1e-12)
+    np.testing.assert_allclose(class_margin(problem, both).vector, [1, -2], atol=1e-12)
+    x = claim("A.equation18").refutation()
+    problem, chosen = x.posed[0]
+    p = solve(printed_constraints(problem, chosen)).vector
+    logits = problem.keys.logits(p)
+    ties = [np.ptp(row[here]) for row, here in zip(logits, chosen, strict=True) if here.sum() > 1]
+    assert max(ties) > 0.1  # tokens selected together have other logits
+    assert x.corpus.assumption4().holds
+
+
+def test_the_length_formula_by_clarabel():
+    for corpus in corpora_under_assumption_4():
+        x = instance(corpus)
+        M, N = (corpus.completely != 0).sum(), (corpus.completely == 0).sum()
+        found = shortest(x.posed[0][0], corpus.important) ** 2
+        if balanced_flow(corpus):
+            assert found == pytest.approx(M * N / (M + N), rel=1e-6)
+        else:
+            assert found < M * N / (M + N) - 1e-6
+
+
+def test_balanced_flows_by_trying_every_set():
+    """The condition of Hall: the irrelevant tokens beside a set of important ones are no smaller a share."""
+    for seed in range(60):
+        corpus = varied_selective_corpus(2 * (seed % 4 + 1), seed % 3 + 2, rng=np.random.default_rng(seed))
+        important, irrelevant = (
+            {int(s) for s in np.flatnonzero(m)} for m in (corpus.completely != 0, corpus.completely == 0)
+        )
+        beside = {s: set().union(*(set(row) - {s} for row in corpus.index.tolist() if s in row)) for s in important}
+        fine = all(
+            len(set().union(*(beside[s] for s in part))) * len(important) >= len(part) * len(irrelevant)
+            for size in range(1, len(important) + 1)
+            for part in itertools.combinations(sorted(important), size)
+        )
+        assert balanced_flow(corpus) == fine
+
+
+def test_descent_goes_where_the_flow_goes():
+    """Steps of 1 from the start of flow: after 4000 the same direction at the same length."""
+    x = EmbeddingInstance.of(2, 2)
+    after = x.steps[0].after
+    problem, p = after.problem(), after.prompt
+    objective = PromptObjective(problem)
+    for _ in range(1000):
+        direction, log_norm = objective.descent(p)
+        p = p + np.exp(log_norm[0]) * direction
+    path = follow(problem, after.prompt, norm=1e3).path
+    np.testing.assert_allclose(path.at_norm(np.linalg.norm(p)), p, atol=1e-6)
+    assert np.linalg.norm(p) > 2
+
+
+@pytest.mark.parametrize("make", [*OUTSIDE_THE_REGIME, one_token], ids=lambda make: make.__name__)
+def test_outside_the_regime_most_draws_fail(make):
+    """Breaking one condition alone, Theorem 5 fails in a larger share of the draws than delta allows."""
+    x = make()
+    findings = claim("A.theorem5").check(x)
+    assert sum(not slack.holds for slack in findings.hypotheses) == 1
+    failed = [limit.path.stop != "norm" or not limit.chosen[x.corpus.important].all() for limit in x.limits]
+    low, _ = binomial_interval(sum(failed), x.draws)
+    assert low > x.delta
+
+
+def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():
+    x = EmbeddingInstance.on(["the film", "the film"], [1, -1])
+    for name in ("A.theorem5", "A.lemma13", "A.lemma14", "A.lemma18", "A.lemma19", "A.lemma21", "A.length"):
+        report = claim(name).on(x)
+        assert (report.verdict, report.findings.conclusion) == ("vacuous", ())

@@ -22,7 +22,7 @@ from tokenmargin.classifier.evaluation import Validation, split_held_out, valida
 from tokenmargin.classifier.explanation import Explanations
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels
-from tokenmargin.classifier.solver import Penalty, fit_token_model, start_model
+from tokenmargin.classifier.solver import Penalty, TokenObjective, fit_token_model, start_model
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
@@ -182,10 +182,11 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """The model after so many iterations, its change since the start that the ridge holds it to, and the losses."""
         uniform = self.attention == "uniform"
         origin = start_model(data.presence, data.codes, data.weight, data.k, uniform=uniform)
+        objective = TokenObjective(data.presence, data.codes, data.weight, origin=origin, penalty=penalty)
+        start = origin.with_change(change)
         found, losses = fit_token_model(
-            data.presence, data.codes, data.weight, start=origin.with_change(change), origin=origin, penalty=penalty,
-            iterations=iterations, tolerance=self.tol, progress=self.progress,
-        )  # fmt: skip
+            objective, start, iterations=iterations, tolerance=self.tol, progress=self.progress
+        )
         return found, found.change_since(origin), losses
 
     def _check_settings(self) -> None:

@@ -32,7 +32,7 @@ from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["SOFT", "Penalty", "fit_token_model", "naive_bayes", "start_model"]
+__all__ = ["SOFT", "Penalty", "TokenObjective", "fit_token_model", "naive_bayes", "start_model"]
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
@@ -134,50 +134,80 @@ def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
     return -float(share @ logs[rows, classes]), slope * share[:, None]
 
 
-def fit_token_model(
-    presence: sp.csr_matrix,
-    classes: Int[Array, " n"],
-    weight: Float[Array, " n"],
-    *,
-    start: TokenModel,
-    origin: TokenModel,
-    penalty: Penalty,
-    iterations: int,
-    tolerance: float = 1e-4,
-    progress: Callable[[int, float], None] | None = None,
-) -> tuple[TokenModel, list[float]]:
-    """Lower the loss from `start` by L-BFGS; returns the weights and the loss at every iteration.
+class TokenObjective:
+    """The regularised loss of labelled texts as a function of the flat unknowns of a model, with its gradient.
+
+    The unknowns are the change of the logits from `origin`, the values over the sink's exponential there, then the
+    change of the sink's logit, and its values: `flat` and `model` translate.
 
     **Arguments**
     - `classes`, `weight`: the class of each text, and as how many texts it counts.
     - `origin`: what the ridge pulls the logits to.
-    - `tolerance`: stop once an iteration lowers the loss by less than this.
     """
-    data, (m, k) = _Halves(presence), start.values.shape
-    data.transpose()
-    unit, share = float(np.exp(origin.sink_logit)), weight / weight.sum()
-    split = np.cumsum([m, m * k, 1])
-    fixed = np.isinf(penalty.logits)
-    ridge = 0.0 if fixed else penalty.logits
 
-    def unpack(flat: Array) -> TokenModel:
-        da, w, ds, b0 = np.split(flat, split)
-        return TokenModel(origin.logits + da, unit * w.reshape(m, k), origin.sink_logit + float(ds[0]), b0)
+    def __init__(
+        self,
+        presence: sp.csr_matrix,
+        classes: Int[Array, " n"],
+        weight: Float[Array, " n"],
+        *,
+        origin: TokenModel,
+        penalty: Penalty,
+    ) -> None:
+        self._data = _Halves(presence)
+        self._data.transpose()
+        self._classes, self._share = classes, weight / weight.sum()
+        self._origin, self._unit = origin, float(np.exp(origin.sink_logit))
+        self._fixed = np.isinf(penalty.logits)
+        self._ridge, self._value_ridge = 0.0 if self._fixed else penalty.logits, penalty.values
+        m, k = origin.values.shape
+        self._split = np.cumsum([m, m * k, 1])
 
-    def objective(flat: Array) -> tuple[float, Array]:
-        weights = unpack(flat)
-        f, Z, e, sink = data.decide(weights)
-        loss, g = _loss(f, classes, share)
+    def flat(self, model: TokenModel) -> Float[Array, " unknowns"]:
+        """The unknowns of a model."""
+        origin = self._origin
+        return np.concatenate(
+            [model.logits - origin.logits, model.values.ravel() / self._unit, [model.sink_logit - origin.sink_logit],
+             model.sink_values]
+        )  # fmt: skip
+
+    def model(self, flat: Float[Array, " unknowns"]) -> TokenModel:
+        """The model of some unknowns."""
+        da, w, ds, b0 = np.split(flat, self._split)
+        origin = self._origin
+        values = self._unit * w.reshape(origin.values.shape)
+        return TokenModel(origin.logits + da, values, origin.sink_logit + float(ds[0]), b0)
+
+    def __call__(self, flat: Float[Array, " unknowns"]) -> tuple[float, Float[Array, " unknowns"]]:
+        model, k = self.model(flat), self._origin.values.shape[1]
+        f, Z, e, sink = self._data.decide(model)
+        loss, g = _loss(f, self._classes, self._share)
         scaled, pulled = g / Z, (g * f).sum(1, keepdims=True) / Z
-        h = data.back(np.concatenate([scaled, pulled], axis=1))
-        da, w, ds, _ = np.split(flat, split)
-        along = np.zeros(m) if fixed else e * ((weights.values * h[:, :k]).sum(1) - h[:, k]) + ridge * da
-        values = unit * (e[:, None] * h[:, :k]).ravel() + penalty.values * w
+        h = self._data.back(np.concatenate([scaled, pulled], axis=1))  # C'(g / Z) beside C'(g f / Z)
+        da, w, ds, _ = np.split(flat, self._split)
+        along = np.zeros(len(da))
+        if not self._fixed:
+            along = e * ((model.values * h[:, :k]).sum(1) - h[:, k]) + self._ridge * da
+        values = self._unit * (e[:, None] * h[:, :k]).ravel() + self._value_ridge * w
         total = scaled.sum(0)
-        into_sink = sink * (weights.sink_values @ total - pulled.sum()) + SINK_RIDGE * ds[0]
-        loss += 0.5 * (ridge * da @ da + penalty.values * w @ w + SINK_RIDGE * ds[0] ** 2)
+        into_sink = sink * (model.sink_values @ total - pulled.sum()) + SINK_RIDGE * ds[0]
+        loss += 0.5 * (self._ridge * da @ da + self._value_ridge * w @ w + SINK_RIDGE * ds[0] ** 2)
         return loss, np.concatenate([along, values, [into_sink], sink * total])
 
+
+def fit_token_model(
+    objective: TokenObjective,
+    start: TokenModel,
+    *,
+    iterations: int,
+    tolerance: float = 1e-4,
+    progress: Callable[[int, float], None] | None = None,
+) -> tuple[TokenModel, list[float]]:
+    """Lower the loss from `start` by L-BFGS; returns the model and the loss at every iteration.
+
+    **Arguments**
+    - `tolerance`: stop once an iteration lowers the loss by less than this.
+    """
     losses: list[float] = []
 
     def note(intermediate_result: object) -> None:
@@ -185,11 +215,6 @@ def fit_token_model(
         if progress is not None:
             progress(len(losses), losses[-1])
 
-    first = np.concatenate(
-        [start.logits - origin.logits, start.values.ravel() / unit, [start.sink_logit - origin.sink_logit],
-         start.sink_values]
-    )  # fmt: skip
     options = {"maxiter": iterations, "maxcor": 6, "ftol": tolerance, "gtol": 1e-9}
-
-    found = minimize(objective, first, jac=True, method="L-BFGS-B", callback=note, options=options)  # type: ignore[call-overload]
-    return unpack(found.x), losses
+    found = minimize(objective, objective.flat(start), jac=True, method="L-BFGS-B", callback=note, options=options)  # type: ignore[call-overload]
+    return objective.model(found.x), losses

@@ -18,6 +18,7 @@ from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain
+from tokenmargin.cli.explore import explore
 from tokenmargin.cli.fit import fit
 from tokenmargin.cli.playground import playground
 from tokenmargin.cli.predict import predict
@@ -34,6 +35,7 @@ __all__ = ["VERBS", "app", "main"]
 
 VERBS: tuple[Callable[..., int], ...] = (
     demo,
+    explore,
     playground,
     solve,
     atlas,

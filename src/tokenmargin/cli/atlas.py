@@ -1,4 +1,4 @@
-"""`tokenmargin atlas`: every direction in which attention can converge, for one problem."""
+"""`tokenmargin atlas`: every selection to which attention can converge, for one problem, with its direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["atlas"]
 
 
 def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
-    """List the directions in which attention can converge: all locally optimal selections.
+    """List the selections to which attention can converge, each with its certified direction.
 
     Tokens of equal score need not be told apart, and copies of one key are
     selected together, as in 0+2. Exit code 0 when the atlas is complete, 1 when the budget ran out or a

@@ -34,6 +34,8 @@ def basins(
 ) -> int:
     """Run many starts and count how many reach each certified direction.
 
+    Tokens that are selected together, copies of one key, are joined by a plus.
+
     Examples:
 
         tokenmargin basins fig8

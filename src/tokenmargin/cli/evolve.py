@@ -181,12 +181,14 @@ def _method(method: str, step: float | None) -> AbstractMethod:
 def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.attention import JointObjective
     from tokenmargin.dynamics import FlowPath
-    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin
+    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin, tied_direction
     from tokenmargin.selection import angle, cosine
 
     problem, selected = path.objective.problem, path.selected
     separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
     named = limit_direction(problem, selected, loss=path.objective.loss)
+    if isinstance(path, FlowPath) and path.finite_part is not None:
+        named = tied_direction(problem, path.finite_part.tied)
     solution = relaxed_max_margin(problem, selected) if separable else named.solution
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (
@@ -195,6 +197,8 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
             "arc": float(path.arcs[-1]),
             "log_time": float(path.log_time[-1]),
             "log_gradient": path.log_gradient,
+            "decided_by_rounding": path.decided_by_rounding,
+            "finite_part": None if path.finite_part is None else path.finite_part.point,
             "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
         }
         if isinstance(path, FlowPath)
@@ -230,6 +234,10 @@ def _print(report: dict[str, Any]) -> None:
         print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
         if "stop" in report:
             print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
+            if report["finite_part"] is not None:
+                print(f"            the limit is a direction and a finite part: {report['finite_part']}")
+            if report["decided_by_rounding"]:
+                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
         tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
         print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
         if report["angle"] is None:

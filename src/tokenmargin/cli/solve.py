@@ -70,6 +70,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
         "selected": list(selected),
         "vector": solution.vector if solution.status != "infeasible" else None,
         "margin": solution.margin,
+        "explanation": solution.explanation,
         "residual": solution.certificate.residual,
         "active": solution.tokens[solution.active],
         "multipliers": solution.multipliers[solution.active],
@@ -85,6 +86,7 @@ def _print(report: dict[str, Any]) -> None:
     import numpy as np
 
     print(f"status            {report['status']} (residual {report['residual']:.1e})")
+    print(report["explanation"])
     print(f"selected          {', '.join(map(str, report['selected']))}")
     if report["vector"] is not None:
         with np.printoptions(precision=6, suppress=True, threshold=12):
@@ -92,8 +94,6 @@ def _print(report: dict[str, Any]) -> None:
         print(f"margin            {report['margin']:.8g}")
         print(f"neighbours        {_pairs(report['neighbours'])}")
         print(f"locally optimal   {'yes' if report['locally_optimal'] else 'no'}")
-    else:
-        print("no direction selects these tokens: a Farkas vector proves it (--json prints it)")
     print(f"globally optimal  {'yes' if report['globally_optimal'] else 'no'}")
 
 

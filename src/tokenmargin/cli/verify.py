@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli.corpora import corpus_statistics, print_corpus, read_corpus
 
 if TYPE_CHECKING:
+    from tokenmargin.problem import TokenProblem
     from tokenmargin.theory import Claim, Report, Slack
 
 __all__ = ["verify"]
@@ -45,14 +47,16 @@ def verify(
     problem: str | None = None,
     /,
     *,
+    corpus: str | None = None,
     n: int | None = None,
     T: Annotated[int | None, Parameter(name="--T")] = None,
     d: float | None = None,
     eta: float | None = None,
-    delta: float = 0.05,
-    draws: int = 20,
+    delta: float = 0.25,
+    draws: int | None = None,
     seed: int = 0,
     select: str | None = None,
+    q: str | None = None,
     list_: bool = False,
     json: bool = False,
 ) -> int:
@@ -71,8 +75,11 @@ def verify(
 
         tokenmargin verify
         tokenmargin verify A.theorem5 --n 4 --T 3
-        tokenmargin verify A.lemma2 --n 8 --T 4 --d 1e6 --draws 100
+        tokenmargin verify A.lemma2 --n 8 --T 4 --d 1e6 --delta 0.05
+        tokenmargin verify A.theorem5 --corpus reviews.csv
+        tokenmargin verify --corpus reviews.csv
         tokenmargin verify B.theorem3 fig1b --select 1
+        tokenmargin verify B.theorem4 problem.npz --q 1,0.5
         tokenmargin verify B.lemma4 problem.npz --json
 
     Parameters
@@ -81,6 +88,10 @@ def verify(
         Which claim, such as A.theorem5 (trained embeddings) or B.lemma7 (max-margin token selection).
     problem:
         For claims of paper B: a problem file, or a figure's name.
+    corpus:
+        For claims of paper A: labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label; words are cut
+        at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the classes of
+        Definition 1, and whether Assumption 4 holds.
     n:
         For claims of paper A: number of sequences of a random corpus (even).
     T:
@@ -92,11 +103,13 @@ def verify(
     delta:
         Probability the statement may fail with.
     draws:
-        How many random starts.
+        How many random starts; by default as many as can show a probability of at most delta.
     seed:
         Of the corpus and the starts.
     select:
         For claims of paper B: the selected token of each input; by default those of highest score.
+    q:
+        For claims of paper B about a direction q (theorems 4 and 7, lemmas 8 and 10): its coordinates, such as 1,0.5.
     list_:
         List the claims and what they say.
     json:
@@ -105,13 +118,18 @@ def verify(
     from tokenmargin.dynamics import whole_runs
     from tokenmargin.theory import CLAIMS
     from tokenmargin.theory import claim as find
+    from tokenmargin.theory.probability import enough_draws
 
     with usage_errors():
         chosen = CLAIMS if claim is None else (find(claim),)
     if list_:
         _print_list(chosen, json=json)
         return 0
-    size = {"n": n, "T": T, "d": d, "eta": eta}
+    if claim is None and corpus is not None:
+        statistics = corpus_statistics(read_corpus(corpus))
+        emit_json(statistics) if json else print_corpus(statistics)
+        return 0
+    size = {"corpus": corpus, "n": n, "T": T, "d": d, "eta": eta}
     given = problem is not None or any(value is not None for value in size.values())
     if not given:
         with whole_runs():
@@ -120,7 +138,8 @@ def verify(
         raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
     else:
         with usage_errors(), whole_runs():
-            instance = _instance(chosen[0], problem, size, select, delta=delta, draws=draws, seed=seed)
+            number = enough_draws(delta) if draws is None else draws
+            instance = _instance(chosen[0], problem, size, select, q, delta=delta, draws=number, seed=seed)
             reports = (chosen[0].on(instance),)
     if json:
         emit_json([report.as_dict() for report in reports])
@@ -136,7 +155,9 @@ def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
             progress(done + 1)
 
 
-def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, **options: Any) -> Any:
+def _instance(
+    claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, q: str | None, **options: Any
+) -> Any:
     """A given instance: a problem for claims of paper B, sizes for claims of paper A."""
     from tokenmargin.theory import EmbeddingInstance, ProblemInstance
 
@@ -144,18 +165,34 @@ def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: s
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
         chosen = None if select is None else tuple(numbers(select, int, "--select"))
-        return ProblemInstance(read_problem(problem), problem, selected=chosen, seed=options["seed"])
+        given = read_problem(problem)
+        return ProblemInstance(given, problem, selected=chosen, q=_direction(q, given), seed=options["seed"])
+    if q is not None:
+        raise UsageError(f"{claim.name} is about a corpus and has no direction q: leave --q out")
     if problem is not None:
-        raise UsageError(f"{claim.name} is about a corpus: give --n and --T instead of {problem}")
+        raise UsageError(f"{claim.name} is about a corpus: give --corpus, or --n and --T, instead of {problem}")
     example = claim.example()
-    return EmbeddingInstance.of(
-        size["n"] or example.corpus.n,
-        size["T"] or example.corpus.T,
-        dimension=None if size["d"] is None else int(size["d"]),
-        step=size["eta"],
-        selection=example.selection,
-        **options,
-    )
+    options |= {"dimension": None if size["d"] is None else int(size["d"]), "step": size["eta"]}
+    options["selection"] = example.selection
+    if size["corpus"] is not None:
+        if size["n"] is not None or size["T"] is not None:
+            raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
+        return EmbeddingInstance.about(read_corpus(size["corpus"]), name=size["corpus"], **options)
+    return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)
+
+
+def _direction(q: str | None, problem: TokenProblem) -> Any:
+    """A direction of the keys' space, from its coordinates."""
+    if q is None:
+        return None
+    import numpy as np
+
+    values = np.array(numbers(q, float, "--q"))
+    if len(values) != problem.keys.dimension or not np.isfinite(values).all() or not values.any():
+        raise UsageError(
+            f"--q must be {problem.keys.dimension} finite numbers, not all zero, one per key dimension; got {q}"
+        )
+    return values
 
 
 def _print(reports: tuple[Report, ...], *, full: bool) -> None:

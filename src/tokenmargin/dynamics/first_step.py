@@ -27,10 +27,12 @@ class FirstStep:
     gradient: EmbeddingGradient
     eta: float
 
-    @property
-    def token_errors(self) -> Float[Array, " m"]:
-        """`|err_s|` of the decomposition (5): the length of `eta_0 (c_s p + rest_s v)`."""
-        c, r = self.eta * self.gradient.c, self.eta * self.gradient.rest
+    def token_errors(self, beside: Float[Array, " m"] | float = 0.0) -> Float[Array, " m"]:
+        """`|err_s|` of the decomposition (5): the length of `eta_0 (c_s p + (rest_s + beside_s) v)`.
+
+        - `beside`: what half of another alpha_s than the gradient's own leaves over.
+        """
+        c, r = self.eta * self.gradient.c, self.eta * (self.gradient.rest + beside)
         p, v = self.before.prompt, self.before.head
         inner = self.before.geometry.inner
         squared = c**2 * inner(p, p) + 2 * c * r * inner(p, v) + r**2 * inner(v, v)
@@ -45,7 +47,7 @@ class FirstStep:
     @property
     def error(self) -> float:
         """The left-hand side of (6)."""
-        return max(float(self.token_errors.max()), self.prompt_error)
+        return max(float(self.token_errors().max()), self.prompt_error)
 
     def bound(self, d: int | float) -> float:
         """The right-hand side of (6)."""

@@ -20,11 +20,10 @@ from tokenmargin.margin.constraints import (
 )
 from tokenmargin.margin.corpus import corpus_margin
 from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction, tied_direction
-from tokenmargin.margin.many import solve_many
 from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.solver import closed_form, solve
+from tokenmargin.margin.solver import solve
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import Selection
 
@@ -43,7 +42,6 @@ __all__ = [
     "atlas",
     "choice_margin",
     "class_margin",
-    "closed_form",
     "corpus_margin",
     "is_planar",
     "label_margin",
@@ -56,7 +54,6 @@ __all__ = [
     "selected_pairs",
     "selection_arcs",
     "solve",
-    "solve_many",
     "support_inputs",
     "tied_direction",
 ]

@@ -8,16 +8,19 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["INFEASIBLE", "OUT_OF_RANGE", "SOLVED", "UNDECIDED", "Answers"]
+__all__ = ["INFEASIBLE", "OUT_OF_RANGE", "RAY", "SOLVED", "UNDECIDED", "Answers"]
 
-UNDECIDED, SOLVED, INFEASIBLE, OUT_OF_RANGE = 0, 1, 2, 3
-"""What is proven of a system; out of range are rows whose squared length is no ordinary number."""
+UNDECIDED, SOLVED, INFEASIBLE, OUT_OF_RANGE, RAY = 0, 1, 2, 3, 4
+"""What is known of a system; out of range are rows whose squared length is no ordinary number.
+
+A ray is a Farkas vector that only exact arithmetic can judge: its rows span less than the whole space.
+"""
 
 
 class Answers(NamedTuple):
     """What is written for each problem: multipliers and vector, or a Farkas vector of sum 1, with the residuals.
 
-    The first four columns of `residuals` are those of `Residuals.table`, the last is of the Farkas vector.
+    The first four columns of `residuals` are those of `ResidualTable`, the last is of the Farkas vector: 0 if proven.
     """
 
     codes: Int[Array, " B"]

@@ -1,8 +1,9 @@
-"""The atlas: every direction in which attention can converge, for one problem.
+"""The atlas: every selection to which attention can converge, for one problem, with its direction.
 
 A limit of training is the max-margin direction of a selection that is feasible and locally optimal (Definition 2 of
-*Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4). There are T^n selections. The atlas walks
-their tree input by input, a block of prefixes at a time:
+*Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4; `limits` beside says what this means where scores
+tie, keys repeat, or inputs share keys). There are T^n selections of distinct tokens. The atlas walks their tree input
+by input, a block of prefixes at a time:
 
 - a prefix that cannot be separated rules out all its extensions, by the same Farkas vector; short prefixes that are
   hardly ever infeasible in their dimension are not worth asking;
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,8 @@ from numpy import ndarray as Array
 
 from tokenmargin.geometry import Coordinates
 from tokenmargin.losses import AbstractLoss
-from tokenmargin.margin.certificate import TOLERANCE, Systems
+from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
+from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.limits import (
     Atlas,
     LimitDirection,
@@ -32,9 +35,10 @@ from tokenmargin.margin.limits import (
     read_direction,
     shares_differences,
 )
+from tokenmargin.margin.rescue import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import solve_systems
+from tokenmargin.margin.system import Verdicts, solve_systems
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
@@ -49,7 +53,7 @@ KEPT = 1 << 24
 class _Block(NamedTuple):
     """Prefixes of one length (tokens as ranks by score) and what is known of the solution of each.
 
-    `residuals` are the table of `Residuals`, infinite where the prefix has not been solved.
+    `residuals` are those of a proven solution, infinite where the prefix has none.
     """
 
     prefixes: Int[Array, "B j"]
@@ -60,41 +64,35 @@ class _Block(NamedTuple):
     @property
     def known(self) -> Bool[Array, " B"]:
         """Which prefixes have a proven solution."""
-        return self.residuals.max(axis=1) <= TOLERANCE
+        return np.isfinite(self.residuals).all(axis=1)
 
 
 class _Input:
-    """One input with its distinct tokens by descending score, each as the selected one: unit rows to the others.
+    """One input with its distinct tokens by descending score, each as the selected one: rows to the others.
 
     - `order`: their positions. `vectors`: their keys. `scores`: their scores.
     """
 
     def __init__(self, order: Int[Array, " t"], vectors: Float[Array, "t r"], scores: Float[Array, " t"]) -> None:
         self.order, self.vectors, self.scores = order, vectors, scores
-        self._kept: tuple[Array, Array, Array] | None = None
+        self._kept: Systems | None = None
 
     def keep(self) -> None:
         """Form the rows of all tokens now, instead of those asked for each time."""
         self._kept = self._rows(np.arange(len(self.order)))
 
-    def rows(
-        self, selected: Int[Array, " B"]
-    ) -> tuple[Float[Array, "B o r"], Float[Array, "B o"], Float[Array, "B o"]]:
-        """Unit rows from the selected tokens to the others, their lengths, and what is asked: 1, or 0 of equals."""
-        if self._kept is None:
-            return self._rows(selected)
-        units, lengths, asked = self._kept
-        return units[selected], lengths[selected], asked[selected]
+    def rows(self, selected: Int[Array, " B"]) -> Systems:
+        """Rows from the selected tokens to the others, scaled, with bounds of 1, or 0 for equals."""
+        return self._rows(selected) if self._kept is None else self._kept.some(selected)
 
-    def _rows(self, selected: Int[Array, " B"]) -> tuple[Array, Array, Array]:
+    def _rows(self, selected: Int[Array, " B"]) -> Systems:
         # In the order of their positions, as the constraints of a selection are listed.
         ranks = np.argsort(self.order)
         others = np.stack([ranks[ranks != t] for t in selected.tolist()])
-        raw = self.vectors[selected][:, None] - self.vectors[others]
-        lengths = np.sqrt(np.einsum("tor,tor->to", raw, raw))
-        lengths[lengths == 0] = 1.0
+        minus = self.vectors[others]
+        plus = np.broadcast_to(self.vectors[selected][:, None], minus.shape)
         asked = np.where(self.scores[others] == self.scores[selected][:, None], 0.0, 1.0)
-        return raw / lengths[:, :, None], lengths, asked
+        return normalised(plus, asked, minus=minus)
 
 
 def atlas(
@@ -104,7 +102,10 @@ def atlas(
     loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Atlas:
-    """Every feasible and locally optimal selection of `problem`, with its certified direction.
+    """Every selection of `problem` that training can converge to, with its certified direction.
+
+    Limits with a finite part beside their direction, where tokens of different scores keep their weights, are no
+    selections: `limit_of` names those.
 
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
@@ -143,7 +144,11 @@ def atlas(
 def _inputs(problem: TokenProblem) -> list[_Input]:
     """The distinct tokens of every input, up to an isometry of the span of the keys; copies are one token."""
     keys = problem.keys
-    vectors = _in_span(keys) if isinstance(keys, Coordinates) else keys.differences(np.arange(keys.rows), None)
+    if isinstance(keys, Coordinates):
+        vectors = _in_span(keys)
+    else:
+        first = keys.index[0, keys.mask[0].argmax()]
+        vectors = keys.differences(np.arange(keys.rows), np.full(keys.rows, first))
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i] & (keys.first_copies[i] == np.arange(problem.T)))
@@ -238,10 +243,16 @@ class _Walk:
 
     def _inherited(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
-        units, lengths, asked = tokens.rows(chosen)
-        margins = np.matmul(block.vectors, units.reshape(-1, block.vectors.shape[1]).T)
-        margins = margins.reshape(len(margins), *lengths.shape) * lengths
-        separated = (margins >= asked).all(axis=2)
+        if not isinstance(self.problem.keys, Coordinates) and len(tokens.order) > 1:
+            return np.full((len(block.vectors), len(chosen), 4), np.inf)  # margins are not known so simply
+        rows = tokens.rows(chosen)
+        margins = np.matmul(block.vectors, rows.rows.reshape(-1, block.vectors.shape[1]).T)
+        with np.errstate(over="ignore"):
+            margins = margins.reshape(len(margins), *rows.lengths.shape) * rows.lengths
+        # A parent's vector that has room for the rounding of these products, (r + 4) eps |row| |p|.
+        longest = self.dimension**0.5 * np.abs(block.vectors).max(axis=1)
+        rounding = (self.dimension + 4) * EPS * longest
+        separated = (margins - rounding[:, None, None] * rows.lengths >= np.where(rows.bound > 0, 1.0, 0.0)).all(axis=2)
         return np.where(separated[:, :, None], block.residuals[:, None, :], np.inf)
 
     def _solve(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
@@ -252,25 +263,44 @@ class _Walk:
         todo = todo[:room]
         if not room:
             return alive
-        systems = self._systems(children.prefixes[todo])
-        verdicts = solve_systems(systems, by_multipliers=not isinstance(self.problem.keys, Coordinates))
+        children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
         self.solves += room
-        children.multipliers[todo] = verdicts.multipliers * systems.scale[:, None]
-        children.vectors[todo] = verdicts.residuals.vectors * systems.scale[:, None]
-        children.residuals[todo] = verdicts.residuals.table
-        ruled_out = todo[verdicts.farkas.residual <= TOLERANCE]
+        children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals.table, np.inf)
+        ruled_out = todo[verdicts.infeasible]
         alive[ruled_out] = False
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _systems(self, prefixes: Int[Array, "B j"]) -> Systems:
-        """The max-margin problems of the prefixes, gathered from the unit rows."""
-        parts = [tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)]
-        rows, lengths, asked = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        bound = asked / lengths
-        scale = bound.max(axis=1, initial=0.0)  # positive: what asks for nothing is known from its parent
-        bound /= scale[:, None]
-        return Systems(rows, bound, None, np.where(bound > 0, bound, 1.0), lengths, scale)
+    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
+        """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
+        systems = concatenated([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
+        if isinstance(self.problem.keys, Coordinates):
+            verdicts = solve_systems(systems)
+            if self.dimension < self.problem.keys.dimension:  # a proof must hold for the problem's own rows
+                for b in np.flatnonzero(verdicts.infeasible).tolist():
+                    if proof(self._constraints(prefixes[b]).systems(), verdicts.farkas.weights[b]) is None:
+                        verdicts.farkas.residual[b] = np.inf
+            scale = systems.scale[:, None]
+            return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
+        verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        multipliers = np.zeros_like(verdicts.multipliers)
+        for b, prefix in enumerate(prefixes):
+            own = self._constraints(prefix).systems()
+            one = solve_systems(own)
+            multipliers[b] = one.multipliers[0] * own.scale[0] / own.lengths[0] * systems.lengths[b]
+            verdicts.residuals.table[b], verdicts.farkas.residual[b] = one.residuals.table[0], one.farkas.residual[0]
+        return multipliers, np.einsum("bk,bkr->br", multipliers, systems.rows), verdicts
+
+    def _constraints(self, prefix: Int[Array, " j"]) -> Constraints:
+        """The constraints of the inputs that a prefix decides."""
+        ranks = np.zeros(self.problem.n, dtype=np.intp)
+        ranks[: len(prefix)] = prefix
+        whole = limit_constraints(self.problem, self._positions(ranks[None])[0])
+        kept = whole.token[:, 0] < len(prefix)
+        assert whole.minus is not None, "these constraints are on differences"
+        return replace(
+            whole, plus=whole.plus[kept], minus=whole.minus[kept], bound=whole.bound[kept], token=whole.token[kept]
+        )
 
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
@@ -306,12 +336,13 @@ class _Walk:
         constraints = limit_constraints(self.problem, selected)
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
             return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
-        parts = [tokens.rows(t[None])[1][0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
-        multipliers = leaves.multipliers[b] / np.concatenate(parts)
+        parts = [tokens.rows(t[None]).lengths[0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
+        multipliers = in_doubles(leaves.multipliers[b], over=np.concatenate(parts))
+        vector = constraints.parameter(multipliers, leaves.vectors[b])
         return MarginSolution(
             status="optimal",
-            vector=constraints.parameter(multipliers, leaves.vectors[b]),
-            margin=float(1 / np.linalg.norm(leaves.vectors[b])),
+            vector=vector,
+            margin=float(1 / self.problem.keys.norm(vector)),
             multipliers=multipliers,
             tokens=constraints.token,
             certificate=Certificate(*leaves.residuals[b].tolist()),

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.answers import OUT_OF_RANGE, UNDECIDED, Answers
-from tokenmargin.margin.certificate import TOLERANCE, normalised
+from tokenmargin.margin.answers import OUT_OF_RANGE, RAY, UNDECIDED, Answers
+from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.margin.system import MANY, solve_systems
 
@@ -54,7 +54,7 @@ class MarginBatch:
     @property
     def infeasible(self) -> Bool[Array, " B"]:
         """Which problems are proven to have no solution."""
-        return self.residuals[:, 4] <= TOLERANCE
+        return self.residuals[:, 4] == 0
 
     @property
     def optimal(self) -> Bool[Array, " B"]:
@@ -71,7 +71,7 @@ class MarginBatch:
         certificate = Certificate(*self.residuals[b].tolist())
         status: Status = "inaccurate"
         if certificate.residual <= TOLERANCE:
-            status = "infeasible" if certificate.farkas <= TOLERANCE else "optimal"
+            status = "infeasible" if certificate.farkas == 0 else "optimal"
         return MarginSolution(
             status=status,
             vector=self.vectors[b],
@@ -182,7 +182,7 @@ def _answer(keys: Array, selected: Array, where: slice, answers: Answers) -> Non
     codes = answers.codes[where]
     if (codes == OUT_OF_RANGE).any() and not np.isfinite(keys if len(keys) == 1 else keys[where]).all():
         raise ValueError("keys must be finite; remove or impute the tokens that are not")
-    left = where.start + np.flatnonzero((codes == UNDECIDED) | (codes == OUT_OF_RANGE))
+    left = where.start + np.flatnonzero(np.isin(codes, (UNDECIDED, OUT_OF_RANGE, RAY)))
     if len(left):
         _answer_as_stack(keys, selected, left, answers)
 
@@ -191,16 +191,20 @@ def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answ
     """Answer the given problems through `solve_systems`, in the units of the problem."""
     first = which[:, None] if len(keys) > 1 else np.zeros((1, 1), dtype=np.intp)
     inputs, alpha = np.arange(keys.shape[1]), selected[which]
-    rows = (
-        keys[first, inputs, alpha][:, :, None] - keys[first[:, :, None], inputs[:, None], _others(alpha, keys.shape[2])]
-    )
-    systems = normalised(rows.reshape(len(which), -1, keys.shape[3]), np.ones((1, answers.multipliers.shape[1])))
+    chosen, others = keys[first, inputs, alpha], _others(alpha, keys.shape[2])
+    minus = keys[first[:, :, None], inputs[:, None], others]
+    plus = np.broadcast_to(chosen[:, :, None], minus.shape)
+    shape = (len(which), -1, keys.shape[3])
+    ones = np.ones((1, answers.multipliers.shape[1]))
+    systems = normalised(plus.reshape(shape), ones, minus=minus.reshape(shape))
     verdicts = solve_systems(systems)
-    answers.multipliers[which] = verdicts.multipliers * (systems.scale[:, None] / systems.lengths)
-    answers.vectors[which] = verdicts.residuals.vectors * systems.scale[:, None]
-    answers.norms[which] = verdicts.residuals.norm * systems.scale
+    scale = systems.scale[:, None]
+    answers.multipliers[which] = in_doubles(verdicts.multipliers, times=scale, over=systems.lengths)
+    answers.vectors[which] = in_doubles(verdicts.residuals.vectors, times=scale)
+    answers.norms[which] = in_doubles(verdicts.residuals.norm, times=systems.scale)
     answers.residuals[which, :4] = verdicts.residuals.table
     answers.residuals[which, 4] = verdicts.farkas.residual
-    farkas = verdicts.farkas.weights / systems.lengths
+    farkas = in_doubles(verdicts.farkas.weights, over=systems.lengths)
     total = farkas.sum(axis=1, keepdims=True)
-    answers.farkas[which] = np.divide(farkas, total, out=np.zeros_like(farkas), where=total > 0)
+    proven = verdicts.infeasible[:, None] & (total > 0)
+    answers.farkas[which] = np.divide(farkas, total, out=np.zeros_like(farkas), where=proven)

@@ -1,32 +1,54 @@
-"""What makes an answer true: systems `min |y|, rows y >= bound` in stacks, and the residuals that judge a claim.
+"""What makes an answer true: residuals of an optimal vector and of a refutation, rounding counted against both.
 
-Everything works on a stack of B systems of one shape; a single problem is a stack of one. Rows have unit length and
-the largest bound of a system is 1, so residuals mean the same in every problem.
+Systems `min |y|, rows y >= bound` come in stacks of one shape; a single problem is a stack of one. Rows and bounds are
+scaled by powers of two, so nothing is rounded on the way in or out: rows have lengths between 1/2 and 1, the largest
+bound of a system is between 1/2 and 1, and residuals mean the same in every problem.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["TOLERANCE", "Residuals", "Systems", "farkas_residual", "judge", "normalised"]
+__all__ = [
+    "EPS",
+    "PRODUCTS_TOLERANCE",
+    "TOLERANCE",
+    "Residuals",
+    "Systems",
+    "concatenated",
+    "farkas_residual",
+    "farkas_residual_by_products",
+    "in_doubles",
+    "kkt_residuals",
+    "kkt_residuals_by_products",
+    "normalised",
+]
 
 TOLERANCE = 1e-10
-"""Largest residual with which an answer is called optimal or infeasible."""
-UNRESOLVED = 1e-3
-"""A violation hidden by rounding counts as such up to this share of its bound, and as a violation beyond."""
-_EPS = float(np.finfo(float).eps)
+"""Largest residual with which an answer is called optimal."""
+PRODUCTS_TOLERANCE = 1e-7
+"""The same where inner products are all that is known: they hold half the digits."""
+EPS = float(np.finfo(float).eps)
 _TINY = float(np.finfo(float).tiny)
 _SMALLEST = 1e-280  # squared lengths below, and above its reciprocal, may have suffered under- or overflow
+_LARGEST_EXPONENT = 1023
 
 
 class Systems(NamedTuple):
-    """A stack of systems with unit rows, and what undoes the scaling: `multipliers * scale / lengths`.
+    """A stack of systems with scaled rows, and what undoes the scaling: `multipliers * scale / lengths`.
 
-    `size` is the unit in which a violation is counted: the bound, or the largest bound of the system where it is 0.
+    - `size`: the unit in which a violation is counted: the bound, or 1 where it is 0.
+    - `lengths`, `scale`: powers of two; a row was divided by its length, the vector is to be multiplied by the scale.
+    - `lost`: what rounding took from the rows, so that `rows + lost` are exact; None for nothing, NaN for unknown.
+    - `in_range`: which systems doubles can hold.
+    - `products`, `noise`, `terms`: where the rows are known by inner products alone, these products; that of rows i and
+      j is known up to `noise_i noise_j`. Row i is a difference of vectors whose lengths add up to `terms_i`.
+    - `rank`: dimensions that the rows cannot exceed, where known.
     """
 
     rows: Float[Array, "B k r"]
@@ -35,101 +57,270 @@ class Systems(NamedTuple):
     size: Float[Array, "B k"]
     lengths: Float[Array, "B k"]
     scale: Float[Array, " B"]
+    lost: Float[Array, "B k r"] | None = None
+    in_range: Bool[Array, " B"] | None = None
+    products: Float[Array, "B k k"] | None = None
+    noise: Float[Array, "B k"] | None = None
+    terms: Float[Array, "B k"] | None = None
+    rank: int | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """Largest residual with which an answer is called optimal."""
+        return TOLERANCE if self.products is None else PRODUCTS_TOLERANCE
 
     def one(self, b: int) -> Systems:
         """The stack that holds system `b` alone."""
+        if len(self.rows) == 1:
+            return self
         return self.some(slice(b, b + 1))
 
     def some(self, which: slice | Int[Array, " c"]) -> Systems:
         """The stack of the given systems."""
-        rows, bound, equality, size, lengths, scale = self
-        return Systems(rows[which], bound[which], equality, size[which], lengths[which], scale[which])
+        stacked = {name: part[which] for name, part in self._asdict().items() if _is_stacked(name, part)}
+        return self._replace(**stacked)
+
+
+def _is_stacked(name: str, part: object) -> bool:
+    """Whether a field of `Systems` has an entry per system."""
+    return isinstance(part, np.ndarray) and name != "equality"
 
 
 class Residuals(NamedTuple):
-    """Residuals of the optimality conditions, with the vectors that were judged and their norms.
+    """Residuals of the optimality conditions in the units of `Certificate`, the vector judged, and its norm."""
 
-    The columns of `table` are primal, dual, complementarity and gap, in the units of `Certificate`.
-    """
-
-    table: Float[Array, "B 4"]
-    norm: Float[Array, " B"]
-    vectors: Float[Array, "B r"]
+    primal: float
+    dual: float
+    complementarity: float
+    gap: float
+    vector: Float[Array, " r"]
+    norm: float
 
     @property
-    def largest(self) -> Float[Array, " B"]:
+    def largest(self) -> float:
         """The worst of the four conditions."""
-        return np.maximum.reduce(self.table, axis=1)
+        return max(self[:4])
 
 
 def normalised(
-    raw: Float[Array, "B k r"], bound: Float[Array, "#B k"], equality: Bool[Array, " k"] | None = None
+    plus: Float[Array, "B k r"],
+    bound: Float[Array, "#B k"],
+    equality: Bool[Array, " k"] | None = None,
+    *,
+    minus: Float[Array, "B k r"] | None = None,
 ) -> Systems:
-    """Unit rows, and bounds (none negative) of at most 1; a row of length zero stays zero."""
-    lengths = _lengths(raw)
-    relative = bound / lengths
-    scale = np.maximum.reduce(relative, axis=1, initial=_TINY)
-    relative /= scale[:, None]
-    size = relative if bound.all() else np.where(relative > 0, relative, 1.0)
-    return Systems(raw / lengths[:, :, None], relative, equality, size, lengths, scale)
+    """The systems with rows `plus` (less `minus`) and bounds, none negative; a row of length zero stays zero."""
+    raw, lost = (plus, None) if minus is None else _difference(plus, minus)
+    finite = np.isfinite(raw).all(axis=(1, 2))
+    if not finite.all():
+        raw = np.where(finite[:, None, None], raw, 0.0)
+    exponent = _exponents(raw)
+    rows = np.ldexp(raw, -exponent[:, :, None])
+    underflow = np.ldexp(rows, exponent[:, :, None]) != raw
+    if lost is not None:
+        lost = np.ldexp(lost, -exponent[:, :, None])
+    if underflow.any():
+        lost = np.where(underflow, np.nan, 0.0 if lost is None else lost)
+    relative, scale = _scaled_bounds(np.broadcast_to(bound, exponent.shape), exponent)
+    in_range = finite & np.isfinite(scale) & (scale > 0) & ~((relative == 0) & (bound > 0)).any(axis=1)
+    return Systems(
+        rows=rows,
+        bound=relative,
+        equality=equality,
+        size=np.where(relative > 0, relative, 1.0),
+        lengths=np.ldexp(1.0, exponent),
+        scale=scale,
+        lost=lost,
+        in_range=None if in_range.all() else in_range,
+    )
 
 
-def _lengths(raw: Float[Array, "B k r"]) -> Float[Array, "B k"]:
-    """Length of every row, 1 for rows of length zero."""
+def concatenated(parts: Sequence[Systems]) -> Systems:
+    """Systems with the constraints of all `parts` together: bounds of 1 where the parts have one, no ties."""
+    lengths, bound, rows = (
+        np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("lengths", "bound", "rows")
+    )
+    asked = bound > 0
+    bound, scale = _scaled_bounds(asked.astype(float), np.frexp(lengths)[1] - 1)
+    in_range = np.all((bound > 0) == asked, axis=1) & np.isfinite(scale) & (scale > 0)
+    for part in parts:
+        in_range &= True if part.in_range is None else part.in_range
+    lost = None
+    if any(part.lost is not None for part in parts):
+        lost = np.concatenate([np.zeros_like(x.rows) if x.lost is None else x.lost for x in parts], axis=1)
+    size = np.where(bound > 0, bound, 1.0)
+    return Systems(rows, bound, None, size, lengths, scale, lost, None if in_range.all() else in_range)
+
+
+def _difference(plus: Float[Array, "B k r"], minus: Float[Array, "B k r"]) -> tuple[Array, Array | None]:
+    """`plus - minus`, and what the rounding of that took: exactly (Knuth); None where all of it is zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        raw = plus - minus
+        back = raw - plus
+        lost = (plus - (raw - back)) - (minus + back)
+    return raw, lost if lost.any() else None
+
+
+def _exponents(raw: Float[Array, "B k r"]) -> Int[Array, "B k"]:
+    """The power of two above the length of every row; a row of zeros takes the least of its system."""
     squared = np.einsum("bkr,bkr->bk", raw, raw)
     if squared.min(initial=1.0) > _SMALLEST and squared.max(initial=1.0) < 1 / _SMALLEST:
-        return np.sqrt(squared)
-    largest = np.abs(raw).max(axis=2, initial=0.0)
-    largest[largest == 0] = 1.0
-    lengths = largest * np.sqrt(((raw / largest[:, :, None]) ** 2).sum(axis=2))
-    lengths[lengths == 0] = 1.0
-    return lengths
+        return np.frexp(np.sqrt(squared))[1]
+    largest = np.frexp(np.abs(raw).max(axis=2, initial=0.0))[1]
+    unit = np.ldexp(raw, -largest[:, :, None])
+    exponent = largest + np.frexp(np.sqrt(np.einsum("bkr,bkr->bk", unit, unit)))[1]
+    zero = np.logical_not(raw.any(axis=2))
+    least = np.where(zero, np.iinfo(exponent.dtype).max, exponent).min(axis=1, initial=np.iinfo(exponent.dtype).max)
+    exponent = np.where(zero, np.where(np.all(zero, axis=1), 0, least)[:, None], exponent)
+    return np.minimum(exponent, _LARGEST_EXPONENT)
 
 
-def judge(systems: Systems, multipliers: Float[Array, "B k"], vectors: Float[Array, "B r"] | None = None) -> Residuals:
-    """Residuals of the optimality conditions at `vectors`, by default `rows' multipliers`; infinite at zero.
+def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> tuple[Array, Array]:
+    """`bound` over `2**exponent`, divided by a power of two so that the largest is at most 1; and that power."""
+    asked = bound > 0
+    least = np.where(asked, exponent, _LARGEST_EXPONENT + 1).min(axis=1, initial=_LARGEST_EXPONENT + 1)
+    least = np.where(asked.any(axis=1), least, 0)
+    relative = np.ldexp(bound, least[:, None] - exponent)
+    mantissa, top = np.frexp(relative.max(axis=1, initial=0.0))
+    top = top - (mantissa == 0.5)
+    with np.errstate(over="ignore"):
+        return np.ldexp(relative, -top[:, None]), np.ldexp(1.0, top - least)
 
-    A violation is counted in units of its own bound (of the largest bound for `>= 0`), less the rounding of the inner
-    product itself: with |row| = 1 no vector of doubles meets a constraint better than `r eps |y|`.
+
+def in_doubles(
+    values: Float[Array, "..."], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
+) -> Float[Array, "..."]:
+    """`values times / over`, powers of two, without rounding; beyond the range of doubles, its ends.
+
+    A number that is not zero does not become zero: which multipliers are positive is not lost.
     """
-    rows, bound, equality, size = systems[:4]
-    y = np.matmul(multipliers[:, None, :], rows) if vectors is None else vectors[:, None, :]
-    column = y.transpose(0, 2, 1)
-    squared = np.matmul(y, column)[:, 0, 0]
-    slack = np.matmul(rows, column)[:, :, 0] - bound
-    norm = np.sqrt(squared)
-    surplus, signed = slack, multipliers
+    with np.errstate(over="ignore"):
+        scaled = np.ldexp(values, np.frexp(times)[1] - np.frexp(over)[1])
+    scaled = np.clip(scaled, -np.finfo(float).max, np.finfo(float).max)
+    vanished = (scaled == 0) & (values != 0)
+    return np.where(vanished, np.copysign(np.nextafter(0.0, 1.0), values), scaled) if vanished.any() else scaled
+
+
+def kkt_residuals(
+    rows: Float[Array, "k r"],
+    bound: Float[Array, " k"],
+    multipliers: Float[Array, " k"],
+    vector: Float[Array, " r"] | None = None,
+    *,
+    size: Float[Array, " k"] | None = None,
+    equality: Bool[Array, " k"] | None = None,
+    length: float = 1.0,
+) -> Residuals:
+    """Residuals of the optimality conditions of `min |y|, rows y >= bound` at `vector`, by default `rows' multipliers`.
+
+    The two that make the proof count rounding against the claim:
+
+    - primal: the largest violation in units of its own `size`, plus `(r + 4) eps length |y|`, which bounds the error
+      of an inner product in r dimensions, of the difference that made the row, and of the vector when it is scaled;
+    - gap: `1 - lower / |y|`, where no solution is shorter than `lower = bound' multipliers / |rows' multipliers|`,
+      plus `(a + 4) eps length sum |multipliers| / |y|`, which bounds the error of that combination of a rows.
+
+    `length` is that of the longest row. Residuals are infinite at zero.
+    """
+    r = rows.shape[1]
+    built = multipliers.dot(rows)
+    y = built if vector is None else vector
+    squared = y.dot(y).item()
+    reach = squared if vector is None else built.dot(built).item()
+    if not (_TINY < squared < 1 / _TINY and _TINY < reach < 1 / _TINY):
+        return Residuals(np.inf, np.inf, np.inf, np.inf, y, squared**0.5)
+    norm, reach = squared**0.5, reach**0.5
+    slack = rows.dot(y)
+    slack -= bound
+    # Extremes by their place, products as methods: on small arrays four times as fast as reductions and operators.
+    products = multipliers * slack
+    complementarity = max(products.item(products.argmax()), -products.item(products.argmin())) / squared
+    signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
+    least, total = signed.item(signed.argmin()), np.abs(multipliers).sum().item()
+    dual = -least / np.abs(multipliers).max().item() if least < 0 else 0.0
+    a = np.count_nonzero(multipliers)
+    rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS
+    gap = abs(1 - bound.dot(multipliers).item() / (reach * norm)) + rounding
     if equality is not None:
-        surplus = np.where(equality, -np.abs(slack), slack)
-        signed = np.where(equality, 0.0, multipliers)
-    table = np.empty((len(norm), 4))
-    primal, dual, complementarity, gap = table.T
-    primal[:] = -np.minimum.reduce(surplus / size, axis=1, initial=0.0)
-    dual[:] = -np.minimum.reduce(signed, axis=1, initial=0.0)
-    if primal.max() > TOLERANCE:
-        hidden = np.minimum((rows.shape[2] * _EPS * norm)[:, None], UNRESOLVED * size)
-        primal[:] = -np.minimum.reduce((surplus + hidden) / size, axis=1, initial=0.0)
-    if dual.any():
-        dual /= np.maximum.reduce(np.abs(multipliers), axis=1, initial=_TINY)
-    if vectors is not None:
-        stationarity = np.linalg.norm(vectors - np.matmul(multipliers[:, None, :], rows)[:, 0], axis=1)
-        np.maximum(dual, stationarity / np.maximum(norm, _TINY), out=dual)
-    slack *= multipliers
-    np.maximum.reduce(np.abs(slack), axis=1, initial=0.0, out=complementarity)
-    gap[:] = np.abs(np.add.reduce(slack, axis=1))  # |y|^2 - bound' multipliers
-    if squared.all():
-        table[:, 2:] /= squared[:, None]
-    else:
-        table[:, 2:] /= np.maximum(squared, _TINY)[:, None]
-        primal[squared == 0] = np.inf
-    return Residuals(table, norm, y[:, 0])
+        slack = np.where(equality, -np.abs(slack), slack)
+    slack -= (r + 4) * EPS * length * norm
+    slack /= bound if size is None else size
+    primal = max(0.0, -slack.item(slack.argmin()))
+    return Residuals(primal, dual, complementarity, gap, y, norm)
 
 
-def farkas_residual(systems: Systems, witness: Float[Array, " k"]) -> float:
-    """`|rows' u|` relative to `sum |u|`, for `u >= 0` with `bound' u > 0`: zero proves that no y exists."""
-    rows, bound, equality = systems.rows[0], systems.bound[0], systems.equality
-    gain = bound @ witness
-    signed = witness if equality is None else witness[~equality]
-    if not gain > 0 or (signed < 0).any():
+def kkt_residuals_by_products(
+    products: Float[Array, "k k"],
+    noise: Float[Array, " k"],
+    terms: Float[Array, " k"],
+    bound: Float[Array, " k"],
+    multipliers: Float[Array, " k"],
+    *,
+    size: Float[Array, " k"],
+    equality: Bool[Array, " k"] | None = None,
+) -> Residuals:
+    """As `kkt_residuals` at `y = rows' multipliers`, where inner products of the rows are all that is known.
+
+    Product (i, j) is known up to `noise_i noise_j`, so the inner product of row i with y up to
+    `noise_i noise' |multipliers|`, and |y|^2 up to the square of the last factor. The vector is stored as coefficients
+    on the dictionary: their rounding, and that of sums, moves it by at most `(k + 4) eps terms' |multipliers|`.
+    """
+    k = len(bound)
+    weights, lengths = np.abs(multipliers), np.sqrt(np.maximum(products.diagonal(), 0.0))
+    slack = products.dot(multipliers)
+    squared = multipliers.dot(slack).item()
+    blur, moved = noise.dot(weights).item(), (k + 4) * EPS * terms.dot(weights).item()
+    unknown = blur**2 + moved * (lengths.dot(weights).item() + 2 * max(squared, 0.0) ** 0.5 + moved)
+    nothing = np.zeros(0)
+    if not squared - unknown > _TINY:
+        return Residuals(np.inf, np.inf, np.inf, np.inf, nothing, max(squared, 0.0) ** 0.5)
+    slack -= bound
+    signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
+    surplus = slack if equality is None else np.where(equality, -np.abs(slack), slack)
+    surplus = (surplus - blur * noise - moved * lengths) / size
+    return Residuals(
+        primal=max(0.0, -surplus.min().item()),
+        dual=max(0.0, -signed.min().item()) / weights.max().item(),
+        complementarity=np.abs(multipliers * slack).max().item() / squared,
+        gap=abs(1 - bound.dot(multipliers).item() / squared) + unknown / (squared - unknown),
+        vector=nothing,
+        norm=squared**0.5,
+    )
+
+
+def farkas_residual(
+    rows: Float[Array, "k r"],
+    bound: Float[Array, " k"],
+    weights: Float[Array, " k"],
+    equality: Bool[Array, " k"] | None = None,
+) -> float:
+    """`rho = |rows' u|` over `sum_j u_j |row_j|`, rounding counted, for `u >= 0` with `bound' u > 0`; else infinity.
+
+    No direction p has `<row_j, p> > rho |row_j| |p|` in all constraints of the support. That there is no solution at
+    all takes a combination that is exactly zero: see `exact.proven_infeasible`.
+    """
+    signed = weights if equality is None else weights[~equality]
+    if not bound.dot(weights) > 0 or (signed < 0).any():
         return np.inf
-    return float(np.linalg.norm(witness @ rows) / max(gain, np.abs(witness).sum()))
+    total = np.abs(weights).dot(np.sqrt(np.einsum("kr,kr->k", rows, rows))).item()
+    if total == 0:
+        return 0.0
+    return float(np.linalg.norm(weights.dot(rows))) / total + (np.count_nonzero(weights) + 4) * EPS
+
+
+def farkas_residual_by_products(
+    products: Float[Array, "k k"],
+    noise: Float[Array, " k"],
+    bound: Float[Array, " k"],
+    weights: Float[Array, " k"],
+    equality: Bool[Array, " k"] | None = None,
+) -> float:
+    """As `farkas_residual`, where inner products of the rows are all that is known, as `kkt_residuals_by_products`."""
+    signed = weights if equality is None else weights[~equality]
+    if not bound.dot(weights) > 0 or (signed < 0).any():
+        return np.inf
+    size = np.abs(weights)
+    total = size.dot(np.sqrt(np.maximum(products.diagonal() - noise**2, 0.0))).item()
+    rounding = (len(noise) + 2) * EPS * size.dot(np.sqrt(np.maximum(products.diagonal(), 0.0))) ** 2
+    squared = max(weights.dot(products).dot(weights), 0.0) + size.dot(noise) ** 2 + rounding
+    return float(squared**0.5 / total) if total > 0 else np.inf

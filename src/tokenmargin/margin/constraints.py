@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import AbstractGeometry, Coordinates
+from tokenmargin.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.margin.certificate import Systems, normalised
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
@@ -54,6 +55,27 @@ class Constraints:
         """The constraint vectors, up to an isometry of their span."""
         rows = self.geometry.differences(self.plus, self.minus)
         return rows if self.sign is None else rows * self.sign[:, None]
+
+    def systems(self) -> Systems:
+        """The constraints as a stack of one, scaled, with what is known of their rounding."""
+        bound = self.bound[None]
+        if isinstance(self.geometry, Coordinates):
+            sign = 1.0 if self.sign is None else self.sign[:, None]
+            plus, minus = self.geometry.vectors[self.plus] * sign, None
+            if self.minus is not None:
+                minus = (self.geometry.vectors[self.minus] * sign)[None]
+            return normalised(plus[None], bound, self.equality, minus=minus)
+        assert isinstance(self.geometry, Gram), "the two geometries"
+        known = self.geometry.products(self.plus, self.minus)
+        sign = np.ones(len(self)) if self.sign is None else self.sign
+        systems = normalised(self.rows()[None], bound, self.equality)
+        lengths = systems.lengths[0]
+        return systems._replace(
+            products=(known.products * np.outer(sign, sign) / lengths / lengths[:, None])[None],
+            noise=(known.noise / lengths)[None],
+            terms=(known.terms / lengths)[None],
+            rank=known.rank,
+        )
 
     def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:
         """The solution as a parameter: in coordinates it is the vector y of the rows' space, else its multipliers."""

@@ -111,7 +111,7 @@ def ordinary(rows: Differences) -> Proposal:
     """The solver of single problems, with its rescue of hard cases."""
     systems = normalised(rows.dense(slice(None))[None], np.ones((1, len(rows))))
     verdict = solve_systems(systems)
-    if verdict.farkas is not None and verdict.farkas.residual[0] < np.inf:
+    if verdict.farkas.residual[0] < verdict.residuals.largest[0]:
         return Proposal(verdict.farkas.weights[0] / systems.lengths[0], None)
     scale = systems.scale[0]
     multipliers = np.maximum(verdict.multipliers[0], 0.0) * (scale / systems.lengths[0])

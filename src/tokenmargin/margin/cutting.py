@@ -78,9 +78,10 @@ def _spread(master: Master, rows: Differences) -> Float[Array, " k"]:
 
 def _refutation(master: Master, rows: Differences) -> Proposal:
     """Why the master has no solution: a Farkas vector, where there is one."""
-    verdict = solve_systems(normalised(master.rows[None], master.bound[None]))
+    systems = normalised(master.rows[None], master.bound[None])
+    verdict = solve_systems(systems)
     if verdict.farkas.residual[0] < np.inf:
-        master.multipliers = verdict.farkas.weights[0]
+        master.multipliers = verdict.farkas.weights[0] / systems.lengths[0]
     return Proposal(_spread(master, rows), None)
 
 

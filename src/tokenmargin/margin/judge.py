@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import TOLERANCE
+from tokenmargin.margin.certificate import farkas_residual, normalised
 from tokenmargin.margin.differences import Differences, Proposal
 from tokenmargin.margin.pairs import RowPairs
+from tokenmargin.margin.rescue import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
 __all__ = ["Judge", "Ties"]
@@ -37,6 +38,7 @@ class Judge:
 
     def __init__(self, vectors: Float[Array, "m d"], pairs: RowPairs) -> None:
         self.pairs, self.began = pairs, time.perf_counter()
+        self.given = vectors
         self.vectors = vectors - vectors.mean(axis=0)  # differences are all that counts, and they keep their digits
         self.ties = Ties(self.vectors, pairs.ties)
 
@@ -53,7 +55,7 @@ class Judge:
             return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
         rows = Differences(self.vectors, plus=self.pairs.plus(numbers), minus=self.pairs.rivals[numbers])
         if found.vector is None:
-            return self._refuted(rows, multipliers / multipliers.sum(), numbers)
+            return self._refuted(multipliers, numbers)
         least = float(self.pairs.margins(self.vectors @ found.vector).min())
         if not least > 0:
             return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
@@ -82,14 +84,29 @@ class Judge:
         first, second = self.pairs.ties.T
         return np.asarray(self.ties.multipliers(y) @ (self.vectors[first] - self.vectors[second]))
 
-    def _refuted(self, rows: Differences, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
-        """Infeasible when the weights are a Farkas vector to tolerance, else inaccurate by its residual."""
-        combined = rows.combined(weights)
-        across = self._across(combined)
-        size = float(weights @ rows.lengths())
-        residual = float(np.linalg.norm(combined - across)) / max(size, float(np.finfo(float).tiny))
-        status: Status = "infeasible" if residual <= TOLERANCE else "inaccurate"
-        return self._solution(status, Proposal(weights, None), numbers, Certificate(farkas=residual))
+    def _refuted(self, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
+        """Infeasible where a combination of the constraints is proven to be zero, else inaccurate by its residual."""
+        pairs = np.stack([self.pairs.plus(numbers), self.pairs.rivals[numbers]], axis=1)
+        found = Proposal(weights / weights.sum(), None)
+        if not self._coefficients(pairs, weights).any():  # tokens cancel, wherever they are
+            return self._solution("infeasible", found, numbers, Certificate(farkas=0.0))
+        ties = self.pairs.ties
+        plus, minus = self.given[np.concatenate([pairs, ties]).T]
+        tied = np.arange(len(plus)) >= len(pairs)
+        systems = normalised(plus[None], (~tied).astype(float)[None], tied if len(ties) else None, minus=minus[None])
+        rows = Differences(self.vectors, plus=pairs[:, 0], minus=pairs[:, 1])
+        scaled = np.concatenate([weights, -self.ties.multipliers(rows.combined(weights))]) * systems.lengths[0]
+        proven = proof(systems, scaled)
+        if proven is None:
+            residual = farkas_residual(systems.rows[0], systems.bound[0], scaled, systems.equality)
+            return self._solution("inaccurate", found, numbers, Certificate(farkas=residual))
+        weights = (proven / systems.lengths[0])[: len(pairs)]
+        return self._solution("infeasible", Proposal(weights / weights.sum(), None), numbers, Certificate(farkas=0.0))
+
+    def _coefficients(self, pairs: Int[Array, "a 2"], weights: Float[Array, " a"]) -> Float[Array, " m"]:
+        """What the combination of rows takes of every token."""
+        m = len(self.vectors)
+        return np.bincount(pairs[:, 0], weights, m) - np.bincount(pairs[:, 1], weights, m)
 
     def _solution(
         self, status: Status, found: Proposal, numbers: Int[Array, " a"], certificate: Certificate

@@ -18,12 +18,14 @@ class Certificate(NamedTuple):
     """Residuals of the optimality conditions, each relative to the problem's own scale.
 
     - `primal`: largest violation of a constraint, in units of the margin.
-    - `dual`: most negative multiplier of an inequality, relative to the largest; or `|p - M' multipliers|` over |p|.
+    - `dual`: most negative multiplier of an inequality, relative to the largest.
     - `complementarity`: largest product of multiplier and slack, relative to |p|^2.
-    - `gap`: duality gap, relative to |p|^2.
-    - `farkas`: |M' farkas| over `sum_j farkas_j |row_j|`, for infeasible problems (else infinity).
+    - `gap`: how much longer p is than some lower bound of all solutions' lengths, relatively. The multipliers prove
+      the bound, `bound' multipliers / |M' multipliers|`.
+    - `farkas`: no direction has a margin of more than this share of the length of every row: |M' farkas| over
+      `sum_j farkas_j |row_j|`. Zero where it is proven that none has any; infinity where nothing is known.
 
-    Violations that rounding hides (see `certificate.judge`) are none: no vector of doubles does better.
+    Rounding is counted against the claim: `primal` and `gap` hold in exact arithmetic, for the doubles given.
     """
 
     primal: float = np.inf
@@ -34,8 +36,8 @@ class Certificate(NamedTuple):
 
     @property
     def residual(self) -> float:
-        """The largest residual of the claim made: of optimality, or of infeasibility where that is proven better."""
-        return min(max(self.primal, self.dual, self.complementarity, self.gap), self.farkas)
+        """The largest residual of the claim made: zero where infeasibility is proven, else that of optimality."""
+        return 0.0 if self.farkas == 0 else max(self.primal, self.dual, self.complementarity, self.gap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +45,14 @@ class MarginSolution:
     """The solution of `min |p|` under linear constraints, and why to believe it.
 
     **Attributes**
-    - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven to tolerance.
+    - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven; `explanation` says what is known.
     - `vector`: the minimiser, a parameter of the problem's geometry; zeros when infeasible.
     - `margin`: `1 / |p|`; zero when infeasible, infinity when there is nothing to separate.
-    - `multipliers`: one per constraint.
+    - `multipliers`: one per constraint; where doubles cannot hold one, the nearest they can.
     - `active`: constraints with a positive multiplier.
     - `tokens`: (input, position) of each constraint; of a corpus, (selected row, other row) of those that hold p.
-    - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`, proving infeasibility; None otherwise.
+    - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`: a vector with exactly these properties
+      exists, and this is it to rounding. None where infeasibility is not proven.
     - `certificate`: the residuals.
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
@@ -89,6 +92,26 @@ class MarginSolution:
     def is_optimal(self) -> bool:
         """Whether the vector is proven to be the minimiser."""
         return self.status == "optimal"
+
+    @property
+    def explanation(self) -> str:
+        """What is proven, in a sentence."""
+        certificate = self.certificate
+        if self.status == "optimal":
+            return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}"
+        if self.status == "infeasible":
+            return "no direction satisfies the constraints: a non-negative combination of them is exactly zero"
+        if certificate.primal < 1:
+            return (
+                "not decided to tolerance: the vector found satisfies the constraints when lengthened, "
+                f"and has a residual of {certificate.residual:.0e}"
+            )
+        if certificate.farkas < np.inf:
+            return (
+                f"not decided: no direction has a margin over {certificate.farkas:.0e} of the length of the "
+                "differences, but whether one has any is beyond double precision"
+            )
+        return "not decided: beyond the range or the digits of doubles"
 
     def __repr__(self) -> str:
         return (

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.answers import UNDECIDED
-from tokenmargin.margin.certificate import TOLERANCE, Residuals, Systems, judge
+from tokenmargin.margin.answers import RAY, UNDECIDED
+from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.master import propose_by_cuts
-from tokenmargin.margin.rescue import VANISHED, Refutation, rescue
+from tokenmargin.margin.rescue import judged, proof, rescue
 
-__all__ = ["FEW", "MANY", "Farkas", "Verdicts", "solve_systems"]
+__all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "Verdicts", "solve_systems"]
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -27,97 +27,110 @@ _MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from
 _WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
 
 
+class ResidualTable(NamedTuple):
+    """Residuals of many systems, with the vectors that were judged and their norms.
+
+    The columns of `table` are primal, dual, complementarity and gap, in the units of `Certificate`.
+    """
+
+    table: Float[Array, "B 4"]
+    norm: Float[Array, " B"]
+    vectors: Float[Array, "B r"]
+
+    @property
+    def largest(self) -> Float[Array, " B"]:
+        """The worst of the four conditions."""
+        return np.maximum.reduce(self.table, axis=1)
+
+
 class Farkas(NamedTuple):
-    """Proofs of infeasibility with their residuals; zeros and infinity for the systems that have none."""
+    """Farkas vectors with their residuals: 0 where proven exactly, infinity for the systems that have none."""
 
     weights: Float[Array, "B k"]
     residual: Float[Array, " B"]
 
 
 class Verdicts(NamedTuple):
-    """What is proven of each system: multipliers where `residuals.largest` is small, or a Farkas vector."""
+    """What is proven of each system: multipliers where `optimal`, or a Farkas vector where `infeasible`."""
 
     multipliers: Float[Array, "B k"]
-    residuals: Residuals
+    residuals: ResidualTable
     farkas: Farkas
+    tolerance: float = TOLERANCE
+
+    @classmethod
+    def nothing(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> Verdicts:
+        """Nothing is known."""
+        table = ResidualTable(np.full((B, 4), np.inf), np.zeros(B), np.zeros((B, r)))
+        return cls(np.zeros((B, k)), table, Farkas(np.zeros((B, k)), np.full(B, np.inf)), tolerance)
+
+    @property
+    def optimal(self) -> Bool[Array, " B"]:
+        """Which vectors are proven to be the solution."""
+        return self.residuals.largest <= self.tolerance
+
+    @property
+    def infeasible(self) -> Bool[Array, " B"]:
+        """Which systems are proven to have no solution."""
+        return self.farkas.residual == 0
 
 
-def solve_systems(systems: Systems, *, by_multipliers: bool = False, few: int = FEW) -> Verdicts:
+def solve_systems(systems: Systems, *, few: int = FEW) -> Verdicts:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
 
     **Arguments**
-    - `by_multipliers`: the vectors will be stored as their multipliers, so they must be `rows' multipliers` to the last
-      digit. Otherwise hard cases get vectors that meet the constraints better than any rounded multipliers do.
     - `few`: fewer systems than this go without compiled code.
     """
     B, k, _ = systems.rows.shape
-    if few > B or k > MANY or systems.equality is not None:
-        return _one_by_one(systems, by_multipliers=by_multipliers)
+    if few > B or k > MANY or not k or systems.equality is not None or systems.products is not None:
+        return _one_by_one(systems)
     # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.stack import solve_stack
 
-    answers = solve_stack(systems.rows, systems.bound, systems.size)
-    residuals = Residuals(answers.residuals[:, :4], answers.norms, answers.vectors)
+    answers = solve_stack(systems.rows, systems.bound, systems.size, exact=systems.lost is None)
+    residuals = ResidualTable(answers.residuals[:, :4], answers.norms, answers.vectors)
     verdicts = Verdicts(answers.multipliers, residuals, Farkas(answers.farkas, answers.residuals[:, 4]))
+    for b in np.flatnonzero(answers.codes == RAY).tolist():
+        proven = proof(systems.one(b), verdicts.farkas.weights[b])
+        if proven is None:
+            answers.codes[b] = UNDECIDED
+        else:
+            verdicts.farkas.weights[b], verdicts.farkas.residual[b] = proven, 0.0
     left = np.flatnonzero(answers.codes == UNDECIDED)
+    if systems.in_range is not None:
+        left = np.union1d(left, np.flatnonzero(~systems.in_range))
     if len(left):
-        _replace(verdicts, left, _one_by_one(systems.some(left), by_multipliers=by_multipliers))
+        _replace(verdicts, left, _one_by_one(systems.some(left)))
     return verdicts
 
 
 def _replace(verdicts: Verdicts, which: Int[Array, " c"], others: Verdicts) -> None:
     """Write the verdicts of the given systems over those that are there."""
     verdicts.multipliers[which] = others.multipliers
-    for array, values in zip(verdicts.residuals, others.residuals, strict=True):
-        array[which] = values
-    if others.farkas is not None:
-        for array, values in zip(verdicts.farkas, others.farkas, strict=True):
+    for mine, theirs in ((verdicts.residuals, others.residuals), (verdicts.farkas, others.farkas)):
+        for array, values in zip(mine, theirs, strict=True):
             array[which] = values
 
 
-def _one_by_one(systems: Systems, *, by_multipliers: bool) -> Verdicts:
+def _one_by_one(systems: Systems) -> Verdicts:
     """As `solve_systems`: daqp proposes, one system after the other, and what fails is refuted or rescued."""
-    multipliers = propose(systems, narrowed(systems.rows))
-    residuals = judge(systems, multipliers)
-    failed = residuals.largest > TOLERANCE
-    farkas = Farkas(np.zeros_like(multipliers), np.full(len(multipliers), np.inf))
-    if not failed.any():
-        return Verdicts(multipliers, residuals, farkas)
-    hopeless = failed & ~multipliers.any(axis=1)
-    if systems.equality is None and hopeless.any():
-        _refute(systems, np.flatnonzero(hopeless), farkas)
-        residuals.table[farkas.residual <= TOLERANCE] = np.inf
-    for b in np.flatnonzero(failed & (farkas.residual > TOLERANCE)).tolist():
-        one = systems.one(b)
-        rescued = rescue(one, multipliers[b], by_multipliers=by_multipliers)
-        if isinstance(rescued, Refutation):
-            farkas.weights[b], farkas.residual[b] = rescued
-            multipliers[b], residuals.vectors[b], residuals.norm[b], residuals.table[b] = 0.0, 0.0, 0.0, np.inf
+    verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=systems.tolerance)
+    if not systems.rows.shape[1]:  # nothing to separate
+        verdicts.residuals.table[:] = 0.0
+        return verdicts
+    proposals = propose(systems, narrowed(systems.rows))
+    for b, proposal in enumerate(proposals):
+        if systems.in_range is not None and not systems.in_range[b]:
             continue
-        multipliers[b], y = rescued
-        for array, value in zip(residuals, judge(one, multipliers[b : b + 1], y), strict=True):
-            array[b] = value[0]
-    return Verdicts(multipliers, residuals, farkas)
-
-
-def _refute(systems: Systems, which: Int[Array, " c"], farkas: Farkas) -> None:
-    """Write Farkas vectors of systems without a proposal, where the least-distance problem gives clear ones.
-
-    See `rescue`, which also handles what is left.
-    """
-    rows, bound = systems.rows[which], systems.bound[which]
-    k, r = rows.shape[1:]
-    cones = np.concatenate([rows, bound[:, :, None]], axis=2)
-    target, upper, lower = np.eye(1, r + 1, r)[0], np.zeros(k), np.full(k, -_INFINITE)
-    weights = np.zeros(bound.shape)
-    for b, cone in enumerate(cones):
-        _, _, flag, info = daqp.solve(None, -target, cone, upper, lower)
-        if flag > 0:
-            weights[b] = info["lam"]
-    reached = np.matmul(weights[:, None, :], cones)[:, 0]
-    proof = np.linalg.norm(reached[:, :r], axis=1) / np.maximum(weights.sum(axis=1), 1.0)
-    clear = (np.abs(1 - reached[:, r]) < VANISHED) & (weights.min(axis=1) >= 0) & (proof <= TOLERANCE)
-    farkas.weights[which[clear]], farkas.residual[which[clear]] = weights[clear], proof[clear]
+        one = systems.one(b)
+        reached = judged(one, proposal) if proposal.any() and proposal.min() >= 0 else None
+        if reached is None or reached.largest > systems.tolerance:
+            proposal, reached, verdicts.farkas.weights[b], verdicts.farkas.residual[b] = rescue(one, proposal)
+        verdicts.multipliers[b] = proposal
+        verdicts.residuals.table[b], verdicts.residuals.norm[b] = reached[:4], reached.norm
+        if systems.products is None:
+            verdicts.residuals.vectors[b] = reached.vector
+    return verdicts
 
 
 def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:

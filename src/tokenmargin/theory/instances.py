@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.attention import AbstractLoss, AbstractObjective, LogisticLoss, PromptObjective
-from tokenmargin.corpora import selective_corpus
+from tokenmargin.corpora import selective_corpus, varied_selective_corpus
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.dynamics import FirstStep, first_step
 from tokenmargin.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
@@ -25,7 +25,7 @@ from tokenmargin.theory.limits import Limit, follow, selects
 
 __all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
 
-Selection = Literal["random", "important", "everything"]
+Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3
 """What is left of the drawn part of a token in an aligned start, beside a common part of length 1."""
 
@@ -58,12 +58,11 @@ class EmbeddingInstance:
     - `draws`: how many starts are drawn.
     - `seed`: of the draws.
     - `norm`: how far gradient flow is followed.
-    - `selection`: which selection a statement about any `p_o` is checked on: that of a "random" vector, the "important"
-      tokens, or "everything".
+    - `selection`: which selection a statement about any `p_o` is checked on: that of a "random" vector, of a "tied" one
+      (random logits of 0 and 1; as "random" where the tokens are linearly dependent), the "important" tokens, or
+      "everything".
     - `aligned`: give the important tokens a common part at the start, and the irrelevant ones its opposite. Such starts
       satisfy (14), which says nothing of inner products between tokens, and are all but never drawn.
-    - `widened`: draw starts this many times too wide and weigh them by their likelihood: rare events, seen. In
-      dimensions below |S| + 2 only.
     - `name`: how to call the corpus in a report.
     """
 
@@ -76,8 +75,22 @@ class EmbeddingInstance:
     norm: float = 1e5
     selection: Selection = "random"
     aligned: bool = False
-    widened: float = 1.0
     name: str = ""
+
+    @classmethod
+    def about(
+        cls,
+        corpus: TokenCorpus,
+        *,
+        dimension: int | float | None = None,
+        step: float | None = None,
+        delta: float = 0.05,
+        **options: Any,
+    ) -> EmbeddingInstance:
+        """A corpus, with the smallest step and dimension that (10) allows unless told."""
+        eta = float(enough_step(corpus) if step is None else step)
+        d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
+        return cls(corpus, d, eta, delta, **options)
 
     @classmethod
     def of(
@@ -85,30 +98,27 @@ class EmbeddingInstance:
         n: int,
         T: int,
         *,
-        dimension: int | float | None = None,
-        step: float | None = None,
-        delta: float = 0.05,
-        draws: int = 1,
         seed: int = 0,
         irrelevant: int | None = None,
         equal: bool = True,
-        selection: Selection = "random",
+        varied: bool = False,
+        **options: Any,
     ) -> EmbeddingInstance:
-        """A random corpus under Assumption 4, with the smallest step and dimension that (10) allows unless told."""
-        repeats = irrelevant is not None and irrelevant < T - 1
+        """A random corpus under Assumption 4: as `selective_corpus` draws it, or `varied` in all it leaves open."""
         rng = np.random.default_rng(seed)
-        corpus = selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=repeats)
-        eta = float(enough_step(corpus) if step is None else step)
-        d = enough_dimensions(corpus.size, eta, delta) if dimension is None else dimension
-        return cls(corpus, d, eta, delta, draws, seed, selection=selection)
+        repeats = irrelevant is not None and irrelevant < T - 1
+        corpus = (
+            varied_selective_corpus(n, T, rng=rng)
+            if varied
+            else selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=repeats)
+        )
+        return cls.about(corpus, seed=seed, **options)
 
     @classmethod
-    def on(cls, sequences: list[str], labels: list[int], *, draws: int = 1, aligned: bool = False) -> EmbeddingInstance:
-        """A corpus of sequences of words, with the smallest step and dimension that (10) allows."""
+    def on(cls, sequences: list[str], labels: list[int], **options: Any) -> EmbeddingInstance:
+        """A corpus of sequences of words."""
         corpus = TokenCorpus.of([sequence.split() for sequence in sequences], labels)
-        eta = float(enough_step(corpus))
-        d = enough_dimensions(corpus.size, eta, cls.delta)
-        return cls(corpus, d, eta, draws=draws, aligned=aligned, name=", ".join(sequences))
+        return cls.about(corpus, name=", ".join(sequences), **options)
 
     def starts(self) -> Iterator[Embeddings]:
         """The random starts."""
@@ -118,17 +128,7 @@ class EmbeddingInstance:
                 drawn = wishart_embeddings(self.corpus, self.dimension, rng=rng)
                 yield _aligned(drawn) if self.aligned else drawn
             else:
-                yield _widened(gaussian_embeddings(self.corpus, int(self.dimension), rng=rng), self.widened)
-
-    @cached_property
-    def weights(self) -> Float[Array, " draws"]:
-        """How much each draw counts: its density over the one it was drawn with; 1 unless starts are widened."""
-        if self.widened == 1:
-            return np.ones(self.draws)
-        squared = np.array([(step.before.norms[:-1] ** 2).sum() for step in self.steps])
-        normals = (self.corpus.size + 1) * int(self.dimension)
-        exponent = float(self.dimension) * squared / 2 * (1 - self.widened**-2)
-        return np.asarray(self.widened**normals * np.exp(-exponent))
+                yield gaussian_embeddings(self.corpus, int(self.dimension), rng=rng)
 
     @cached_property
     def steps(self) -> tuple[FirstStep, ...]:
@@ -138,16 +138,33 @@ class EmbeddingInstance:
     @cached_property
     def posed(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
         """The problem of training p after the first step, and the selection that `selection` asks for."""
-        problems = [step.after.problem() for step in self.steps]
-        if self.selection == "random":
-            return tuple((problem, selects(problem, self.point(k))) for k, problem in enumerate(problems))
-        chosen = self.corpus.important if self.selection == "important" else self.corpus.mask
-        return tuple((problem, chosen) for problem in problems)
+        return tuple((step.after.problem(), self._chosen(k)) for k, step in enumerate(self.steps))
+
+    def _chosen(self, k: int) -> Bool[Array, "n T"]:
+        if self.selection == "important":
+            return self.corpus.important
+        if self.selection == "everything":
+            return self.corpus.mask
+        if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
+            values = np.where(self.corpus.mask, logits[self.corpus.index], -1.0)
+            return np.asarray(values == values.max(axis=1, keepdims=True))
+        return selects(self.steps[k].after.problem(), self.point(k))
 
     def point(self, k: int) -> Float[Array, " D"]:
-        """A random combination of the vectors after the first step: any `p_o`."""
+        """A vector `p_o` that selects as `posed` says; for "important" and "everything", any random vector."""
         geometry = self.steps[k].after.geometry
+        if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
+            assert isinstance(geometry, Coordinates)
+            return np.asarray(np.linalg.pinv(geometry.vectors[: self.corpus.size]) @ logits)
         return geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.rows))
+
+    def _tied_logits(self, k: int) -> Float[Array, " m"] | None:
+        """A logit of 0 or 1 for every token; None where dependent tokens cannot have any logits they like."""
+        size = self.corpus.size
+        geometry = self.steps[k].after.geometry
+        if not isinstance(geometry, Coordinates) or np.linalg.matrix_rank(geometry.vectors[:size]) < size:
+            return None
+        return np.random.default_rng([self.seed, k, 2]).integers(2, size=size).astype(float)
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
@@ -162,7 +179,6 @@ class EmbeddingInstance:
             f"delta={self.delta:g} draws={self.draws} seed={self.seed}"
             + ("" if self.selection == "random" else f" selection={self.selection}")
             + (" aligned" if self.aligned else "")
-            + ("" if self.widened == 1 else f" widened={self.widened:g}")
         )
 
 
@@ -175,15 +191,6 @@ def _aligned(start: Embeddings) -> Embeddings:
     return Embeddings.of(start.corpus, moved, np.append(prompt, 0.0), np.append(head, 0.0))
 
 
-def _widened(start: Embeddings, factor: float) -> Embeddings:
-    """The same start with tokens and prompt `factor` times as long."""
-    if factor == 1:
-        return start
-    assert isinstance(start.geometry, Coordinates)
-    vectors = start.geometry.vectors
-    return Embeddings.of(start.corpus, factor * vectors[:-2], factor * vectors[-2], vectors[-1])
-
-
 @dataclass(frozen=True, eq=False)
 class ProblemInstance:
     """Paper B's setting: a problem and, where a statement needs them, a selection and points.
@@ -194,7 +201,8 @@ class ProblemInstance:
     - `loss`: logistic by default.
     - `selected`: the tokens `alpha_i`; the optimal ones by default.
     - `p`, `q`: points or directions the statement speaks of; drawn from `seed` by default.
-    - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say).
+    - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say); for the joint
+      theorems |v|/|p|.
     - `optimal`: the sets `O_i` of Assumption D; the tokens of highest score by default.
     - `head`: a nonlinear head, for the statements about any; the problem's linear one by default.
     - `norm`: how far limits are followed.
@@ -219,8 +227,11 @@ class ProblemInstance:
     @property
     def alpha(self) -> Int[Array, " n"]:
         """The selected tokens; by default those of highest score."""
-        if self.selected is not None:
-            return np.array(self.selected, dtype=np.intp)
+        return self.best if self.selected is None else np.array(self.selected, dtype=np.intp)
+
+    @property
+    def best(self) -> Int[Array, " n"]:
+        """A token of highest score in each input, whatever is selected."""
         return np.where(self.problem.mask, self.problem.scores, -np.inf).argmax(axis=1)
 
     @property

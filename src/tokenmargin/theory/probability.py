@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from scipy.stats import beta
 
 from tokenmargin.theory.claim import Slack, below
 
-__all__ = ["binomial_interval", "rarely"]
+__all__ = ["binomial_interval", "enough_draws", "rarely"]
 
 CONFIDENCE = 0.95
 """How sure the interval of a report is of holding the true probability."""
@@ -29,6 +30,17 @@ def binomial_interval(events: int, draws: int, confidence: float = CONFIDENCE) -
     low = float(beta.ppf(tail, events, draws - events + 1)) if events > 0 else 0.0
     high = float(beta.isf(tail, events + 1, draws - events)) if events < draws else 1.0
     return low, high
+
+
+def enough_draws(delta: float) -> int:
+    """The fewest draws without an event that show `P(event) <= delta`: `(1 - delta)^draws` is at most the tail.
+
+    >>> enough_draws(0.05), enough_draws(0.25)
+    (72, 13)
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta: a probability between 0 and 1, got {delta:g}")
+    return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-delta))
 
 
 def rarely(name: str, events: int, draws: int, delta: float) -> Slack:

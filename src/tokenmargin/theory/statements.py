@@ -52,8 +52,8 @@ _A = (
     ("lemma", "upper bound on the loss"),
     ("lemma", "|p| grows without bound"),
     ("lemma", "a limit selects every important token"),
-    ("definition", "secondary selection set", ""),
-    ("definition", "locally optimal direction", ""),
+    ("definition", "secondary selection set", "tokenmargin.theory.paper_a.definitions.choices"),
+    ("definition", "locally optimal direction", "tokenmargin.theory.paper_a.definitions.local_optimality"),
     ("lemma", "locally optimal directions and the gradient"),
     ("lemma", "a limit is the max-margin direction of what it selects"),
     ("lemma", "the max-margin direction of the important tokens"),
@@ -95,17 +95,17 @@ _B: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
         ("selected tokens, neighbours, margins of a direction", "tokenmargin.selection.directional_neighbours"),
     ),
     "assumption": (
-        ("well-behaved loss", ""),
-        ("other tokens score alike", "tokenmargin.theory.paper_b.gradients.assumption_b"),
-        ("optimal tokens of the label margin", ""),
-        ("mixing non-optimal tokens hurts", ""),
+        ("well-behaved loss", "tokenmargin.theory.paper_b.assumptions.assumption_a"),
+        ("other tokens score alike", "tokenmargin.theory.paper_b.assumptions.assumption_b"),
+        ("optimal tokens of the label margin", "tokenmargin.theory.paper_b.assumptions.assumption_c"),
+        ("mixing non-optimal tokens hurts", "tokenmargin.theory.paper_b.assumptions.assumption_d"),
     ),
 }
 """Paper B, each kind from 1 on (assumptions from A on)."""
 
 _EQUATIONS = (
     Statement("A", "equation", "14", "norms and inner products at the start", ("A.initialisation",)),
-    Statement("A", "equation", "18", "the closed form of the max-margin problem", ("A.lemma3-closed-form",)),
+    Statement("A", "equation", "18", "the max-margin problem without the class", ("A.equation18",)),
     Statement("B", "equation", "24", "smoothness constant L_p", ("B.lemma6",)),
     Statement("B", "equation", "26", "the gradient vanishes along descent", ("B.lemma6",)),
     Statement("B", "equation", "31", "local gradient condition (31a)-(31c)", ("B.lemma7",)),

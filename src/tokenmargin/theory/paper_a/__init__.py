@@ -1,7 +1,27 @@
 """*Attention with Trained Embeddings Provably Selects Important Tokens*: its stated results."""
 
-from tokenmargin.theory.paper_a import first_step, gradients, only_important, selection
+from tokenmargin.theory.paper_a import (
+    classes,
+    first_step,
+    flow,
+    gradients,
+    leading_pairs,
+    lengths,
+    links,
+    only_important,
+    start,
+)
 
 __all__ = ["CLAIMS"]
 
-CLAIMS = (*first_step.CLAIMS, *gradients.CLAIMS, *selection.CLAIMS, *only_important.CLAIMS)
+CLAIMS = (
+    *start.CLAIMS,
+    *first_step.CLAIMS,
+    *gradients.CLAIMS,
+    *leading_pairs.CLAIMS,
+    *classes.CLAIMS,
+    *flow.CLAIMS,
+    *links.CLAIMS,
+    *only_important.CLAIMS,
+    *lengths.CLAIMS,
+)

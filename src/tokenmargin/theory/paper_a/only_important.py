@@ -1,4 +1,4 @@
-"""When only important tokens are selected: Lemmas 19 and 21 of paper A, and why Lemma 19 says nothing of random starts.
+"""When only important tokens are selected: Lemma 19 of paper A, and why it says nothing of random starts.
 
 Lemma 19 asks that the max-margin vector of the important tokens be shorter, by a factor 1 - mu, than that of every
 other selection. The proof that a random start never has such a mu > 0 is in `no_mu`.
@@ -7,36 +7,28 @@ other selection. The proof that a random start never has such a mu > 0 is in `no
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled
 from tokenmargin.theory.instances import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, lacking, quantile, regime, share
-from tokenmargin.theory.paper_a.selection import MISALIGNED, OUTSIDE_THE_REGIME, RESIDUAL
+from tokenmargin.theory.limits import Limit
+from tokenmargin.theory.paper_a.classes import RESIDUAL
+from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, lacking, regime, typical, without_subject
+from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, limit_seen
+from tokenmargin.theory.paper_a.lengths import length
 
-__all__ = ["CLAIMS", "aligned_start", "largest_mu", "smallest_rival"]
+__all__ = ["CLAIMS", "aligned_start", "dimension_in_mu", "largest_mu", "smallest_rival"]
 
-MOST_PAIRS = 12
-"""Selections are enumerated up to this many (important, irrelevant) pairs: 4096 max-margin problems."""
-
-
-def lemma21(x: EmbeddingInstance) -> Findings:
-    """Where d is as large as Lemma 19 asks, the max-margin vector that selects the important tokens only has
-    |p| <= 4n."""
-    n = x.corpus.n
-    lengths = [_length(class_margin(problem, x.corpus.important)) for problem, _ in x.posed]
-    need = (2 * x.step * (n * deviation(x) + 44 * np.sqrt(2) * n)) ** 4
-    return Findings(
-        hypotheses=(*concentrated(x), above("d, for E_s nearly orthogonal", x.dimension, need)),
-        conclusion=(below("longest |p^|, (1 - delta) quantile", quantile(lengths, x), 4 * n),),
-    )
+MOST_PAIRS = 10
+"""Selections are enumerated up to this many (important, irrelevant) pairs: 1024 max-margin problems."""
 
 
 def lemma19(x: EmbeddingInstance) -> Findings:
@@ -44,19 +36,30 @@ def lemma19(x: EmbeddingInstance) -> Findings:
     that of every other selection by a factor 1 - mu, and d is large enough in mu, then gradient flow converges to its
     direction. (Other selections must contain the important tokens and not be everything: Theorem 5 and Lemma 6
     exclude the rest. Read to the letter, the selection of everything has length 0, and no mu > 0 exists.)"""
+    hypotheses = regime(x)
+    if (nothing := without_subject(x, hypotheses)) is not None:
+        return nothing
     single = x.corpus.assumption4().holds  # otherwise the selections to compare with are not defined
     mu = min(largest_mu(problem, x.corpus.important) for problem, _ in x.posed) if single else -np.inf
+    positive = above("mu", mu, 0, strict=True)
+    if not _all_tried(x.corpus):
+        positive = sampled(positive, "trying every selection")  # an upper bound on mu
+    enough = above("d, in mu", x.dimension, dimension_in_mu(x, mu))
+    return Findings((*hypotheses, positive, enough), _only_important(x))
+
+
+def dimension_in_mu(x: EmbeddingInstance, mu: float) -> float:
+    """What Lemma 19 asks of d: `(2816 T n^2 (1 + 2 eta_0) / mu)^4`, and `(2 eta_0 (n D + 44 n))^4`, D from (14)."""
     n, T = x.corpus.n, x.corpus.T
-    need = (2816 * T * n**2 * (1 + 2 * x.step) / mu) ** 4 if mu > 0 else np.inf
-    need = max(need, (2 * x.step * (n * deviation(x) + 44 * n)) ** 4)
-    hypotheses = (*regime(x), above("mu", mu, 0, strict=True), above("d, in mu", x.dimension, need))
-    return Findings(hypotheses, _only_important(x))
+    first = (2816 * T * n**2 * (1 + 2 * x.step) / mu) ** 4 if mu > 0 else np.inf
+    return float(max(first, (2 * x.step * (n * deviation(x) + 44 * n)) ** 4))
 
 
 def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
     """Under Theorem 5's conditions gradient flow converges to the max-margin direction that selects the important
     tokens only. (Lemma 19 without its hypothesis on mu.)"""
-    return Findings(regime(x), _only_important(x))
+    hypotheses = regime(x)
+    return without_subject(x, hypotheses) or Findings(hypotheses, _only_important(x))
 
 
 def no_mu(x: EmbeddingInstance) -> Findings:
@@ -80,32 +83,31 @@ def no_mu(x: EmbeddingInstance) -> Findings:
     What was left out moves squared lengths by at most a multiple of `|S| eta_0^2 d^(-1/4) < |S| / (88 eta_0)^2`, which
     is far below `1/(N+M) = 1/|S|`.
     """
-    corpus = x.corpus
+    corpus, hypotheses = x.corpus, regime(x)
+    if (nothing := without_subject(x, hypotheses)) is not None:
+        return nothing
     M, N = int((corpus.completely != 0).sum()), int((corpus.completely == 0).sum())
-    extra = (
-        equal("longest sequence minus shortest", corpus.T - corpus.lengths.min(), 0, tolerance=0),
-        below(
-            "tokens at the start from orthonormal", _from_orthonormal(x), float(x.dimension) ** -0.25, tolerance=1e-12
-        ),
+    near = below(
+        "tokens at the start from orthonormal", _from_orthonormal(x), float(x.dimension) ** -0.25, tolerance=1e-12
     )
-    ours = [_length(class_margin(problem, corpus.important)) for problem, _ in x.posed]
-    rivals = [_length(class_margin(problem, _all_but_one(corpus))) for problem, _ in x.posed]
+    ours = [length(class_margin(problem, corpus.important)) for problem, _ in x.posed]
+    rivals = [length(class_margin(problem, _all_but_one(corpus))) for problem, _ in x.posed]
     gaps = [theirs**2 - own**2 for own, theirs in zip(ours, rivals, strict=True)]
     return Findings(
-        hypotheses=(*regime(x), *extra),
+        hypotheses=(*hypotheses, near),
         conclusion=(
             above("shortest |p^|^2", min(ours) ** 2, 1 - 1 / (M + 1), tolerance=RESIDUAL),
             below("longest |p'|^2 of the rival", max(rivals) ** 2, smallest_rival(x), tolerance=RESIDUAL),
-            below("|p'|^2 - |p^|^2, (1 - delta) quantile", quantile(gaps, x), -1 / (N + M), tolerance=RESIDUAL),
+            below("largest |p'|^2 - |p^|^2", max(gaps), -1 / (N + M), tolerance=RESIDUAL),
         ),
     )
 
 
 def _from_orthonormal(x: EmbeddingInstance) -> float:
-    """The largest entry of `<E_s, E_t> - 1_{s = t}` at the start, (1 - delta) quantile."""
+    """The largest entry of `<E_s, E_t> - 1_{s = t}` at the start."""
     size = x.corpus.size
     grams = (step.before.geometry.gram_of(np.arange(size)) for step in x.steps)
-    return quantile([float(np.abs(gram - np.eye(size)).max()) for gram in grams], x)
+    return max(float(np.abs(gram - np.eye(size)).max()) for gram in grams)
 
 
 def smallest_rival(x: EmbeddingInstance) -> float:
@@ -124,31 +126,44 @@ def _all_but_one(corpus: TokenCorpus) -> Bool[Array, "n T"]:
 
 
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
-    angles = [
-        float(angle(problem.keys, limit.path.prompt, class_margin(problem, x.corpus.important).vector))
+    misaligned = [
+        lacking(_angle(problem, limit, class_margin(problem, x.corpus.important)))
         for (problem, _), limit in zip(x.posed, x.limits, strict=True)
     ]
-    misaligned = [lacking(a) for a in angles]
     exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return (
-        share("only important tokens selected", exactly, x),
-        below("1 - cosine with their direction, (1 - delta) quantile", quantile(misaligned, x), MISALIGNED),
+        limit_seen("only important tokens are selected", exactly, x),
+        limit_seen("p has their max-margin direction", [c <= MISALIGNED for c in misaligned], x),
+        typical("1 - cosine with their direction", misaligned, MISALIGNED, x),
     )
 
 
-def _length(solution: MarginSolution) -> float:
-    return 1 / solution.margin if solution.is_optimal else np.inf
+def _angle(problem: TokenProblem, limit: Limit, solution: MarginSolution) -> float:
+    """Infinite where there is no direction: no margin, or nothing to separate."""
+    if not solution.is_optimal or np.isinf(solution.margin):
+        return np.inf
+    return float(angle(problem.keys, limit.path.prompt, solution.vector))
+
+
+def _pairs(index: Int[Array, "n T"], mask: Bool[Array, "n T"], important: Bool[Array, "n T"]) -> list[tuple[int, int]]:
+    """The (important, irrelevant) pairs that share a sequence."""
+    rows = (row[here] for row, here in zip(index, mask, strict=True))
+    return sorted({(int(s), int(t)) for s, row in zip(index[important], rows, strict=True) for t in row if t != s})
+
+
+def _all_tried(c: TokenCorpus) -> bool:
+    return c.assumption4().holds and len(_pairs(c.index, c.mask, c.important)) <= MOST_PAIRS
 
 
 def largest_mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
     """`1 - |p^| / min |p^'|` over selections p^' that tie irrelevant tokens with the important ones.
 
     A tie depends on the two tokens alone, so a selection is a set of tied (important, irrelevant) pairs. All sets are
-    tried up to 12 pairs; beyond, only those that tie one label's sequences completely: an upper bound on mu.
+    tried up to 10 pairs; beyond, only those that tie one label's sequences completely: an upper bound on mu.
     """
     index = problem.keys.index
     owner = index[important]
-    pairs = sorted({(int(owner[i]), int(t)) for i in range(problem.n) for t in index[i] if t != owner[i]})
+    pairs = _pairs(index, problem.mask, important)
     sides = dict(zip(owner.tolist(), problem.labels.tolist(), strict=True))
     patterns = (
         itertools.product((False, True), repeat=len(pairs))
@@ -160,11 +175,12 @@ def largest_mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
         tied = dict(zip(pairs, pattern, strict=True))
         if any(pattern) and not all(pattern):
             chosen = np.array([[tied.get((s, t), True) for t in row] for s, row in zip(owner, index, strict=True)])
-            rivals.append(_length(class_margin(problem, chosen & problem.mask)))
-    own = _length(class_margin(problem, important))
+            rivals.append(length(class_margin(problem, chosen & problem.mask)))
+    own = length(class_margin(problem, important))
     return 1 - own / min(rivals) if np.isfinite(own) else -np.inf
 
 
+@cache
 def aligned_start() -> EmbeddingInstance:
     """A start with mu near 1/2. Important tokens have h in common, irrelevant ones -h, so p^ is near h/2.
 
@@ -172,7 +188,7 @@ def aligned_start() -> EmbeddingInstance:
     tying the first takes half of the second's lead with it, and the vector must grow to give it back.
     """
     sequences = ["good a", "fine a", "fine the", "bad a", "dull a", "dull the"]
-    return EmbeddingInstance.on(sequences, [1, 1, 1, -1, -1, -1], draws=5, aligned=True)
+    return EmbeddingInstance.on(sequences, [1, 1, 1, -1, -1, -1], delta=0.5, draws=6, aligned=True)
 
 
 CLAIMS = (
@@ -183,7 +199,11 @@ CLAIMS = (
         about="only important tokens, where theirs is the largest margin (mu > 0)",
         example=aligned_start,
         outside=OUTSIDE_THE_REGIME,
-        unneeded={"mu": "Not needed: see A.lemma19-without-mu.", "d, in mu": "Not needed, as mu is not."},
+        unneeded={
+            **IMPLIED,
+            "mu": "Not needed: see A.lemma19-without-mu.",
+            "d, in mu": "Not needed, as mu is not.",
+        },
         note=(
             "Random starts never meet the hypothesis: A.lemma19-no-mu proves that mu is negative. (14), on which the "
             "paper conditions, does not bound inner products between tokens, and a start that aligns them has mu near "
@@ -198,10 +218,10 @@ CLAIMS = (
         example=lambda: EmbeddingInstance.of(6, 3, equal=False, draws=20),
         outside=(
             aligned_start,
-            lambda: EmbeddingInstance.of(6, 3, equal=False, dimension=10, draws=20),
+            lambda: EmbeddingInstance.of(6, 3, equal=False, dimension=300, draws=20),
             lambda: EmbeddingInstance.of(4, 2, irrelevant=1, dimension=300, step=1e-6),
             lambda: EmbeddingInstance.on(["good a", "good a", "good a", "bad a"], [1, 1, 1, -1]),
-            lambda: EmbeddingInstance.on(["good a"] * 3 + ["bad a a a"] * 2, [1, 1, 1, -1, -1]),
+            lambda: EmbeddingInstance.on(["good a"] * 6 + ["bad a a a"] * 2, [1] * 6 + [-1] * 2),
         ),
         note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement.",
     ),
@@ -210,16 +230,8 @@ CLAIMS = (
         lemma19_without_mu,
         "sampled",
         about="only important tokens, whatever mu",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
+        example=in_the_regime,
         outside=OUTSIDE_THE_REGIME,
-    ),
-    Claim(
-        "A.lemma21",
-        lemma21,
-        "bounded",
-        about="|p^| <= 4n",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=20),
-        outside=(lambda: EmbeddingInstance.of(8, 4, dimension=2, draws=5),),
-        note="Lemma 19 prints 44 n where the proof of Lemma 21 uses 44 sqrt(2) n; the larger is required here.",
+        unneeded=IMPLIED,
     ),
 )

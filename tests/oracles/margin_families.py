@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -113,11 +113,3 @@ def wide(rng: np.random.Generator) -> Constraints:
 FAMILIES: tuple[Callable[[np.random.Generator], Constraints], ...] = (
     sphere, planted, duplicates, near_duplicates, rank_deficient, one_hot, scales, gram, tied, relaxed, heads, wide,
 )  # fmt: skip
-
-
-def integer_problems(rng: np.random.Generator, *, count: int) -> Iterator[tuple[tm.TokenProblem, np.ndarray]]:
-    """Tokens with entries in -2..2, in one to three dimensions: ties, duplicates and degeneracy abound."""
-    for _ in range(count):
-        n, T, d = int(rng.integers(1, 4)), int(rng.integers(2, 4)), int(rng.integers(1, 4))
-        keys = rng.integers(-2, 3, (n, T, d)).astype(float)
-        yield tm.TokenProblem.of(keys, np.ones(n), scores=np.zeros((n, T))), rng.integers(0, T, n)

@@ -1,0 +1,177 @@
+"""Is any max-margin answer false? 100,000 small problems at the edges of double precision, against exact arithmetic.
+
+    python -m benchmarks.margin_exact [--count 100000]
+
+Every problem is asked of single calls, of a batch, in Gram space and (one selection of many) of the atlas. The doubles
+given are rational numbers, so the truth is known exactly: see `tests/oracles`. A false answer is
+
+- *optimal* of an infeasible problem, with a constraint violated by more than the tolerance, or a norm or margin that is
+  off by more (1e-10; 1e-7 in Gram space);
+- *infeasible* of a feasible problem.
+
+No tolerance of ours enters the truth; those of the claim are the documented ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+from tests.oracles.edge_families import FAMILIES, Family, Posed
+from tests.oracles.exact_margin import ExactAnswer, Row, exact_rows, excess, solve_exactly, worst_violation
+
+from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, max_margin, max_margin_batch
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
+from tokenmargin.problem import TokenProblem
+
+Tally = Counter[tuple[str, str]]
+"""How often each way gave each kind of answer."""
+
+
+def posed_problem(keys: np.ndarray) -> TokenProblem:
+    n, T, _ = keys.shape
+    return TokenProblem.of(keys, np.ones(n), scores=np.arange(float(n * T)).reshape(n, T))
+
+
+def falsehood(
+    solution: MarginSolution, rows: list[Row], truth: ExactAnswer, vector: list[Fraction], tolerance: float
+) -> str | None:
+    """What is false about an answer; None where nothing is."""
+    if solution.status == "infeasible":
+        return "infeasible of a feasible problem" if truth.feasible else None
+    if solution.status == "inaccurate":
+        return None
+    if not truth.feasible:
+        return "optimal of an infeasible problem"
+    if not rows:
+        return None if solution.margin == np.inf else "a margin where there is nothing to separate"
+    # What the tolerance allows: p misses a margin by that share, and is longer than p* by that share; a vector that
+    # misses by t may also be shorter by t. The margin is 1 / |p|, with a rounding of its own.
+    if worst_violation(rows, vector) > tolerance:
+        return "a constraint violated"
+    if abs(excess(truth, vector)) > 2 * tolerance:
+        return "another length"
+    if abs(solution.margin / truth.margin - 1) > 2 * tolerance + 1e-15:
+        return "another margin"
+    return None
+
+
+def in_coordinates(solution: MarginSolution, keys: np.ndarray, *, gram: bool) -> list[Fraction]:
+    """The vector, exactly; in Gram space it is a combination of the keys."""
+    exact = [Fraction(x) for x in solution.vector.tolist()]
+    if not gram:
+        return exact
+    flat = [[Fraction(x) for x in token] for token in keys.reshape(-1, keys.shape[2]).tolist()]
+    return [
+        sum((c * x for c, x in zip(exact, column, strict=True)), start=Fraction(0))
+        for column in zip(*flat, strict=True)
+    ]
+
+
+def as_gram(problem: TokenProblem) -> TokenProblem | None:
+    """The problem by inner products, where doubles hold them."""
+    with np.errstate(over="ignore"):
+        size = np.abs(problem.keys.vectors).max() ** 2 * problem.keys.dimension  # type: ignore[attr-defined]
+    return problem.as_gram() if size < 1e300 else None
+
+
+def answers(keys: np.ndarray, selected: np.ndarray, batched: MarginSolution) -> Iterator[tuple[str, MarginSolution]]:
+    problem = posed_problem(keys)
+    yield "single", max_margin(problem, selected)
+    yield "batch", batched
+    products = as_gram(problem)
+    if products is not None:
+        yield "gram", max_margin(products, selected)
+    if problem.T > 1 and not problem.keys.has_copies:  # the atlas selects copies together, and lists directions
+        yield "atlas", _of_atlas(problem, selected, batched)
+
+
+def _of_atlas(problem: TokenProblem, selected: np.ndarray, batched: MarginSolution) -> MarginSolution:
+    """What the atlas says of the selection: highest scores for it alone make it a limit wherever it is feasible."""
+    scores = np.zeros((problem.n, problem.T))
+    scores[np.arange(problem.n), selected] = 1.0
+    found = atlas(TokenProblem(problem.keys, problem.labels, scores=scores), budget=200)
+    for limit in found.limits:
+        if np.array_equal(limit.selected, selected):
+            return limit.solution
+    undecided = tuple(int(t) for t in selected) in {tuple(row) for row in found.undecided} or not found.complete
+    return MarginSolution(
+        "inaccurate" if undecided else "infeasible",
+        np.zeros(problem.keys.dimension),
+        0.0,
+        np.zeros(0),
+        np.zeros((0, 2), dtype=np.intp),
+        batched.certificate,
+    )
+
+
+def batches(problems: list[Posed]) -> list[MarginSolution]:
+    """The batch's answers, problems of one shape together."""
+    shapes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for j, (keys, _) in enumerate(problems):
+        shapes[keys.shape].append(j)
+    found: dict[int, MarginSolution] = {}
+    for numbers in shapes.values():
+        batch = max_margin_batch(
+            np.stack([problems[j][0] for j in numbers]), np.stack([problems[j][1] for j in numbers])
+        )
+        found.update(zip(numbers, batch, strict=True))
+    return [found[j] for j in range(len(problems))]
+
+
+def audit(family: Family, count: int, *, rng: np.random.Generator) -> tuple[Tally, list[str]]:
+    """Statuses by way of asking and by truth, and the false answers in words."""
+    tally: Tally = Counter()
+    false: list[str] = []
+    problems = [family(rng) for _ in range(count)]
+    for (keys, selected), batched in zip(problems, batches(problems), strict=True):
+        rows = exact_rows(keys, selected.tolist())
+        said = list(answers(keys, selected, batched))
+        hints = [solution for _, solution in said if solution.status != "inaccurate"]
+        active = next((s.active.tolist() for s in hints if s.status == "optimal"), ())
+        farkas = next((np.flatnonzero(s.farkas).tolist() for s in hints if s.farkas is not None), ())
+        truth = solve_exactly(rows, active=active, farkas=farkas)
+        tally["truth", "optimal" if truth.feasible else "infeasible"] += 1
+        for way, solution in said:
+            tally[way, solution.status] += 1
+            tolerance = PRODUCTS_TOLERANCE if way == "gram" else TOLERANCE
+            vector = in_coordinates(solution, keys, gram=way == "gram") if solution.is_optimal else []
+            what = falsehood(solution, rows, truth, vector, tolerance)
+            if what is not None:
+                tally[way, "false"] += 1
+                false.append(f"{family.__name__}, {way}: {what}: keys={keys.tolist()!r}, selected={selected.tolist()}")
+    return tally, false
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    rng = np.random.default_rng(arguments.seed)
+    share, false = arguments.count // len(FAMILIES), []
+    ways = ("single", "batch", "gram", "atlas")
+    print("| family | feasible | infeasible | " + " | ".join(f"{way}: o / i / ?" for way in ways) + " | false |")
+    print("|---|" + "---:|" * (len(ways) + 3))
+    for family in FAMILIES:
+        tally, found = audit(family, share, rng=rng)
+        false += found
+        said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in ways]
+        print(
+            f"| {family.__name__} | {tally['truth', 'optimal']} | {tally['truth', 'infeasible']} | "
+            + " | ".join(said) + f" | {len(found)} |", flush=True
+        )  # fmt: skip
+    print("\no / i / ?: optimal, infeasible, inaccurate.")
+    print(f"{share * len(FAMILIES)} problems in {time.perf_counter() - began:.0f} s, {len(false)} false answers")
+    print("\n".join(false[:20]))
+    return int(bool(false))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

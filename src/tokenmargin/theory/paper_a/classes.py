@@ -1,0 +1,293 @@
+"""Paper A's max-margin classes (9): Lemmas 3 and 20, and the steps of Lemma 3's proof, (18) and `M p = 1`."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.margin import Constraints, MarginSolution, class_margin, solve
+from tokenmargin.margin.constraints import class_constraints
+from tokenmargin.problem import TokenProblem
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
+from tokenmargin.theory.instances import EmbeddingInstance
+
+__all__ = ["CLAIMS", "RESIDUAL", "printed_constraints"]
+
+RESIDUAL = 1e-9
+"""Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
+SAME_VECTOR = 1e-7
+"""Vectors agree to the square root of what is certified of their lengths, at worst."""
+UNSOLVED = 1e-6
+"""A least-squares residual beyond what rounding leaves of systems whose solutions are a thousand units long."""
+
+
+def lemma3(x: EmbeddingInstance) -> Findings:
+    """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
+    residual, uniqueness = 0.0, np.inf
+    for k, (problem, chosen) in enumerate(x.posed):
+        solution, keys = class_margin(problem, chosen), problem.keys
+        if not solution.is_optimal and x.selection in ("important", "everything"):
+            continue  # no p_o selects these tokens
+        residual = max(residual, solution.certificate.residual)
+        if np.isinf(solution.margin):
+            continue  # everything is selected: the one solution is 0
+        other = _another(x, k, solution)
+        longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
+        apart = float(keys.norm(other - solution.vector)) ** 2
+        uniqueness = min(uniqueness, (longer - apart) / float(keys.norm(other)) ** 2)
+    return Findings(
+        hypotheses=(),
+        conclusion=(
+            below("KKT residual of the solution found", residual, 1e-10),
+            # |p|^2 >= |p^|^2 + |p - p^|^2 for every feasible p, as p_o / tau is: only p^ itself has its length
+            above("(|p|^2 - |p^|^2 - |p - p^|^2) / |p|^2 at p = p_o / tau", uniqueness, 0, tolerance=RESIDUAL),
+        ),
+    )
+
+
+def _another(x: EmbeddingInstance, k: int, solution: MarginSolution) -> Float[Array, " D"]:
+    """A vector that meets the constraints of (9): `p_o / tau`, or twice the solution where p_o is not drawn first."""
+    if x.selection in ("important", "everything"):
+        return 2 * solution.vector
+    return np.asarray(x.point(k) / _smallest_gap(*x.posed[k], x.point(k)))
+
+
+def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Array, " D"]) -> float:
+    constraints = class_constraints(problem, chosen)
+    logits = problem.keys.project(p)
+    gaps = logits[constraints.plus] - logits[constraints.minus]
+    return float(gaps[constraints.bound > 0].min(initial=np.inf))
+
+
+def printed_constraints(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> Constraints:
+    """The rows of M: `E_s - E_s'` for every selected s and every other s' of a sequence, as (18) has them."""
+    index = problem.keys.index
+    pairs = [
+        (index[i, s], index[i, t], i, t)
+        for i in range(problem.n)
+        for s in np.flatnonzero(chosen[i])
+        for t in np.flatnonzero(problem.mask[i] & ~chosen[i])
+    ]
+    plus, minus, *token = np.array(pairs, dtype=np.intp).reshape(-1, 4).T
+    return Constraints(problem.keys, plus, minus, np.ones(len(pairs)), np.stack(token, axis=1))
+
+
+def without_the_class(x: EmbeddingInstance) -> Findings:
+    """The problem (9) of a selection can equivalently be written as (18): the shortest p with
+    `<E_s - E_s', p> >= 1` for all s selected and s' not, whether or not p ties what is selected together."""
+    shorter = 0.0
+    for problem, chosen in x.posed:
+        ours, theirs = class_margin(problem, chosen), solve(printed_constraints(problem, chosen))
+        if ours.is_optimal and np.isfinite(ours.margin):
+            shorter = max(shorter, 1 - ours.margin / theirs.margin)
+    return Findings((), (below("1 - |p of (18)| / |p of (9)|", shorter, 0, tolerance=RESIDUAL),))
+
+
+def without_ties(x: EmbeddingInstance) -> Findings:
+    """(18) has the solution of (9) where the selection has no ties between different tokens: then there is nothing that
+    the class asks for beyond (18)."""
+    ties = max(_ties(problem, chosen) for problem, chosen in x.posed)
+    return Findings((below("sequences that select several tokens", ties, 0),), without_the_class(x).conclusion)
+
+
+def _ties(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
+    return sum(len(set(row[here].tolist())) > 1 for row, here in zip(problem.keys.index, chosen, strict=True))
+
+
+def solvable(x: EmbeddingInstance) -> Findings:
+    """For d > |S| + 2 the system `M p = 1` of any selection has a solution (the end of Lemma 3's proof: tokens selected
+    anywhere get logit 1, the others 0)."""
+    unsolved = max(_least_squares(problem, chosen)[1] for problem, chosen in x.posed)
+    return Findings(
+        (above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),),
+        (below("residual of M p = 1", unsolved, UNSOLVED),),
+    )
+
+
+def solvable_repaired(x: EmbeddingInstance) -> Findings:
+    """For d > |S| + 2 the system `M p = 1` of a selection has a solution if no token is selected in one sequence and
+    passed over in another."""
+    both = max(_torn(problem, chosen) for problem, chosen in x.posed)
+    before = solvable(x)
+    return Findings((*before.hypotheses, below("tokens both selected and passed over", both, 0)), before.conclusion)
+
+
+def _torn(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
+    index = problem.keys.index
+    return len(set(index[chosen].tolist()) & set(index[problem.mask & ~chosen].tolist()))
+
+
+def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[Float[Array, "k D"], float]:
+    """M, and the largest residual of `M p = 1` at the least-squares solution."""
+    M = printed_constraints(problem, chosen).rows()
+    if not len(M):
+        return M, 0.0
+    vector = np.linalg.pinv(M) @ np.ones(len(M))
+    return M, float(np.abs(M @ vector - 1).max())
+
+
+def closed_form(x: EmbeddingInstance) -> Findings:
+    """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
+    unsolved, apart, _ = _pseudo_inverse(x)
+    return Findings(
+        hypotheses=(_solved(unsolved),),
+        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
+    )
+
+
+def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
+    """Where `M p = 1` has a solution and the multipliers `(M M')^+ 1` are not negative, the solution of (18) is
+    `M^+ 1`; without ties that is the max-margin vector of (9)."""
+    unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
+    return Findings(
+        hypotheses=(
+            _solved(unsolved),
+            above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
+        ),
+        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
+    )
+
+
+def _solved(residual: float) -> Slack:
+    # Solvable systems leave rounding, unsolvable ones of entries 0 and 1 in the tokens a share of 1.
+    return below("residual of M p = 1", residual, UNSOLVED)
+
+
+def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[float, float, float]:
+    """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^ (of (9), or of (18) as printed), and
+    the smallest multiplier."""
+    unsolved, apart, smallest = 0.0, 0.0, np.inf
+    for problem, chosen in x.posed:
+        M, residual = _least_squares(problem, chosen)
+        unsolved = max(unsolved, residual)
+        solution = solve(printed_constraints(problem, chosen)) if printed else class_margin(problem, chosen)
+        if not solution.is_optimal:
+            return unsolved, np.inf, smallest
+        if len(M):
+            vector = np.linalg.pinv(M) @ np.ones(len(M))
+            apart = max(apart, float(problem.keys.norm(vector - solution.vector)) * solution.margin)
+            smallest = min(smallest, float((np.linalg.pinv(M @ M.T) @ np.ones(len(M))).min()))
+    return unsolved, apart, smallest
+
+
+def lemma20(x: EmbeddingInstance) -> Findings:
+    """At the solution of (9) some constraint is tight: a selected token is ahead of another by exactly 1."""
+    solved = [(problem, chosen, class_margin(problem, chosen)) for problem, chosen in x.posed]
+    # where there is no solution, no p_o selects these tokens
+    gaps = [_smallest_gap(problem, chosen, found.vector) for problem, chosen, found in solved if found.is_optimal]
+    worst = max((abs(gap - 1) for gap in gaps), default=0.0)
+    return Findings((), (equal("furthest smallest gap from 1", worst, 0, tolerance=RESIDUAL),))
+
+
+def lemma20_repaired(x: EmbeddingInstance) -> Findings:
+    """If some token is not selected, then at the solution of (9) some constraint is tight."""
+    left = min(int((problem.mask & ~chosen).sum()) for problem, chosen in x.posed)
+    return Findings((above("tokens not selected", left, 1),), lemma20(x).conclusion)
+
+
+def _torn_tokens() -> EmbeddingInstance:
+    """a is ahead of b, b of c, a of c: three leads of 1 cannot all be."""
+    return EmbeddingInstance.on(["a b", "b c", "a c"], [1, -1, 1], dimension=20, step=1.0, draws=20)
+
+
+def _any_selection() -> EmbeddingInstance:
+    return EmbeddingInstance.of(6, 4, dimension=40, step=20.0, draws=20, selection="tied", seed=1)
+
+
+CLAIMS = (
+    Claim(
+        "A.lemma3",
+        lemma3,
+        "bounded",
+        about="the max-margin class has one solution",
+        example=_any_selection,
+        unconditional="Any p_o will do. One that ties all tokens has the solution 0: unique, but without a direction.",
+    ),
+    Claim(
+        "A.equation18",
+        without_the_class,
+        "bounded",
+        about="(9) written without the class: (18)",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
+        refutation=lambda: EmbeddingInstance.of(4, 3, equal=False, selection="tied", seed=1),
+        unconditional="Printed of any selection; A.equation18-without-ties has the condition it needs.",
+        note=(
+            "(18) does not ask that tokens selected together have equal logits, as p in the class of p_o has. Where a "
+            "p that puts one of them ahead is shorter, the solution of (18) is outside the class."
+        ),
+    ),
+    Claim(
+        "A.equation18-without-ties",
+        without_ties,
+        "bounded",
+        about="... where each sequence selects one token",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
+        outside=(lambda: EmbeddingInstance.of(4, 3, equal=False, selection="tied", seed=1),),
+    ),
+    Claim(
+        "A.lemma3-solvable",
+        solvable,
+        "exact",
+        about="M p = 1 is solvable for d > |S| + 2",
+        example=lambda: EmbeddingInstance.of(4, 3, selection="important", draws=5),
+        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=2, selection="important"),),
+        refutation=_torn_tokens,
+        note=(
+            "Part of the proof of Lemma 3. A token that is selected in one sequence and passed over in another would "
+            "need the logits 1 and 0: a ahead of b, b of c and a of c by 1 each is impossible (residual 1/3)."
+        ),
+    ),
+    Claim(
+        "A.lemma3-solvable-repaired",
+        solvable_repaired,
+        "exact",
+        about="... if no token is both selected and passed over",
+        example=lambda: EmbeddingInstance.of(4, 3, selection="important", draws=5),
+        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=2, selection="important"), _torn_tokens),
+        note="So it is where only important tokens are selected, the selection of Lemma 19.",
+    ),
+    Claim(
+        "A.lemma3-closed-form",
+        closed_form,
+        "bounded",
+        about="the solution is M^+ 1, where M p = 1 is solvable",
+        example=lambda: EmbeddingInstance.of(2, 2, selection="important"),
+        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),),
+        refutation=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+        note=(
+            "Part of the proof of Lemma 3. A KKT point also needs multipliers (M M')^+ 1 >= 0; where one is negative, "
+            "its constraint is slack and M^+ 1 is too long."
+        ),
+    ),
+    Claim(
+        "A.lemma3-closed-form-with-signs",
+        closed_form_with_signs,
+        "bounded",
+        about="... and the multipliers are not negative",
+        example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
+        outside=(
+            lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
+            _torn_tokens,
+        ),
+        note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary.",
+    ),
+    Claim(
+        "A.lemma20",
+        lemma20,
+        "bounded",
+        about="some constraint of the class is tight",
+        example=_any_selection,
+        refutation=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
+        unconditional="Printed without a condition; A.lemma20-repaired has the one it needs.",
+        note="A selection of everything leaves no constraint to be tight; the statement needs one token not selected.",
+    ),
+    Claim(
+        "A.lemma20-repaired",
+        lemma20_repaired,
+        "bounded",
+        about="... if some token is not selected",
+        example=_any_selection,
+        outside=(lambda: EmbeddingInstance.of(4, 3, selection="everything"),),
+    ),
+)

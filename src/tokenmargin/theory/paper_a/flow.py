@@ -1,0 +1,298 @@
+"""Where gradient flow ends: Theorem 5 of paper A with its three parts, Lemmas 13, 14 and 18; Lemma 6; descent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import PromptObjective
+from tokenmargin.margin.constraints import class_constraints
+from tokenmargin.problem import TokenProblem
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
+from tokenmargin.theory.instances import EmbeddingInstance
+from tokenmargin.theory.limits import Limit
+from tokenmargin.theory.paper_a.conditions import (
+    IMPLIED,
+    concentrated,
+    lacking,
+    mostly,
+    regime,
+    selective,
+    typical,
+    without_subject,
+)
+
+__all__ = [
+    "CLAIMS",
+    "MISALIGNED",
+    "OUTSIDE_THE_REGIME",
+    "in_the_regime",
+    "length_reached",
+    "limit_seen",
+    "no_longer_flat",
+    "one_token",
+    "too_small_a_step",
+    "two_important_tokens",
+    "unequal_lengths",
+]
+
+MISALIGNED = 1e-5
+"""The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
+FLOW_ERROR = 1e-6
+"""What the integration of the flow, 1e-8 a step, may leave of a component that the flow does not move."""
+NEAR_FLOW = 1e-2
+"""How far descent may be from the flow, as a share of the way, before its steps are called too large."""
+STEPS = 1000
+"""Steps of gradient descent that are compared with the flow."""
+
+
+def limit_seen(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:
+    """A fact about a limit that is promised with probability 1 - delta, seen at a finite norm."""
+    slack = mostly(name, facts, x)
+    return seen(slack, f"more draws, or a larger norm than {x.norm:g}")
+
+
+def _grows(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    return (limit_seen(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
+
+
+def _selects(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    facts = [bool(limit.chosen[x.corpus.important].all()) for limit in x.limits]
+    return (limit_seen("every important token is selected", facts, x),)
+
+
+def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    misaligned = [lacking(limit.angle) for limit in x.limits]
+    slopes = [limit.slope for limit in x.limits]
+    return (
+        limit_seen("p has the max-margin direction of what it selects", [c <= MISALIGNED for c in misaligned], x),
+        typical("1 - cosine", misaligned, MISALIGNED, x),
+        seen(below("exponent of the angle in |p|, median", np.median(slopes), -0.9)),
+    )
+
+
+def lemma13(x: EmbeddingInstance) -> Findings:
+    """Under Assumption 4, for `d >= 256`, `d >= (2 log(|S|^2/delta))^2` and `d >= |S| + 3`, with probability 1 - delta
+    gradient flow of p after the first step grows without bound. No condition on eta_0."""
+    hypotheses = (
+        *selective(x),
+        *concentrated(x),
+        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
+    )
+    return without_subject(x, hypotheses) or Findings(hypotheses, _grows(x))
+
+
+def lemma14(x: EmbeddingInstance) -> Findings:
+    """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
+    has a limit, then in every sequence the limit selects the completely positive or negative token."""
+    hypotheses = regime(x)[:-1]
+    return without_subject(x, hypotheses) or Findings(hypotheses, _selects(x))
+
+
+def lemma18(x: EmbeddingInstance) -> Findings:
+    """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
+    has a limit, it is the max-margin direction (9) of what it selects."""
+    hypotheses = regime(x)[:-1]
+    if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
+        return Findings(hypotheses, ())
+    return without_subject(x, hypotheses) or Findings(hypotheses, _aligned(x))
+
+
+def theorem5(x: EmbeddingInstance) -> Findings:
+    """Under Assumption 4 and (10), with probability 1 - delta: gradient flow of p after the first step grows without
+    bound, and a limit of its direction selects every completely positive and negative token and is the max-margin
+    direction of what it selects."""
+    hypotheses = regime(x)
+    return without_subject(x, hypotheses) or Findings(hypotheses, (*_grows(x), *_selects(x), *_aligned(x)))
+
+
+def length_reached(limits: Sequence[Limit], norm: float) -> Slack:
+    """That |p_t| grows without bound: seen up to `norm`, refuted where the gradient vanishes."""
+    least = min(limit.path.norm for limit in limits)
+    slack = above("|p_t| reached", least, norm, tolerance=1e-6 * norm)
+    return slack if any(limit.path.stop == "stationary" for limit in limits) else seen(slack)
+
+
+def lemma6(x: EmbeddingInstance) -> Findings:
+    """If |p_t| grows without bound and its direction has a limit, the limit is not a vector that selects all tokens of
+    every sequence. (The gradient has no part along such vectors, so what p_t has of them stays what it was at the
+    start: over |p_t| it is at most |p_1| / |p_t|.)"""
+    left, drift, kept = 0.0, 0.0, 0.0
+    for (problem, _), limit, step in zip(x.posed, x.limits, x.steps, strict=True):
+        norm = float(problem.keys.norm(limit.path.prompt))
+        before, after = (_tying(problem, p) for p in (step.after.prompt, limit.path.prompt))
+        left = max(left, float(np.linalg.norm(after)) / norm)
+        kept = max(kept, float(np.linalg.norm(before)) / norm)
+        drift = max(drift, float(np.linalg.norm(after - before)) / norm)
+    return Findings(
+        hypotheses=(length_reached(x.limits, x.norm),),
+        conclusion=(
+            seen(below("part of p_t that ties everything / |p_t|", left, min(2 * kept + FLOW_ERROR, 0.5))),
+            seen(below("its change since the start / |p_t|", drift, FLOW_ERROR)),
+        ),
+    )
+
+
+def one_irrelevant(x: EmbeddingInstance) -> Findings:
+    """Under Theorem 5's conditions, with one irrelevant token in the vocabulary, only important tokens are selected
+    (the application of Lemma 6)."""
+    number = int((x.corpus.completely == 0).sum())
+    hypotheses = (*regime(x), below("irrelevant tokens in the vocabulary", number, 1))
+    only = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
+    return Findings(hypotheses, (limit_seen("only important tokens are selected", only, x),))
+
+
+def _tying(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " D"]:
+    """The part of p that gives all tokens of each sequence equal logits."""
+    constraints = class_constraints(problem, problem.mask)
+    if not len(constraints):
+        return p
+    rows = problem.keys.vectors[constraints.plus] - problem.keys.vectors[constraints.minus]  # type: ignore[attr-defined]
+    return np.asarray(p - np.linalg.pinv(rows) @ (rows @ p))
+
+
+def descent(x: EmbeddingInstance) -> Findings:
+    """The results extend to gradient descent with small enough steps (the remark after (7)): under Theorem 5's
+    conditions, with steps of 1/L, L a Lipschitz constant of the gradient, the risk falls at every step, and p goes
+    where the flow goes: after the same way it is at the same place."""
+    hypotheses = regime(x)
+    if (nothing := without_subject(x, hypotheses)) is not None:
+        return nothing
+    problem, limit = x.posed[0][0], x.limits[0]
+    objective = PromptObjective(problem)
+    p, risks, way = x.steps[0].after.prompt, [], 0.0
+    smoothness = objective.smoothness()
+    for _ in range(STEPS):
+        direction, log_norm = objective.descent(p)
+        way += (length := float(np.exp(log_norm[0])) / smoothness)
+        p = p + length * direction
+        risks.append(objective.value(p))
+    apart = float(problem.keys.norm(p - limit.path(way))) / way if limit.path.stop == "norm" else np.inf
+    return Findings(
+        hypotheses,
+        (
+            sampled(below("largest rise of the risk in a step", float(np.diff(risks).max()), 0, tolerance=1e-15)),
+            seen(below("distance to the flow after the same way / way", apart, NEAR_FLOW), "smaller steps"),
+        ),
+    )
+
+
+@cache  # the flows of an instance are kept with it, and several claims look at the same ones
+def no_longer_flat() -> EmbeddingInstance:
+    """Everything of (10) but the dimension for flat attention: some important tokens are turned away from."""
+    return EmbeddingInstance.of(8, 4, dimension=300, draws=10, norm=1e3)
+
+
+@cache
+def too_small_a_step() -> EmbeddingInstance:
+    """Everything of (10) but eta_0 >= 4 n^2 T^2: what tokens score is the start's noise."""
+    return EmbeddingInstance.of(4, 3, dimension=300, step=1e-6, delta=0.5, draws=6)
+
+
+@cache
+def two_important_tokens() -> EmbeddingInstance:
+    """Everything of (10) but Assumption 4: of two important tokens in a sequence the more frequent is selected."""
+    sequences = ["good great film", "good film film", "bad dull film", "bad film film"]
+    return EmbeddingInstance.on(sequences, [1, 1, -1, -1], delta=0.5, draws=6)
+
+
+@cache
+def one_token() -> EmbeddingInstance:
+    """One token in each sequence: nothing depends on p."""
+    return EmbeddingInstance.on(["good", "bad"], [1, -1], delta=0.5, draws=6)
+
+
+@cache
+def unequal_lengths() -> EmbeddingInstance:
+    """Everything but one length: *a* stands three times under each label, yet the short sequences weigh more in the
+    first step, and in them it comes to score higher than their own words."""
+    return EmbeddingInstance.on(["good a a a", "bad a", "dull a", "poor a"], [1, -1, -1, -1], delta=0.5, draws=6)
+
+
+OUTSIDE_THE_REGIME = (no_longer_flat, too_small_a_step, two_important_tokens, unequal_lengths)
+
+
+@cache
+def in_the_regime() -> EmbeddingInstance:
+    """A corpus with unequal frequencies and a token twice in a sequence, in the dimension of (10)."""
+    return EmbeddingInstance.of(4, 3, varied=True, seed=2, delta=0.5, draws=6)
+
+
+def _without(reasons: dict[str, str]) -> dict[str, str]:
+    """The reasons for hypotheses that Lemmas 14 and 18 have: no condition beyond the vocabulary."""
+    return {name: why for name, why in reasons.items() if name != "d, beyond the vocabulary"}
+
+
+CLAIMS = (
+    Claim(
+        "A.lemma13",
+        lemma13,
+        "sampled",
+        about="|p| grows without bound, whatever the first step",
+        example=lambda: EmbeddingInstance.of(4, 3, varied=True, seed=2, dimension=300, step=1.0, delta=0.5, draws=6),
+        outside=(one_token,),
+        note=(
+            "The proof takes an important token to score eta_0/(4nT), which these hypotheses do not give: at "
+            "eta_0 = 1e-6 and d = 300 scores are noise. Flow grows there too, in all that was tried. With T = 1 "
+            "nothing depends on p."
+        ),
+    ),
+    Claim(
+        "A.lemma14",
+        lemma14,
+        "sampled",
+        about="a limit selects the important token of every sequence",
+        example=in_the_regime,
+        outside=OUTSIDE_THE_REGIME,
+        unneeded=_without(IMPLIED),
+    ),
+    Claim(
+        "A.lemma18",
+        lemma18,
+        "sampled",
+        about="a limit is the max-margin direction of what it selects",
+        example=in_the_regime,
+        unneeded=_without(IMPLIED),
+    ),
+    Claim(
+        "A.theorem5",
+        theorem5,
+        "sampled",
+        about="flow grows, selects the important tokens, maximises their margin",
+        example=in_the_regime,
+        outside=(*OUTSIDE_THE_REGIME, one_token),
+        unneeded=IMPLIED,
+    ),
+    Claim(
+        "A.gradient-descent",
+        descent,
+        "sampled",
+        about="small steps of descent go where the flow goes",
+        example=lambda: EmbeddingInstance.of(2, 2),
+        note="A remark of the paper. Descent moves p by the logarithm of its steps, so no limit is reached here.",
+    ),
+    Claim(
+        "A.lemma6",
+        lemma6,
+        "sampled",
+        about="a limit does not select every token",
+        example=in_the_regime,
+        outside=(one_token,),
+        note=(
+            "Printed without hypotheses; that |p_t| grows is taken from Theorem 5 before it. Where p comes to rest, as "
+            "with one token in each sequence, its direction may well tie everything."
+        ),
+    ),
+    Claim(
+        "A.one-irrelevant-token",
+        one_irrelevant,
+        "sampled",
+        about="one irrelevant token: only important ones are selected",
+        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, delta=0.5, draws=6),
+        unneeded=IMPLIED,
+    ),
+)

@@ -1,0 +1,236 @@
+"""Which pairs of tokens the gradient is made of at large norm: the sums of Lemma 8, and Lemma 17 of paper A."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.attention import LogisticLoss, PromptObjective
+from tokenmargin.problem import TokenProblem
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
+from tokenmargin.theory.instances import EmbeddingInstance
+from tokenmargin.theory.paper_a.definitions import Choices, local_optimality, ranked_choices
+
+__all__ = ["CLAIMS", "Pairs", "rounding"]
+
+EPS = float(np.finfo(float).eps)
+SMALL = (1e-1, 1e-3, 1e-6)
+"""The values of eps that stand for "any eps > 0" in Lemma 17."""
+
+
+def rounding(problem: TokenProblem, *points: Float[Array, " D"]) -> float:
+    """Relative error of a sum over tokens of terms that are products of exponentials of logits: each logit is a sum of
+    as many products as there are dimensions, and its absolute error is the relative one of its exponential."""
+    logits = (np.abs(problem.keys.logits(p))[problem.mask].max(initial=0.0) for p in points)
+    return float(8 * EPS * (problem.keys.dimension + problem.n * problem.T) * (1 + max(logits)))
+
+
+class Pairs:
+    """`h_ij = g q_i q_j (gamma_i - gamma_j)` for every pair of positions, up to a common factor, in the log domain."""
+
+    def __init__(self, problem: TokenProblem, p: Float[Array, " D"], logits: Float[Array, "n T"] | None = None) -> None:
+        logits = problem.keys.logits(p) if logits is None else logits
+        relative = logits - logits.max(axis=1, keepdims=True)
+        log_q = relative - np.log(np.exp(relative).sum(axis=1, keepdims=True))
+        log_g = LogisticLoss().log_slope(PromptObjective(problem).outputs(p))
+        logs = log_g[:, None, None] + log_q[:, :, None] + log_q[:, None, :]
+        apart = problem.mask[:, :, None] & problem.mask[:, None, :] & ~np.eye(problem.T, dtype=bool)
+        logs = np.where(apart, logs, -np.inf)
+        largest = float(logs.max()) if apart.any() else 0.0
+        self.log_scale = largest - float(np.log(problem.n))
+        gamma = np.where(problem.mask, problem.scores, 0.0)
+        self.h = np.exp(logs - largest) * (gamma[:, :, None] - gamma[:, None, :])
+
+    def _terms(self, a: Float[Array, "n T"]) -> Float[Array, "n T T"]:
+        a = np.where(np.isfinite(a), a, 0.0)
+        return np.asarray((a[:, :, None] - a[:, None, :]) * self.h)
+
+    def total(self, a: Float[Array, "n T"], among: Bool[Array, "n T T"] | None = None) -> float:
+        """`sum (a_i - a_j) h_ij` over unordered pairs, or over the ordered pairs in `among`."""
+        terms = self._terms(a)
+        return float(terms.sum() / 2 if among is None else terms[among].sum())
+
+    def size(self, a: Float[Array, "n T"]) -> float:
+        """`sum (|a_i| + |a_j|) |h_ij|` over unordered pairs: what the rounding of `total` is a share of."""
+        a = np.abs(np.where(np.isfinite(a), a, 0.0))
+        return float(((a[:, :, None] + a[:, None, :]) * np.abs(self.h)).sum() / 2)
+
+
+def lemma17(x: EmbeddingInstance) -> Findings:
+    """Let a unit vector u be locally optimal (Definition 16: the selected tokens lead over each second choice by mu > 0
+    in sum), with a gap tau_1 from the selected tokens to the second choices and from those to the rest (22), and let w
+    select as u does, with a gap tau_2. Then for any eps there is R such that at p = R u `-<w, dL/dp>` is its sum over
+    the pairs (selected, second choice) alone, up to a factor `1 +- eps`.
+
+    Here u has logits 2 (selected), 1, 0 in units, ties included, and w has random gaps beyond the selected. By the
+    proof, the ratio of (B1) to (B0) is at most `T C_3 C_4 exp(-tau_1 R)` and that of (B2) at most T^2 times the same;
+    checked with the left sides of (23) and (25) in place of their bounds C_3 and C_4, where R is so small that the
+    ratios are far from rounding; and at the R that the proof gives for each eps."""
+    problem, _ = x.posed[0]
+    given = _levels(x, problem)
+    if given is None:
+        return Findings((true("tokens linearly independent, so that u and w exist", False),), ())
+    u, w, levels, ahead = given
+    chosen = ranked_choices(levels)
+    if not chosen.second.any():
+        return Findings((true("some token is not selected", False),), ())
+    length = float(np.linalg.norm(u))
+    tau1, mu = chosen.gap / length, local_optimality(problem, chosen)
+    own = ranked_choices(ahead)
+    tau2 = float(_leads(ahead, own)[problem.mask & ~own.first].min(initial=np.inf))
+    same = bool((own.first == chosen.first).all())
+    hypotheses = (
+        true("tokens linearly independent, so that u and w exist", True),
+        true("w selects as u does", same),
+        above("tau_1", tau1, 0, strict=True),
+        above("tau_2", tau2, 0, strict=True),
+        above("mu: least lead in sum over a second choice", mu, 0, strict=True),
+    )
+    near = np.log(1e3) / tau1  # the rest's weights are a thousandth of the second choices': nothing is lost to rounding
+    constants = _constants(problem, chosen, ahead)
+    printed = _printed_constant(x, problem, w, tau2, mu)
+    radii = [max(near, np.log(printed / eps) / tau1 if printed > 0 else near) for eps in SMALL]
+    return Findings(
+        hypotheses,
+        (
+            *_parts(problem, chosen, u, levels, ahead, near, constants),
+            *(
+                below(
+                    f"|sum / leading pairs - 1| at R = {R:.3g}",
+                    abs(_ratio(problem, chosen, u, levels, ahead, R) - 1),
+                    eps,
+                )
+                for R, eps in zip(radii, SMALL, strict=True)
+            ),
+        ),
+    )
+
+
+def _levels(
+    x: EmbeddingInstance, problem: TokenProblem
+) -> tuple[Float[Array, " D"], Float[Array, " D"], Float[Array, "n T"], Float[Array, "n T"]] | None:
+    """u and w with their logits: 2, 1 or 0 for u; for w the same selection, everything else behind by 1 to 2.
+
+    Important tokens are at level 2. The others are at 2 too (a tie), 1 or 0, at random. Where `selection` is
+    "everything", w ties all. None where tokens are dependent.
+    """
+    size = x.corpus.size
+    E = problem.keys.vectors[:size]  # type: ignore[attr-defined]  # starts are drawn in coordinates
+    if np.linalg.matrix_rank(E) < size:
+        return None
+    rng = np.random.default_rng([x.seed, 17])
+    level = np.where(x.corpus.completely != 0, 2.0, rng.choice([2.0, 1.0, 0.0], p=[0.2, 0.4, 0.4], size=size))
+    behind = np.where(level == 2, 2.0, rng.uniform(0, 1, size))
+    if x.selection == "everything":
+        behind = np.full(size, 2.0)
+    inverse = np.linalg.pinv(E)
+    laid_out = (np.where(problem.mask, values[problem.keys.index], -np.inf) for values in (level, behind))
+    return (inverse @ level, inverse @ behind, *laid_out)  # type: ignore[return-value]
+
+
+def _leads(ahead: Float[Array, "n T"], chosen: Choices) -> Float[Array, "n T"]:
+    """`a_{i_0} - a_j` per position, i_0 any selected token of the sequence."""
+    top = np.where(chosen.first, ahead, -np.inf).max(axis=1, keepdims=True)
+    return np.where(np.isfinite(ahead), top - ahead, np.inf)
+
+
+def _sums(problem: TokenProblem, chosen: Choices, *, absolute: bool) -> Float[Array, "n T"]:
+    """`sum over selected i of (gamma_i - gamma_k)`, or of absolute values, per position k."""
+    gamma = problem.scores
+    differences = gamma[:, :, None] - gamma[:, None, :]
+    differences = np.abs(differences) if absolute else differences
+    return np.asarray(np.where(chosen.first[:, :, None], differences, 0.0).sum(axis=1))
+
+
+def _constants(problem: TokenProblem, chosen: Choices, ahead: Float[Array, "n T"]) -> tuple[float, float]:
+    """The largest left side of (23) and of (25) within a sequence, for its own gaps and leads."""
+    leads, others = _leads(ahead, chosen), problem.mask & ~chosen.first
+    gaps, scores = 0.0, 0.0
+    sums, sizes = _sums(problem, chosen, absolute=False), _sums(problem, chosen, absolute=True)
+    for i in range(problem.n):
+        if chosen.second[i].any():
+            values = np.append(ahead[i][others[i]], ahead[i][chosen.first[i]].max())
+            least = float(leads[i][chosen.second[i]].min())
+            gaps = max(gaps, float(values.max() - values.min()) / least if least else np.inf)
+            gamma = problem.scores[i][others[i]]
+            most = max(float(sizes[i][others[i]].max()), float(gamma.max() - gamma.min()))
+            scores = max(scores, most / float(sums[i][chosen.second[i]].min()))
+    return gaps, scores
+
+
+def _printed_constant(
+    x: EmbeddingInstance, problem: TokenProblem, w: Float[Array, " D"], tau2: float, mu: float
+) -> float:
+    """`(T + T^2) C_3 C_4` with the constants as printed."""
+    T, size = problem.T, float(x.steps[0].after.norms[:-2].max())
+    return float((T + T**2) * (2 * np.linalg.norm(w) * size / tau2) * (2 * T * size / mu))
+
+
+def _scaled(
+    problem: TokenProblem, u: Float[Array, " D"], levels: Float[Array, "n T"], R: float
+) -> tuple[Pairs, Float[Array, "n T"]]:
+    unit = u / np.linalg.norm(u)
+    logits = levels * R / np.linalg.norm(u)  # exact ties, which the product of u with the tokens has up to rounding
+    return Pairs(problem, R * unit, logits), logits
+
+
+def _ratio(
+    problem: TokenProblem,
+    chosen: Choices,
+    u: Float[Array, " D"],
+    levels: Float[Array, "n T"],
+    ahead: Float[Array, "n T"],
+    R: float,
+) -> float:
+    pairs, _ = _scaled(problem, u, levels, R)
+    leading = chosen.first[:, :, None] & chosen.second[:, None, :]
+    part = pairs.total(ahead, leading)
+    return pairs.total(ahead) / part if part else np.inf
+
+
+def _parts(
+    problem: TokenProblem,
+    chosen: Choices,
+    u: Float[Array, " D"],
+    levels: Float[Array, "n T"],
+    ahead: Float[Array, "n T"],
+    R: float,
+    constants: tuple[float, float],
+) -> tuple[Slack, Slack]:
+    """(B1) and (B2) over (B0), against the proof's bounds with its own left sides of (23) and (25)."""
+    pairs, _ = _scaled(problem, u, levels, R)
+    others, T = problem.mask & ~chosen.first, problem.T
+    base = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
+    one = pairs.total(ahead, chosen.first[:, :, None] & chosen.rest[:, None, :])
+    two = pairs.total(ahead, others[:, :, None] & others[:, None, :]) / 2
+    ratios = [abs(part / base) if base else np.inf for part in (one, two)]
+    factor = constants[0] * constants[1] * float(np.exp(-chosen.gap * R / np.linalg.norm(u)))
+    return (
+        below(f"|(B1)| / (B0) at R = {R:.3g}", ratios[0], T * factor, tolerance=rounding(problem, R * u)),
+        below(f"|(B2)| / (B0) at R = {R:.3g}", ratios[1], T**2 * factor, tolerance=rounding(problem, R * u)),
+    )
+
+
+CLAIMS = (
+    Claim(
+        "A.lemma17",
+        lemma17,
+        "exact",
+        about="leading pairs of the gradient at large norm, ties included",
+        example=lambda: EmbeddingInstance.of(6, 4, varied=True, seed=9),
+        outside=(lambda: EmbeddingInstance.of(6, 4, varied=True, seed=9, selection="everything"),),
+        unneeded={
+            "tau_1": "Positive by definition of the second choices.",
+            "tau_2": "Positive by definition of what w selects.",
+            "mu: least lead in sum over a second choice": (
+                "Needed only to keep the leading sum from vanishing: the bound has its inverse as a factor. Where all "
+                "second choices score higher, signs change on both sides."
+            ),
+        },
+        note=(
+            "The sums over i in S_X run over positions. Read with the least pairwise lead instead of the sum of "
+            "Definition 16, the lemma would say nothing of ties."
+        ),
+    ),
+)

@@ -1,0 +1,116 @@
+"""Max-margin problems of any kind by an interior-point solver, and the proofs of answers checked in extended precision.
+
+Problems here are too large for exact arithmetic; `exact_margin` is for the small ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import clarabel
+import numpy as np
+from scipy import sparse
+
+from tokenmargin.geometry import Coordinates
+from tokenmargin.margin import MarginSolution
+from tokenmargin.margin.constraints import Constraints
+
+LARGEST = 1e-9
+"""No residual of a claim may be larger: ten times the tolerance, for the rounding of this check itself."""
+LARGEST_IN_GRAM = 1e-6
+
+
+@dataclass
+class Tally:
+    """What was seen of one family."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    wrong: int = 0
+    over: int = 0
+    oracle_wrong: int = 0
+    oracle_silent: int = 0
+    residual: float = 0.0
+    difference: float = 0.0
+
+
+def by_clarabel(constraints: Constraints) -> tuple[str, np.ndarray]:
+    """Status and minimiser (in the coordinates of `constraints.rows()`) according to clarabel."""
+    rows, bound = constraints.rows(), constraints.bound
+    lengths = np.linalg.norm(rows, axis=1)
+    lengths[lengths == 0] = 1.0
+    scaled = bound / lengths
+    scale = scaled.max(initial=0.0) or 1.0
+    equality = np.zeros(len(rows), bool) if constraints.equality is None else constraints.equality
+    order = np.argsort(~equality, kind="stable")
+    matrix = sparse.csc_matrix(-(rows / lengths[:, None])[order])
+    cones = [clarabel.ZeroConeT(int(equality.sum())), clarabel.NonnegativeConeT(int((~equality).sum()))]
+    cones = [cone for cone, size in zip(cones, (equality.sum(), (~equality).sum()), strict=True) if size]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    d = rows.shape[1]
+    solution = clarabel.DefaultSolver(
+        sparse.identity(d, format="csc"), np.zeros(d), matrix, -(scaled / scale)[order], cones, settings
+    ).solve()
+    return str(solution.status), np.array(solution.x) * scale
+
+
+def _extended_rows(constraints: Constraints) -> np.ndarray:
+    """The rows in extended precision, differences taken there; in Gram space, those that have its inner products."""
+    if not isinstance(constraints.geometry, Coordinates):
+        return constraints.rows().astype(np.longdouble)
+    vectors = constraints.geometry.vectors.astype(np.longdouble)
+    rows = vectors[constraints.plus] - (0 if constraints.minus is None else vectors[constraints.minus])
+    return rows if constraints.sign is None else rows * constraints.sign[:, None]
+
+
+def check_proof(constraints: Constraints, solution: MarginSolution) -> float:
+    """The largest residual of the claim, recomputed in extended precision on the original rows."""
+    rows = _extended_rows(constraints)
+    bound = constraints.bound.astype(np.longdouble)
+    equality = np.zeros(len(rows), bool) if constraints.equality is None else constraints.equality
+    lengths = np.sqrt((rows**2).sum(axis=1))
+    if solution.status == "infeasible":
+        farkas = solution.farkas
+        assert farkas is not None
+        if (farkas[~equality] < 0).any() or not bound @ farkas > 0:
+            return np.inf
+        weight = np.abs(farkas) @ lengths
+        return float(np.sqrt(((farkas @ rows) ** 2).sum()) / weight) if weight > 0 else 0.0
+    multipliers = solution.multipliers.astype(np.longdouble)
+    built = multipliers @ rows
+    # In Gram space the parameter is the multipliers; in coordinates it is the vector itself.
+    vector = solution.vector.astype(np.longdouble) if isinstance(constraints.geometry, Coordinates) else built
+    norm, reach = np.sqrt(vector @ vector), np.sqrt(built @ built)
+    if norm == 0:
+        return float(bound.max(initial=0.0))
+    slack = rows @ vector - bound
+    largest = (bound / np.where(lengths > 0, lengths, 1)).max()
+    size = np.where(bound > 0, bound, np.where(lengths > 0, largest * lengths, 1))
+    primal = (np.where(equality, np.abs(slack), -slack) / size).max()
+    negative = (-np.where(equality, 0, multipliers)).max() / np.abs(multipliers).max()
+    return float(max(primal, negative, abs(1 - bound @ multipliers / (reach * norm))))
+
+
+def compare(constraints: Constraints, solution: MarginSolution, tally: Tally) -> None:
+    """Count one answer, and what the oracle and the check of its proof say of it."""
+    tally.statuses[solution.status] += 1
+    if solution.status == "inaccurate":
+        return
+    allowed = LARGEST if isinstance(constraints.geometry, Coordinates) else LARGEST_IN_GRAM
+    residual = check_proof(constraints, solution)
+    tally.residual = max(tally.residual, residual)
+    tally.over += residual > allowed
+    if not len(constraints) or not constraints.bound.any():
+        return
+    status, vector = by_clarabel(constraints)
+    said = {"Solved": "optimal", "PrimalInfeasible": "infeasible"}.get(status)
+    if said is None:
+        tally.oracle_silent += 1
+    elif said != solution.status:
+        # Our claim comes with a proof that was just checked: the oracle is wrong if the proof holds.
+        tally.oracle_wrong += residual <= allowed
+        tally.wrong += residual > allowed
+    elif said == "optimal":
+        ours = solution.multipliers @ constraints.rows()
+        tally.difference = max(tally.difference, float(np.linalg.norm(ours - vector) / np.linalg.norm(vector)))
