@@ -94,7 +94,7 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
     counts = corpus.counts.sum(axis=0)
     seen = counts > 0
     posterior = corpus.posterior_difference[seen]
-    alpha = (corpus.counts[1] - corpus.counts[0])[seen]
+    alpha = (corpus.counts[1] - corpus.counts[0])[seen].astype(float)
     a, b = scores[:, seen]
     clear = np.abs(posterior) * np.sqrt(counts[seen]) > CLEAR
     agree = np.sign(b[clear]) == np.sign(posterior[clear])
@@ -103,8 +103,8 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
         rho_p=float(spearman(a, np.abs(posterior))),
         sign=float(agree.mean()) if agree.size else float("nan"),
         clear=int(clear.sum()),
-        alpha_v=rank_correlation(b, alpha),
-        alpha_p=rank_correlation(a, np.abs(alpha)),
+        alpha_v=float(spearman(b, alpha)),
+        alpha_p=float(spearman(a, np.abs(alpha))),
     )
 
 
