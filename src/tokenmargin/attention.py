@@ -119,13 +119,21 @@ def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scal
     return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
 
 
-def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
-    """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
+def descent_weights(
+    state: Attention, log_slope: Float[Array, "... n"]
+) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
+    """Weights `w` on the keys with `sum_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it = exp(log_scale) sum w k`."""
     logs = log_slope[..., None] + state.log_weights + state.log_lead
     logs[state.pivot] = -np.inf
     sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead_sign)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
+    return coefficients, log_scale
+
+
+def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
+    """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
+    coefficients, log_scale = descent_weights(state, log_slope)
     return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 

@@ -114,3 +114,18 @@ def test_problems_must_match() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(ValueError, match="group them by n"):
         evolve_many([random_problem(n, 3, 3, rng=rng) for n in (2, 3)], NormalizedGradientDescent(), steps=1)
+
+
+@pytest.mark.parametrize("d", [2, 30], ids=["coordinates", "gram matrix"])
+def test_equal_scores_far_out_move_as_one_at_a_time(d: int) -> None:
+    """Two tokens of equal scores: at |p| = 700 and beyond, weights and leads underflow in turn."""
+    keys = np.zeros((1, 3, d))
+    keys[0, :2, 0], keys[0, :2, 1] = 1.0, (0.5, -0.5)
+    problem = TokenProblem.of(keys, [1], scores=[[1.0, 1.0, 0.0]])
+    starts = np.zeros((3, d))
+    starts[:, 0], starts[:, 1] = (5.0, 700.0, 2000.0), 0.7
+    method = NormalizedGradientDescent(1.0)
+    together = evolve_many([problem], method, steps=20, starts=starts[None]).finals[0]
+    apart = evolve(PromptObjective(problem), method, steps=20, start=starts).final
+    np.testing.assert_allclose(together, apart, rtol=1e-9)
+    assert (together[:, 0] > starts[:, 0] + 10).all()

@@ -64,7 +64,7 @@ def test_without_the_dataset_sentences_stand_in_and_it_is_said(figure):
     assert "generated sentences stand in" in result.notes[0]
     assert result.verdict == "stand-in"
     assert {finding.verdict for finding in result.findings} == {"measured"}
-    assert result.title.endswith("(generated sentences standing in for IMDB)")
+    assert "attention on generated sentences standing in for IMDB: products" in result.title
     assert shares[-1] == 1.0
     assert result.tables["runs"]["rho_v"][0] > 0
     with pytest.raises(DatasetError, match="imdb is not in the cache: tokenmargin data get imdb"):

@@ -198,6 +198,7 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
             "log_time": float(path.log_time[-1]),
             "log_gradient": path.log_gradient,
             "decided_by_rounding": path.decided_by_rounding,
+            "finite_part": None if path.finite_part is None else path.finite_part.point,
             "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
         }
         if isinstance(path, FlowPath)
@@ -233,8 +234,10 @@ def _print(report: dict[str, Any]) -> None:
         print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
         if "stop" in report:
             print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
+            if report["finite_part"] is not None:
+                print(f"            the limit is a direction and a finite part: {report['finite_part']}")
             if report["decided_by_rounding"]:
-                print("            decided by rounding: other limits are as near (an axis of symmetry, say)")
+                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
         tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
         print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
         if report["angle"] is None:

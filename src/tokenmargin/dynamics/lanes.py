@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import Descent
+from tokenmargin.attention import Descent, attend, descent_weights
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.losses import AbstractLoss
 
@@ -83,6 +83,7 @@ class _Pivots:
         scores = np.broadcast_to(scores, logits.shape)
         self.best = np.take_along_axis(scores, chosen[:, None], axis=1)[:, 0]
         self.ahead = self.best[:, None] - scores
+        self.tied = np.count_nonzero(self.ahead == 0) > self.flat.size  # more than the pivots themselves
 
 
 @dataclass(eq=False)
@@ -127,6 +128,8 @@ class Lanes:
         top = self.logits.max(axis=1)
         if self._pivots is None or (self.logits.ravel()[self._pivots.flat] < top).any():
             self._pivots = _Pivots(self.logits, self.tokens.scores)
+        if self._pivots.tied:
+            return self._descent_weights_with_ties()
         flat, best, ahead = self._pivots.flat, self._pivots.best, self._pivots.ahead
         others = self.logits - top[:, None]
         others.ravel()[flat] = -np.inf
@@ -142,6 +145,17 @@ class Lanes:
         others *= shortfall[:, None] - ahead
         others.ravel()[flat] = -others.sum(axis=1)
         return others, shift + highest - np.log(n)
+
+    def _descent_weights_with_ties(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
+        """The same by logarithms, where some token scores exactly what the selected one does.
+
+        Such a token has a weight of order one and a lead of exp(-|p|), the others have it the other way round: no
+        common scale keeps both from underflowing.
+        """
+        logits, scores = self.logits.transpose(2, 0, 1), self.tokens.scores.transpose(2, 0, 1)
+        state = attend(logits, np.broadcast_to(scores, logits.shape))
+        weights, log_scale = descent_weights(state, self.loss.log_slope(state.output))
+        return _lanes_last(weights), log_scale - np.log(logits.shape[1])
 
     def kept(self, lanes: Bool[Array, " lanes"]) -> Lanes:
         """Some of the runs."""

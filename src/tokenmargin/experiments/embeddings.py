@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FigureA1", "FigureA2", "FigureA3Imdb", "FigureA3Yelp", "FigureA4", "TrainedEmbeddings"]
 
+DATASETS = {"imdb": "IMDB", "yelp": "Yelp"}
 SHOWS = (
     "each token as a point, its posterior difference across and its product with p or with v upwards: the product "
     "with v rises with the posterior difference, the product with p with its modulus. No correlation is printed."
@@ -109,7 +110,7 @@ class TrainedEmbeddings(AbstractExperiment):
         notes = (*notes, *self._notes(corpus, tables["runs"]))
         if self.inputs().get(self.dataset) != "absent":
             return Result(self, tables, findings, notes)
-        words = f"generated sentences standing in for {self.dataset.upper()}"
+        words = f"generated sentences standing in for {DATASETS[self.dataset]}"
         found = tuple(finding.unjudged() for finding in findings)
         return Result(self, tables, found, (*notes, _noise(tables["tokens"])), stand_in=words)
 
@@ -175,7 +176,7 @@ class TrainedEmbeddings(AbstractExperiment):
 def _noise(tokens: Table) -> str:
     """How much of a stand-in tells nothing: below this posterior difference the order of tokens is chance."""
     unclear = int((np.abs(tokens["posterior"]) < 0.1).sum())
-    return f"{unclear} of its {len(tokens['posterior'])} tokens have a posterior difference below 0.1: ranks are noise"
+    return f"{unclear} of the {len(tokens['posterior'])} tokens have a posterior difference below 0.1: ranks are noise"
 
 
 def _share(progress: Callable[[float], None], done: int, total: int) -> Callable[[Any], None]:

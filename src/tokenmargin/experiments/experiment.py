@@ -137,8 +137,11 @@ class Result:
 
     @property
     def title(self) -> str:
-        """The experiment's title, with the data that stand in for those it speaks of."""
-        return f"{self.experiment.title} ({self.stand_in})" if self.stand_in else self.experiment.title
+        """The experiment's title; where data stand in for those it names, they take their place in it."""
+        title, named = self.experiment.title, self.stand_in.rpartition(" standing in for ")[2]
+        if not self.stand_in:
+            return title
+        return title.replace(named, self.stand_in, 1) if named in title else f"{title} ({self.stand_in})"
 
     @property
     def holds(self) -> bool:

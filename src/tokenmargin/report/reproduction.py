@@ -67,9 +67,9 @@ def _overview(runs: Sequence[tuple[AbstractExperiment, Run]], details: Sequence[
         rows.setdefault(experiment.source, []).append(
             (
                 experiment.figure,
-                f"{experiment.title} ({facts['stand_in']})" if facts["stand_in"] else experiment.title,
+                facts["title"],
                 facts["verdict"],
-                f"{good} of {len(judged)}",
+                f"{good} of {len(judged)}" if judged else "",
                 f"{facts['timing']['seconds']:.1f} s",
             )
         )
