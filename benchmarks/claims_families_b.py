@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from tokenmargin.heads import NonlinearHead
 from tokenmargin.problem import TokenProblem
 from tokenmargin.theory import ProblemInstance
 
@@ -82,13 +84,14 @@ def line(rng: np.random.Generator) -> ProblemInstance:
 
 
 def unequal(rng: np.random.Generator) -> ProblemInstance:
-    """Inputs of different lengths, keys of lengths from 0.1 to 10."""
+    """Inputs of different lengths, one of a single token at times; keys of lengths from 0.1 to 10."""
     n, T, d = int(rng.integers(2, 4)), int(rng.integers(3, 6)), int(rng.integers(2, 5))
     sizes = rng.integers(1, T + 1, n)
     sizes[0] = T
-    keys = [rng.standard_normal((size, d)) * 10 ** rng.uniform(-1, 1, (size, 1)) for size in sizes]
-    scores = [rng.standard_normal(size) for size in sizes]
-    return _instance(TokenProblem.of(keys, np.ones(n), scores=scores), rng, "unequal")
+    mask = np.arange(T) < sizes[:, None]
+    keys = rng.standard_normal((n, T, d)) * 10 ** rng.uniform(-1, 1, (n, T, 1))
+    problem = TokenProblem.of(keys, np.ones(n), mask=mask, scores=np.where(mask, _scores(keys, rng), 0.0))
+    return _instance(problem, rng, "unequal")
 
 
 def mapped(rng: np.random.Generator) -> ProblemInstance:
@@ -110,7 +113,22 @@ def labelled(rng: np.random.Generator) -> ProblemInstance:
     values[:, 0] = labels[:, None] * a + rng.choice([0.0, 0.2]) * rng.standard_normal((n, d))
     keys = values if rng.random() < 0.5 else rng.standard_normal((n, T, d))
     problem = TokenProblem.of(keys, labels, values=values, head=a)
-    return ProblemInstance(problem, "labelled", selected=(0,) * n, seed=int(rng.integers(1 << 30)))
+    ratio = float(2 ** rng.uniform(-2, 2))
+    return ProblemInstance(problem, "labelled", selected=(0,) * n, factor=ratio, seed=int(rng.integers(1 << 30)))
+
+
+def bent(rng: np.random.Generator) -> ProblemInstance:
+    """A head tanh(<a, x>) + <b, x>, increasing along both, on random tokens."""
+    x = labelled(rng)
+    a, b = rng.standard_normal((2, x.problem.values.dimension))
+
+    def function(v: np.ndarray) -> np.ndarray:
+        return np.asarray(np.tanh(v @ a) + v @ b)
+
+    def gradient(v: np.ndarray) -> np.ndarray:
+        return np.asarray(np.cosh(v @ a)[..., None] ** -2 * a + b)
+
+    return replace(x, name="bent", head=NonlinearHead(function, gradient), selected=None)
 
 
 FAMILIES: tuple[Family, ...] = (gaussian, integers, repeats, alike, alone, line, unequal, mapped)
@@ -119,5 +137,15 @@ FAMILIES: tuple[Family, ...] = (gaussian, integers, repeats, alike, alone, line,
 OF_CLAIM: dict[str, tuple[Family, ...]] = {
     "B.theorem5": (labelled, mapped),
     "B.theorem6": (labelled, mapped),
+    "B.theorem6-repaired": (labelled, mapped),
+    "B.theorem6-phases": (labelled, mapped),
+    "B.lemma12": (labelled, mapped),
+    "B.lemma13": (labelled, mapped),
+    "B.lemma14-nonlinear": (bent,),
+    "B.theorem8-nonlinear": (bent,),
+    "B.lemma2": (mapped,),
+    "B.lemma11": (mapped,),
+    "B.lemma5": (alone,),
+    "B.theorem2-direction": (alone, alike),
 }
 """Families of a claim's own, where the general ones would be outside its hypotheses almost always."""

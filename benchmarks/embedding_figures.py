@@ -44,7 +44,7 @@ FIGURES = {
 }
 """The runs beside each other in a figure: the printed settings first, ours last; `small` on its own."""
 
-SETTINGS = ("dataset", "model", "rate", "epochs", "milestones", "decay", "scale", "seed")
+SETTINGS = ("dataset", "model", "rate", "epochs", "milestones", "decay", "embedding_scale", "seed")
 OUTCOMES = ("status", "steps", "seconds", "loss", "accuracy", "rho_v", "rho_p", "sign")
 ALONG = ("epoch", "loss", "rho_v", "rho_p", "sign")
 Runs = Mapping[str, Mapping[str, Any]]
@@ -166,7 +166,7 @@ def print_at_loss(runs: Runs, loss: float) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for run in runs.values():
         config = run["config"]
-        if config["scale"] != 1 or config["decay"] != 1e-8 or not config["milestones"] or config["seed"] != 0:
+        if config["embedding_scale"] != 1 or config["decay"] != 1e-8 or not config["milestones"] or config["seed"] != 0:
             continue
         reached = [row for row in run["metrics"] if "rho_v" in row and row["loss"] <= loss]
         if reached:

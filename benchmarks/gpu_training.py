@@ -36,7 +36,7 @@ SYNTHETIC = replace(PRINTED, epochs=196, rate=1e-4, decay=1e-4)
 """Paper A, appendix E, for the synthetic data."""
 SMALL = replace(PRINTED, model="two-layer", dimension=128, epochs=120, milestones=())
 """The printed rate, decay and batch, kept constant, on few reviews in few dimensions."""
-LEAST_OCCURRENCES = 20  # of a token in a corpus of few reviews; the paper's 50 are for 50,000
+LEAST_OCCURRENCES = {1200: 20, 4000: 50}  # of a token in a corpus of so many reviews; the paper's 50 are for 50,000
 
 
 def _printed(model: str, seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
@@ -65,14 +65,66 @@ CONSTANT: tuple[int, ...] = ()
 ONE_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
     *({"rate": rate, "epochs": 200} for rate in (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)),
     *({"rate": rate, "epochs": 100, "milestones": CONSTANT} for rate in (1e-3, 1e-4)),
-    *({"rate": rate, "epochs": 100, "scale": scale} for rate in (1e-3, 1e-4) for scale in (0.1, 10.0)),
+    *(
+        {"rate": rate, "epochs": 100, "embedding_scale": scale, "prompt_scale": scale}
+        for rate in (1e-3, 1e-4)
+        for scale in (0.1, 10.0)
+    ),
     *({"rate": rate, "epochs": 100, "decay": 1e-2} for rate in (1e-2, 1e-3)),
 )
 TWO_LAYER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"rate": 1e-4, "epochs": 300},
     *({"rate": rate, "epochs": 60} for rate in (1e-3, 3e-4, 3e-5)),
-    *({"rate": 1e-4, "epochs": 60, "scale": scale} for scale in (0.1, 10.0)),
+    *({"rate": 1e-4, "epochs": 60, "embedding_scale": scale, "prompt_scale": scale} for scale in (0.1, 10.0)),
 )
+
+SHORT: dict[str, Any] = {"epochs": 100, "milestones": (50, 75)}
+BOTH: dict[str, Any] = {"scaled_logits": True, "affine_norm": True}
+
+
+def _readings(seeds: Sequence[int] = (0, 1, 2)) -> list[Job]:
+    """What the paper leaves open: v fixed, logits over sqrt(d), a layer norm with gain and bias; and d, rate, data."""
+    heads, flags = ({}, {"trained_head": False}), ({}, {"scaled_logits": True})
+    norms: tuple[dict[str, Any], ...] = ({}, {"affine_norm": True})
+    whole = [
+        {"dimension": d, **SHORT, **head, **logits, **norm}
+        for d in (2048, 512, 128)
+        for head in heads
+        for logits in flags
+        for norm in norms
+    ]
+    cut = {**SHORT, "max_tokens": 384}
+    few = [
+        {"dimension": d, "rate": rate, "epochs": 200, "milestones": ()}
+        for d in (128, 512, 2048)
+        for rate in (1e-2, 1e-3)
+    ]
+    return [
+        *_grid("two-layer", "yelp-balanced", whole),
+        *_grid("two-layer", "imdb", [{**cut, **BOTH, **head, "seed": seed} for seed in seeds for head in heads]),
+        *_grid(
+            "two-layer",
+            "imdb",
+            [{"dimension": d, **cut, **head, **how} for d in (512, 128) for how in ({}, BOTH) for head in heads],
+        ),
+        *(
+            job
+            for size in (1200, 4000)
+            for name in ("yelp", "imdb")
+            for job in _grid("two-layer", f"{name}-{size}", few)
+        ),
+        *(
+            job
+            for name in ("imdb", "yelp-balanced")
+            for job in _grid("one-layer", name, [{**head, **logits} for head in heads for logits in flags])
+        ),
+        *(
+            job
+            for name in ("imdb", "yelp-balanced")
+            for job in _grid("one-layer", name, [{"trained_head": False, "seed": seed} for seed in seeds[1:]])
+        ),
+    ]
+
 
 PLANS: dict[str, list[Job]] = {
     "one-layer": [
@@ -90,6 +142,7 @@ PLANS: dict[str, list[Job]] = {
         *_printed("two-layer", (0,), ("yelp-balanced", "yelp")),
     ],
     "two-layer-imdb": _printed("two-layer", (0,), ("imdb",)),
+    "readings": _readings(),
     "small": [
         Job(f"{dataset} two-layer d=128", dataset, replace(SMALL, seed=seed))
         for seed, dataset in enumerate(("yelp-1200", "yelp-1200-other", "imdb-1200"))
@@ -99,7 +152,7 @@ PLANS: dict[str, list[Job]] = {
 
 
 def load_corpus(name: str, folder: Path) -> TokenCorpus:
-    """A corpus of the figures by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of `-1200` reviews.
+    """A corpus by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of `-1200` or `-4000` reviews.
 
     The last are balanced, without the tokens that are rare in them; `-1200-other` are other reviews.
     """
@@ -115,7 +168,7 @@ def load_corpus(name: str, folder: Path) -> TokenCorpus:
     rng = np.random.default_rng(1 if "other" in variant else 0)
     size = None if variant[0] == "balanced" else int(variant[0])
     chosen = balanced(corpus, rng, size=size)
-    return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES)
+    return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES[size])
 
 
 def run_plan(

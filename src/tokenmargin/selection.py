@@ -297,16 +297,16 @@ def _directional_margins(keys: AbstractGeometry, q: Float[Array, " D"]) -> Float
 
 @dataclass(frozen=True)
 class ConeConstants:
-    """The constants of Lemma 7: the cone around an LMM direction that holds no stationary point beyond a radius.
+    """A cone around an LMM direction that holds no stationary point beyond a radius (Lemma 7, Theorem 3).
 
     **Attributes**
     - `theta`: the margin `1 / |p^mm|`.
     - `delta`: half the distance of the nearest non-neighbour from the neighbours, in logits; infinity without one.
     - `reach`: `A`, the longest key over `theta`.
-    - `mu`: the cone holds the directions of cosine at least `1 - mu` with `p^mm` (32).
+    - `mu`: the cone holds the directions of cosine at least `1 - mu` with `p^mm`.
     - `spread`: `Gamma`, the largest score difference within an input.
     - `gap`: the smallest score gap over the neighbours.
-    - `radius`: `R` of (39).
+    - `radius`: the cone holds no stationary point of at least this norm.
     """
 
     theta: float
@@ -323,12 +323,16 @@ def cone_constants(
     p: Float[Array, " D"],
     selected: Selection,
     *,
+    as_printed: bool = False,
     tolerance: float = NEIGHBOUR_TOLERANCE,
 ) -> ConeConstants:
-    """Cone (32) and radius (39) at the max-margin solution `p` of a locally optimal selection.
+    """Width and radius of the cone of Lemma 7 at the max-margin solution `p` of a locally optimal selection.
 
-    The paper's delta compares non-neighbours with neighbours of the same input and says nothing of an input without
-    neighbours; its non-neighbours are compared with the margin 1 a neighbour would have, which is the same number.
+    The lemma says that there is a cone; its proof names one, by (32) and (39), which `as_printed` gives. That choice
+    takes delta within inputs that have SVM-neighbours and bounds each input by itself, and is too wide where an input
+    has none (`B.lemma7-proof-constants`). By default delta runs over the non-neighbours of all inputs, since all
+    neighbours stand at margin 1; the cone leaves half of delta to the neighbours that move up in it; and the radius
+    lets one input's neighbours outweigh the non-neighbours of all n.
     """
     alpha = checked_selection(problem, selected)
     gap = float(score_gaps(problem, p, alpha, tolerance=tolerance).min())
@@ -336,23 +340,25 @@ def cone_constants(
         raise ValueError(
             f"the cone is defined at a locally optimal selection; the smallest score gap here is {gap:g}, not positive"
         )
-    ahead = margins(problem, p, alpha)
-    far = problem.mask & ~neighbours(problem, p, alpha, tolerance=tolerance)
+    near, ahead = neighbours(problem, p, alpha, tolerance=tolerance), margins(problem, p, alpha)
+    far = problem.mask & ~near
     far[np.arange(problem.n), alpha] = False
+    counted = far & near.any(axis=1, keepdims=True) if as_printed else far
+    delta = 0.5 * float((ahead[counted] - 1).min(initial=np.inf))
     theta = 1 / float(problem.keys.norm(p))
-    delta = 0.5 * float((ahead[far] - 1).min(initial=np.inf))
     rows = np.unique(problem.keys.index[problem.mask])
     reach = float(np.sqrt(max(_squared_length(problem.keys, int(row)) for row in rows))) / theta
     scores = np.where(problem.mask, problem.scores, np.nan)
     spread = float((np.nanmax(scores, axis=1) - np.nanmin(scores, axis=1)).max())
+    inner, inputs = (delta, 1) if as_printed else (delta / 2, problem.n)
     return ConeConstants(
         theta=theta,
         delta=delta,
         reach=reach,
-        mu=(min(0.5, delta) / reach) ** 2 / 8,
+        mu=(min(0.5, inner) / reach) ** 2 / 8,
         spread=spread,
         gap=gap,
-        radius=max(2, 1 / delta) / theta * math.log(64 * problem.T * spread * reach / gap),
+        radius=max(2, 1 / delta) / theta * math.log(64 * inputs * problem.T * spread * reach / gap),
     )
 
 

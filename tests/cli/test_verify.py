@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 def test_a_claim_on_its_own_instances(capsys):
-    assert main(["verify", "B.lemma7", "--json"]) == 0
+    assert main(["verify", "B.lemma7-proof-constants", "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)
     assert [(report["kind"], report["verdict"]) for report in reports] == [
         ("example", "holds"),
@@ -18,7 +18,8 @@ def test_a_claim_on_its_own_instances(capsys):
         ("refutation", "fails"),
     ]
     assert {"claim", "verdict", "slacks", "instance"} <= set(reports[0])
-    assert {"role", "name", "measured", "relation", "bound", "slack", "holds"} == set(reports[0]["slacks"][0])
+    numbers = {"measured", "relation", "bound", "slack", "holds", "proven", "refuted"}
+    assert {"role", "name"} | numbers == set(reports[0]["slacks"][0])
 
 
 def test_a_given_corpus_and_dimension(capsys):
@@ -80,7 +81,27 @@ def test_a_problem_that_breaks_a_printed_claim(tmp_path):
     from tokenmargin.theory.paper_b.local_cone import without_neighbours
 
     without_neighbours().problem.save(tmp_path / "problem.json")
-    assert main(["verify", "B.lemma7", str(tmp_path / "problem.json"), "--select", "0,0"]) == 1
+    given = [str(tmp_path / "problem.json"), "--select", "0,0"]
+    assert main(["verify", "B.lemma7-proof-constants", *given]) == 1
+    assert main(["verify", "B.lemma7", *given]) == 0  # the lemma asks for some cone, and there is one
+
+
+def test_a_direction_of_ones_own(tmp_path, capsys):
+    from tokenmargin.theory import claim
+
+    claim("B.theorem4").example().problem.save(tmp_path / "problem.json")
+    given = ["verify", "B.theorem4", str(tmp_path / "problem.json"), "--json", "--q"]
+    assert main([*given, "1,0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "holds"
+    assert main([*given, "1,0.5,2"]) == 2
+    assert "2 finite numbers" in capsys.readouterr().err
+
+
+def test_what_cannot_be_told_says_what_would_decide(capsys):
+    assert main(["verify", "B.theorem6", "--json"]) == 0
+    open_ = [report for report in json.loads(capsys.readouterr().out) if report["verdict"] == "undecided"]
+    assert open_
+    assert all(found["would_decide"] for report in open_ for found in report["undecided"])
 
 
 def test_list(capsys):
@@ -97,6 +118,7 @@ def test_list(capsys):
         (["A.theorem5", "--corpus", "nowhere.csv"], "no such file"),
         (["A.theorem5", "--corpus", "nowhere.csv", "--n", "4"], "leave out one"),
         (["A.theorem5", "--n", "4", "--delta", "2"], "between 0 and 1"),
+        (["A.theorem5", "--n", "2", "--q", "1"], "no direction q"),
         (["--n", "4"], "say which claim"),
         (["A.theorem5", "--n", "3"], "n must be even"),
     ],

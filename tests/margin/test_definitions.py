@@ -49,7 +49,7 @@ def test_cone_constants_follow_the_formulas() -> None:
     """Written out for figure 1b, token 0: neighbours {origin}, non-neighbour (1, 0)."""
     problem = figure1b()
     p = max_margin(problem, [0]).vector
-    constants = cone_constants(problem, p, [0])
+    constants = cone_constants(problem, p, [0], as_printed=True)
     norm = np.linalg.norm(p)
     keys = np.array([[-0.1, 1.0], [1.0, 0.0], [0.0, 0.0]])
     delta = 0.5 * (keys[2] - keys[1]) @ p[:2]
@@ -59,9 +59,11 @@ def test_cone_constants_follow_the_formulas() -> None:
     assert constants.reach == pytest.approx(reach)
     assert constants.mu == pytest.approx((min(0.5, delta) / reach) ** 2 / 8)
     assert constants.radius == pytest.approx(max(2, 1 / delta) * norm * math.log(64 * 3 * 1.0 * reach / 1.0))
-    for view in (problem.as_gram(),):
-        same = cone_constants(view, max_margin(view, [0]).vector, [0])
-        assert same.radius == pytest.approx(constants.radius)
+    narrower = cone_constants(problem, p, [0])  # one input: only half of delta is left to the cone
+    assert narrower.mu == pytest.approx((min(0.5, delta / 2) / reach) ** 2 / 8)
+    assert narrower.radius == pytest.approx(constants.radius)
+    view = problem.as_gram()
+    assert cone_constants(view, max_margin(view, [0]).vector, [0]).radius == pytest.approx(constants.radius)
 
 
 def test_without_non_neighbours_delta_is_infinite() -> None:

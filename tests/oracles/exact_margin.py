@@ -70,58 +70,63 @@ def solve_exactly(rows: list[Row], *, active: Sequence[int] = (), farkas: Sequen
     if not rows:
         return ExactAnswer(())
     d = len(rows[0])
-    found = _held_by(rows, tuple(active)) if 0 < len(active) <= d else None
-    if found is not None:
-        return ExactAnswer(found)
-    if farkas and _adds_up_to_zero([rows[j] for j in farkas]):
+    unit = math.lcm(*(x.denominator for row in rows for x in row))
+    whole = [[int(x * unit) for x in row] for row in rows]
+    found = _held_by(whole, tuple(active)) if 0 < len(active) <= d else None
+    if found is None and farkas and _adds_up_to_zero([whole[j] for j in farkas]):
         return ExactAnswer(None)
-    for size in range(1, min(d, len(rows)) + 1):
-        for subset in itertools.combinations(range(len(rows)), size):
-            found = _held_by(rows, subset)
-            if found is not None:
-                return ExactAnswer(found)
-    return ExactAnswer(None)
+    subsets = (s for size in range(1, min(d, len(rows)) + 1) for s in itertools.combinations(range(len(rows)), size))
+    while found is None and (subset := next(subsets, None)) is not None:
+        found = _held_by(whole, subset)
+    return ExactAnswer(None if found is None else tuple(x * unit for x in found))
 
 
-def _held_by(rows: list[Row], subset: Sequence[int]) -> Row | None:
+def _times(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def _held_by(rows: list[list[int]], subset: Sequence[int]) -> list[Fraction] | None:
     """The shortest vector on `<row, p> = 1` for the subset, if its multipliers are not negative and all rows hold."""
     held = [rows[j] for j in subset]
-    weights = _solve([[dot(a, b) for b in held] for a in held], [Fraction(1)] * len(held))
-    if weights is None or min(weights) < 0:
+    solved = _solve([[_times(a, b) for b in held] for a in held], [1] * len(held))
+    if solved is None or min(solved[0]) < 0:
         return None
-    p = tuple(dot(weights, column) for column in zip(*held, strict=True))
-    return p if all(dot(row, p) >= 1 for row in rows) else None
+    weights, scale = solved
+    p = [_times(weights, column) for column in zip(*held, strict=True)]
+    return [Fraction(x, scale) for x in p] if all(_times(row, p) >= scale for row in rows) else None
 
 
-def _solve(matrix: list[list[Fraction]], right: list[Fraction]) -> list[Fraction] | None:
-    """The solution of a square system; None where it is singular."""
+def _solve(matrix: list[list[int]], right: list[int]) -> tuple[list[int], int] | None:
+    """Numerators and the positive denominator of the solution of a square system of integers; None where singular.
+
+    Gauss-Jordan elimination without fractions (Bareiss): all divisions are exact.
+    """
     table = [[*row, b] for row, b in zip(matrix, right, strict=True)]
-    n = len(table)
+    n, before = len(table), 1
     for c in range(n):
         pivot = next((i for i in range(c, n) if table[i][c]), None)
         if pivot is None:
             return None
         table[c], table[pivot] = table[pivot], table[c]
-        for i in range(c + 1, n):
-            if table[i][c]:
-                share = table[i][c] / table[c][c]
-                table[i] = [x - share * y for x, y in zip(table[i], table[c], strict=True)]
-    solution = [Fraction(0)] * n
-    for c in range(n - 1, -1, -1):
-        solution[c] = (table[c][n] - dot(table[c][c + 1 : n], solution[c + 1 :])) / table[c][c]
-    return solution
+        top = table[c]
+        for i in range(n):
+            if i != c:
+                table[i] = [(top[c] * x - table[i][c] * y) // before for x, y in zip(table[i], top, strict=True)]
+        before = top[c]
+    sign = 1 if before > 0 else -1
+    return [sign * row[n] for row in table], sign * before
 
 
-def _adds_up_to_zero(rows: list[Row]) -> bool:
+def _adds_up_to_zero(rows: list[list[int]]) -> bool:
     """Whether the rows but the last are independent and minus the last is a combination of them, none negative."""
     *others, last = rows
     if not others:
         return not any(last)
-    minus = [-dot(row, last) for row in others]
-    weights = _solve([[dot(a, b) for b in others] for a in others], minus)
-    if weights is None or min(weights) < 0:
+    solved = _solve([[_times(a, b) for b in others] for a in others], [-_times(row, last) for row in others])
+    if solved is None or min(solved[0]) < 0:
         return False
-    return all(dot(weights, column[:-1]) == -column[-1] for column in zip(*rows, strict=True))
+    weights, scale = solved
+    return all(_times(weights, column[:-1]) == -scale * column[-1] for column in zip(*rows, strict=True))
 
 
 def worst_violation(rows: list[Row], vector: Sequence[Fraction]) -> float:

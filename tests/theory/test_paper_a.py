@@ -7,6 +7,7 @@ import clarabel
 import mpmath
 import numpy as np
 import pytest
+from benchmarks.claims_audit import audit
 from scipy import sparse
 
 from tokenmargin.attention import PromptObjective
@@ -441,3 +442,18 @@ def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():
     for name in ("A.theorem5", "A.lemma13", "A.lemma14", "A.lemma18", "A.lemma19", "A.lemma21", "A.length"):
         report = claim(name).on(x)
         assert (report.verdict, report.findings.conclusion) == ("vacuous", ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("A.initialisation-repaired", "A.lemma2", "A.lemma2-proof", "A.lemma7", "A.lemma8", "A.lemma10", "A.lemma11"),
+        *("A.lemma12", "A.lemma17", "A.lemma3", "A.lemma20-repaired", "A.equation18-without-ties", "A.lemma21"),
+        *("A.lemma3-solvable-repaired", "A.lemma3-closed-form-with-signs", "A.length", "A.length-bound", "A.overlap"),
+    ],
+)
+def test_a_sample_of_the_audit(name):
+    """`python -m benchmarks.claims_audit --paper A` tries hundreds."""
+    tally = audit(claim(name), 16, seed=5)
+    assert not tally.lies, tally.fails
+    assert tally.verdicts["holds"] > 0

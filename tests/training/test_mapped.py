@@ -18,7 +18,7 @@ from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.mapped import MappedSequences
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.parameters import AdamW, Scales, initial_state
 from tokenmargin.training.probe import evaluate, selected, survey
 
 
@@ -53,7 +53,7 @@ def test_a_survey_is_what_the_corpus_in_memory_says(ragged):
     from tokenmargin.corpus import TokenCorpus
 
     data = ragged()
-    model = OneLayer(data, initial_state(data.m, 5, seed=2, scale=3.0, dtype=torch.float64), AdamW())
+    model = OneLayer(data, initial_state(data.m, 5, seed=2, scales=Scales(3.0, 3.0), dtype=torch.float64), AdamW())
     corpus = TokenCorpus(
         data.ids.numpy(), np.diff(data.offsets.numpy()), data.labels.numpy(), tuple(map(str, range(data.m)))
     )

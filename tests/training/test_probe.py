@@ -16,7 +16,7 @@ from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.observed_training import Job, run_job
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.parameters import AdamW, Scales, initial_state
 from tokenmargin.training.probe import (
     alignment,
     as_problem,
@@ -42,7 +42,7 @@ def corpus() -> TokenCorpus:
 def model(corpus) -> OneLayer:
     offsets = np.append(0, np.cumsum(corpus.lengths))
     data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, dtype=torch.float64)
-    model = OneLayer(data, initial_state(25, 30, seed=0, scale=4.0, dtype=torch.float64), AdamW())
+    model = OneLayer(data, initial_state(25, 30, seed=0, scales=Scales(4.0, 4.0), dtype=torch.float64), AdamW())
     model.run(torch.arange(60), 20, first=0, last=3, rate=0.01)
     return model
 

@@ -34,7 +34,13 @@ def train(
     rate: float = 0.003,
     milestones: str = "",
     decay: float = 1e-8,
-    scale: float = 1.0,
+    embedding_scale: float = 1.0,
+    prompt_scale: float = 1.0,
+    head_scale: float = 1.0,
+    trained_head: bool = True,
+    scaled_logits: bool = False,
+    affine_norm: bool = False,
+    max_tokens: int = 0,
     seed: int = 0,
     device: str = "auto",
     dtype: Literal["float32", "float64"] = "float32",
@@ -79,8 +85,20 @@ def train(
         Epochs at which the rate is divided by ten, such as 100,200.
     decay:
         Weight decay.
-    scale:
+    embedding_scale:
         Initial size of the embeddings, times 1/sqrt(dimension).
+    prompt_scale:
+        Initial size of the prompt p, times 1/sqrt(dimension).
+    head_scale:
+        Initial length of the head v.
+    trained_head:
+        Train v; --no-trained-head keeps it fixed, as the theory does.
+    scaled_logits:
+        Divide the logits of every softmax by sqrt(dimension).
+    affine_norm:
+        Give the layer norm of the two-layer model a gain and a bias.
+    max_tokens:
+        Cut texts after so many tokens; 0 keeps them whole.
     seed:
         Of the start and of the order of the texts.
     device:
@@ -107,6 +125,7 @@ def train(
     with needs_extra("train"):
         import torch
 
+        from tokenmargin.training.batches import truncated
         from tokenmargin.training.device import choose_device
         from tokenmargin.training.distributed.ranks import join_ranks
         from tokenmargin.training.distributed.splits import ByDimension, ByTexts
@@ -128,14 +147,21 @@ def train(
             rate=rate,
             milestones=tuple(numbers(milestones, int, "--milestones")) if milestones else (),
             decay=decay,
-            scale=scale,
+            embedding_scale=embedding_scale,
+            prompt_scale=prompt_scale,
+            head_scale=head_scale,
+            trained_head=trained_head,
+            scaled_logits=scaled_logits,
+            affine_norm=affine_norm,
+            max_tokens=max_tokens,
             seed=seed,
             dtype=dtype,
         )
     with join_ranks(place) as ranks:
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
-            data, words, frequencies = _open(prepared, ranks.device)
+            whole, words, frequencies = _open(prepared, ranks.device)
+            data = truncated(whole, max_tokens)
         total = -(-data.n // batch) * epochs
         with progress_bar("training", total) as advance, usage_errors():
 

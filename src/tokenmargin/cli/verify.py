@@ -11,6 +11,7 @@ from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar,
 from tokenmargin.cli.corpora import corpus_statistics, print_corpus, read_corpus
 
 if TYPE_CHECKING:
+    from tokenmargin.problem import TokenProblem
     from tokenmargin.theory import Claim, Report, Slack
 
 __all__ = ["verify"]
@@ -55,6 +56,7 @@ def verify(
     draws: int | None = None,
     seed: int = 0,
     select: str | None = None,
+    q: str | None = None,
     list_: bool = False,
     json: bool = False,
 ) -> int:
@@ -77,6 +79,7 @@ def verify(
         tokenmargin verify A.theorem5 --corpus reviews.csv
         tokenmargin verify --corpus reviews.csv
         tokenmargin verify B.theorem3 fig1b --select 1
+        tokenmargin verify B.theorem4 problem.npz --q 1,0.5
         tokenmargin verify B.lemma4 problem.npz --json
 
     Parameters
@@ -105,6 +108,8 @@ def verify(
         Of the corpus and the starts.
     select:
         For claims of paper B: the selected token of each input; by default those of highest score.
+    q:
+        For claims of paper B about a direction q (theorems 4 and 7, lemmas 8 and 10): its coordinates, such as 1,0.5.
     list_:
         List the claims and what they say.
     json:
@@ -134,7 +139,7 @@ def verify(
     else:
         with usage_errors(), whole_runs():
             number = enough_draws(delta) if draws is None else draws
-            instance = _instance(chosen[0], problem, size, select, delta=delta, draws=number, seed=seed)
+            instance = _instance(chosen[0], problem, size, select, q, delta=delta, draws=number, seed=seed)
             reports = (chosen[0].on(instance),)
     if json:
         emit_json([report.as_dict() for report in reports])
@@ -150,7 +155,9 @@ def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
             progress(done + 1)
 
 
-def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, **options: Any) -> Any:
+def _instance(
+    claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, q: str | None, **options: Any
+) -> Any:
     """A given instance: a problem for claims of paper B, sizes for claims of paper A."""
     from tokenmargin.theory import EmbeddingInstance, ProblemInstance
 
@@ -158,7 +165,10 @@ def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: s
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
         chosen = None if select is None else tuple(numbers(select, int, "--select"))
-        return ProblemInstance(read_problem(problem), problem, selected=chosen, seed=options["seed"])
+        given = read_problem(problem)
+        return ProblemInstance(given, problem, selected=chosen, q=_direction(q, given), seed=options["seed"])
+    if q is not None:
+        raise UsageError(f"{claim.name} is about a corpus and has no direction q: leave --q out")
     if problem is not None:
         raise UsageError(f"{claim.name} is about a corpus: give --corpus, or --n and --T, instead of {problem}")
     example = claim.example()
@@ -169,6 +179,20 @@ def _instance(claim: Claim, problem: str | None, size: dict[str, Any], select: s
             raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
         return EmbeddingInstance.about(read_corpus(size["corpus"]), name=size["corpus"], **options)
     return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)
+
+
+def _direction(q: str | None, problem: TokenProblem) -> Any:
+    """A direction of the keys' space, from its coordinates."""
+    if q is None:
+        return None
+    import numpy as np
+
+    values = np.array(numbers(q, float, "--q"))
+    if len(values) != problem.keys.dimension or not np.isfinite(values).all() or not values.any():
+        raise UsageError(
+            f"--q must be {problem.keys.dimension} finite numbers, not all zero, one per key dimension; got {q}"
+        )
+    return values
 
 
 def _print(reports: tuple[Report, ...], *, full: bool) -> None:

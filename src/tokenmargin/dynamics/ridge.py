@@ -23,7 +23,7 @@ from tokenmargin.losses import AbstractLoss
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 
-__all__ = ["RidgePath", "ridge_path"]
+__all__ = ["RidgePath", "head_landscape", "ridge_path"]
 
 _ROUNDS = 60
 _RATIO = 2.0
@@ -60,17 +60,19 @@ def ridge_path(
     *,
     rng: np.random.Generator,
     starts: int = 8,
+    also: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> RidgePath:
     """`argmin over |v| <= r, |p| <= R` of the risk for each pair (r, R), with a positive loss.
 
-    Random starts at the first pair are continued through all of them; the path returned is the one of lowest risk at
+    The starts at the first pair are continued through all of them; the path returned is the one of lowest risk at
     the last pair. The minimiser lies on both spheres whenever more norm lowers the risk, as it does in the theorems.
 
     **Arguments**
     - `objective`: head and prompt together, with a positive loss.
     - `radii`: pairs (r, R), both growing.
     - `rng`, `starts`: the random starts.
+    - `also`: parameters (v, p) to start from as well.
     - `progress`: called with the share of the starts done.
     """
     pairs = np.asarray(radii, dtype=np.float64)
@@ -79,11 +81,13 @@ def ridge_path(
     reduced = Reduced.of(objective)
     inner = reduced.objective
     assert isinstance(inner, JointObjective), "a reduced objective is of its own kind"
+    given = [] if also is None else list(reduced.reduce(also))
+    begin = [*given, *rng.standard_normal((starts, inner.dimension))]
     found = []
-    for k in range(starts):
-        found.append(_follow(inner, pairs, rng))
+    for k, start in enumerate(begin):
+        found.append(_follow(inner, pairs, start))
         if progress is not None:
-            progress((k + 1) / starts)
+            progress((k + 1) / len(begin))
     found.sort(key=lambda path: float(path[1][-1]))
     points, log_risk, residuals = found[0]
     lifted = objective.split(reduced.lift(points))
@@ -93,10 +97,10 @@ def ridge_path(
 
 
 def _follow(
-    objective: JointObjective, pairs: Float[Array, "k 2"], rng: np.random.Generator
+    objective: JointObjective, pairs: Float[Array, "k 2"], start: Float[Array, " r"]
 ) -> tuple[Float[Array, "k r"], Float[Array, " k"], Float[Array, "k 2"]]:
     """One local minimum, continued through the radii in steps of at most a factor of two."""
-    parts = objective.split(rng.standard_normal(objective.dimension))
+    parts = objective.split(start)
     v, p = parts["head"], parts["prompt"]
     points, risks, residuals, before = [], [], [], pairs[0]
     for pair in pairs:
@@ -117,7 +121,7 @@ def _alternate(
     problem = objective.problem
     risk, residual = np.inf, (np.inf, np.inf)
     for _ in range(_ROUNDS):
-        head = minimise(_head_landscape(problem, objective.loss, p), v, sphere=Sphere(float(pair[0])))
+        head = minimise(head_landscape(problem, objective.loss, p), v, sphere=Sphere(float(pair[0])))
         moved = np.linalg.norm(head.point - v)
         v, risk = head.point, head.value
         scores = problem.labels[:, None] * problem.values.gather(problem.values.project(v))
@@ -130,7 +134,7 @@ def _alternate(
     return v, p, risk, residual
 
 
-def _head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> Landscape:
+def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> Landscape:
     """Logarithm of the risk as a function of the head, at the features that `p` attends to."""
     weights = attention_weights(problem.keys, p)
     values = problem.values.laid_out  # type: ignore[attr-defined]  # reduced problems have coordinates

@@ -129,7 +129,8 @@ class TrainedEmbeddings(AbstractExperiment):
             rate=self.rate,
             milestones=self.milestones,
             decay=self.decay,
-            scale=self.start_scale,
+            embedding_scale=self.start_scale,
+            prompt_scale=self.start_scale,
         )
 
     def _device(self) -> str:

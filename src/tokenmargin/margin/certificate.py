@@ -236,8 +236,10 @@ def kkt_residuals(
     products = multipliers * slack
     complementarity = max(products.item(products.argmax()), -products.item(products.argmin())) / squared
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
-    least, total = signed.item(signed.argmin()), np.abs(multipliers).sum().item()
-    dual = -least / np.abs(multipliers).max().item() if least < 0 else 0.0
+    least = signed.item(signed.argmin())
+    weights = multipliers if least >= 0 and equality is None else np.abs(multipliers)
+    total = np.add.reduce(weights).item()
+    dual = -least / weights.item(weights.argmax()) if least < 0 else 0.0
     a = np.count_nonzero(multipliers)
     rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS
     gap = abs(1 - bound.dot(multipliers).item() / (reach * norm)) + rounding

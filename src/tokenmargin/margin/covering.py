@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
 
 from tokenmargin.margin.pairs import RowPairs
 
@@ -64,6 +62,9 @@ def _order(pairs: RowPairs, rows: int) -> _Order:
     """The pairs as a relation between nodes; tied rows are one node."""
     if not len(pairs.ties):
         return _Order(pairs.heads, pairs.starts, pairs.rivals, np.arange(len(pairs)), rows)
+    from scipy.sparse import coo_array  # loaded where a corpus needs it: single problems do without
+    from scipy.sparse.csgraph import connected_components
+
     first, second = pairs.ties.T
     graph = coo_array((np.ones(len(first)), (first, second)), shape=(rows, rows))
     _, node = connected_components(graph, directed=False)
@@ -92,6 +93,8 @@ def _topological(order: _Order) -> list[int]:
 
 def _cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
     """Edges of a cycle among the heads that have no place in the sequence: each of them has one above it."""
+    from scipy.sparse import csr_array
+
     left = np.setdiff1d(np.arange(len(order.heads)), sequence)
     edges = csr_array((np.arange(1, len(order.rivals) + 1), order.rivals, order.starts), shape=(
         len(order.heads), order.nodes))[left][:, order.heads[left]].tocsc()  # fmt: skip

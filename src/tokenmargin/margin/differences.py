@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.sparse import csr_array
 
 __all__ = ["Differences", "Proposal"]
 
@@ -72,6 +71,8 @@ class Differences:
 
     def covariance(self, weights: Float[Array, " k"], mean: Float[Array, " d"] | None = None) -> Float[Array, "d d"]:
         """The lower triangle of `A' diag(weights) A`, less `sum(weights) mean mean'`; the rest is not set."""
+        from scipy.sparse import csr_array  # loaded where a corpus needs it: single problems do without
+
         m, d = self.vectors.shape
         coupling = csr_array((weights, (self.plus, self.minus)), shape=(m, m))
         coupling = coupling + coupling.T

@@ -199,11 +199,11 @@ def _solved(rows, bound, size, space, a, y, table):
 @no_type_check
 def _solve(rows, bound, size, space, y, table, exact):
     """What was proven, the size of the working set, and the norm of y or the residual of the Farkas vector."""
+    inner_products(rows, space.gram)
     for j in range(len(rows)):
-        if bound[j] > 0 and not rows[j].any():  # nothing separates two tokens at one place
+        if space.gram[j, j] == 0 and bound[j] > 0:  # nothing separates two tokens at one place
             space.work[0], space.u[0] = j, 1.0
             return INFEASIBLE, 1, 0.0
-    inner_products(rows, space.gram)
     code, a = search(space, bound, size, rows.shape[1])
     if code == SOLVED:
         return _solved(rows, bound, size, space, a, y, table)
@@ -303,7 +303,9 @@ def solve_keys(keys, selected, start, stop, answers):
         if scale == 0:
             answers.codes[b] = OUT_OF_RANGE
             continue
-        outcome = _solve(rows, bound, bound, space, y, table, _free_of_rounding(tokens))
+        outcome = _solve(rows, bound, bound, space, y, table, False)
+        if outcome[0] == RAY and _free_of_rounding(tokens) and _small_multiples(rows, space, outcome[1]):
+            outcome = (INFEASIBLE, outcome[1], 0.0)
         _write(answers, b, outcome, space, y, table, lengths, scale)
 
 

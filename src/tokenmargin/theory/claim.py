@@ -204,7 +204,7 @@ class Report:
             case "example":
                 return self.verdict == "holds"
             case "outside":
-                return self.verdict == "vacuous" and not self.findings.concludes
+                return not self.findings.applies and not self.findings.concludes
             case "refutation":
                 return self.verdict == "fails"
             case _:

@@ -201,7 +201,8 @@ class ProblemInstance:
     - `loss`: logistic by default.
     - `selected`: the tokens `alpha_i`; the optimal ones by default.
     - `p`, `q`: points or directions the statement speaks of; drawn from `seed` by default.
-    - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say).
+    - `factor`: what an instance puts where the statement has 1 (the step size over the allowed one, say); for the joint
+      theorems |v|/|p|.
     - `optimal`: the sets `O_i` of Assumption D; the tokens of highest score by default.
     - `head`: a nonlinear head, for the statements about any; the problem's linear one by default.
     - `norm`: how far limits are followed.
@@ -226,8 +227,11 @@ class ProblemInstance:
     @property
     def alpha(self) -> Int[Array, " n"]:
         """The selected tokens; by default those of highest score."""
-        if self.selected is not None:
-            return np.array(self.selected, dtype=np.intp)
+        return self.best if self.selected is None else np.array(self.selected, dtype=np.intp)
+
+    @property
+    def best(self) -> Int[Array, " n"]:
+        """A token of highest score in each input, whatever is selected."""
         return np.where(self.problem.mask, self.problem.scores, -np.inf).argmax(axis=1)
 
     @property

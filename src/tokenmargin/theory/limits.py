@@ -13,8 +13,9 @@ from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.problem import TokenProblem
 from tokenmargin.selection import angle
+from tokenmargin.theory.claim import Slack, below, seen
 
-__all__ = ["Limit", "follow", "selected_in_the_limit", "selects"]
+__all__ = ["Limit", "follow", "selected_in_the_limit", "selects", "vanishing"]
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
@@ -78,3 +79,20 @@ def follow(
     before = path.at_norm(norm / 10) if began < norm / 10 else start
     late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, before))
     return Limit(path, chosen, solution, late, early)
+
+
+def vanishing(name: str, angles: tuple[float, float], *, norm: float, most: float = 1e-2) -> tuple[Slack, Slack]:
+    """An angle that goes to zero: small at `norm`, and falling like a power of the norm over the decade before.
+
+    A limit is seen, not proven, by a path of finite length: broken, these leave a claim undecided.
+
+    - `angles`: at a tenth of the norm, and at the norm. Where the last is below 1e-7 (what a path resolves) the power
+      counts as 1.
+    """
+    earlier, late = angles
+    exponent = float(np.log10(late / earlier)) if late > 1e-7 and earlier > 0 else -1.0
+    farther = "following the path to larger norms"
+    return (
+        seen(below(f"angle to {name} at norm {norm:.4g}", late, most), farther),
+        seen(below("its exponent in the norm, last decade", exponent, -0.8), farther),
+    )

@@ -95,10 +95,10 @@ _B: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
         ("selected tokens, neighbours, margins of a direction", "tokenmargin.selection.directional_neighbours"),
     ),
     "assumption": (
-        ("well-behaved loss", ""),
-        ("other tokens score alike", "tokenmargin.theory.paper_b.gradients.assumption_b"),
-        ("optimal tokens of the label margin", ""),
-        ("mixing non-optimal tokens hurts", ""),
+        ("well-behaved loss", "tokenmargin.theory.paper_b.assumptions.assumption_a"),
+        ("other tokens score alike", "tokenmargin.theory.paper_b.assumptions.assumption_b"),
+        ("optimal tokens of the label margin", "tokenmargin.theory.paper_b.assumptions.assumption_c"),
+        ("mixing non-optimal tokens hurts", "tokenmargin.theory.paper_b.assumptions.assumption_d"),
     ),
 }
 """Paper B, each kind from 1 on (assumptions from A on)."""

@@ -10,7 +10,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
-__all__ = ["Ragged", "Sequences", "TokenData", "epoch_order"]
+__all__ = ["Ragged", "Sequences", "TokenData", "epoch_order", "truncated"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +103,19 @@ class TokenData:
         segment = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), lengths)
         place = torch.arange(len(segment), device=rows.device) + (begin - ends + lengths)[segment]
         return Ragged(self.ids[place], segment, self.labels[rows])
+
+
+def truncated(data: Sequences, tokens: int) -> Sequences:
+    """The same sequences cut after so many tokens; 0 keeps them whole."""
+    if not tokens:
+        return data
+    if not isinstance(data, TokenData):
+        raise ValueError("max_tokens needs the data in memory; cut the texts when they are prepared")
+    lengths = data.offsets.diff()
+    kept = lengths.clamp(max=tokens)
+    place = torch.arange(len(data.ids), device=data.device) - torch.repeat_interleave(data.offsets[:-1], lengths)
+    offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
+    return replace(data, ids=data.ids[place < tokens], offsets=offsets)
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Array:

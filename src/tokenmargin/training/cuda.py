@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import attend
-from tokenmargin.training.parameters import AdamW, State, initial_state
+from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
 
 __all__ = ["OneLayerCuda", "kernels_work"]
 
@@ -44,7 +44,14 @@ class OneLayerCuda:
     """
 
     def __init__(
-        self, data: TokenData, state: State, optimizer: AdamW, *, warps: int = 8, split: ByTexts | None = None
+        self,
+        data: TokenData,
+        state: State,
+        optimizer: AdamW,
+        *,
+        conventions: Conventions | None = None,
+        warps: int = 8,
+        split: ByTexts | None = None,
     ) -> None:
         m, d = state.embeddings.shape
         if m != data.m:
@@ -52,7 +59,7 @@ class OneLayerCuda:
         if d > 16384:
             raise ValueError(f"the GPU kernels hold one embedding at a time: dimension at most 16384, got {d}")
         self.data, self.state, self.optimizer, self.warps = data, state, optimizer, warps
-        self.split = split or ByTexts()
+        self.conventions, self.split = conventions or Conventions(), split or ByTexts()
         device = state.embeddings.device
         self._ids = data.ids.int()
         self._scores = (state.heads @ state.embeddings.T).contiguous()
@@ -81,7 +88,7 @@ class OneLayerCuda:
 
     def outputs(self, rows: Tensor) -> Tensor:
         """f for some rows."""
-        return attend(self._scores, self.data.batch(rows))[1]
+        return attend(self._scores, self.data.batch(rows), temperature=self.conventions.temperature)[1]
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
@@ -152,7 +159,8 @@ class OneLayerCuda:
         attend_kernel[(-(-batch // ranks.size),)](
             self._ids, data.offsets, data.labels, self._order, self._counters[:1], self._scores, self._weights,
             self._losses, data.n, data.m,
-            BATCH=batch, BLOCK=256, RANK=ranks.rank, RANKS=ranks.size, num_warps=4,
+            BATCH=batch, BLOCK=256, RANK=ranks.rank, RANKS=ranks.size,
+            SHARPNESS=1.0 / self.conventions.temperature, num_warps=4,
         )  # fmt: skip
 
     def _update(self) -> None:
@@ -170,7 +178,7 @@ class OneLayerCuda:
         )
         heads_kernel[(triton.cdiv(2 * d, 64),)](
             self._partial, state.heads, self._before, state.heads_m, state.heads_w, self._rates, a, b, self._parts, d,
-            B1=b1, B2=b2, EPS=eps, BLOCK=64, num_warps=2,
+            TRAINED=2 if self.conventions.trained_head else 1, B1=b1, B2=b2, EPS=eps, BLOCK=64, num_warps=2,
         )  # fmt: skip
         update_kernel[(m,)](
             state.embeddings, state.embeddings_m, state.embeddings_w, self._weights, self._scores, state.heads,

@@ -31,6 +31,7 @@ def attend_kernel(
     BLOCK: tl.constexpr,
     RANK: tl.constexpr,
     RANKS: tl.constexpr,
+    SHARPNESS: tl.constexpr,
 ):
     """One program per sequence of this rank's part of the batch: softmax, output, loss, and its terms of c and e."""
     begun = tl.load(counter_a) * BATCH
@@ -48,7 +49,7 @@ def attend_kernel(
         for at in range(begin, end, BLOCK):
             inside = at + lane < end
             token = tl.load(ids + at + lane, mask=inside, other=0)
-            top = tl.maximum(top, tl.load(scores + token, mask=inside, other=-float("inf")))
+            top = tl.maximum(top, SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf")))
         highest = tl.max(top, 0)
 
         total = tl.zeros((BLOCK,), tl.float32)
@@ -56,7 +57,7 @@ def attend_kernel(
         for at in range(begin, end, BLOCK):
             inside = at + lane < end
             token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
             b = tl.load(scores + m + token, mask=inside, other=-float("inf"))
             total += tl.exp(a - highest)
             best = tl.maximum(best, tl.where(a == highest, b, -float("inf")))
@@ -67,7 +68,7 @@ def attend_kernel(
         for at in range(begin, end, BLOCK):
             inside = at + lane < end
             token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
             b = tl.load(scores + m + token, mask=inside, other=0.0)
             moment += tl.where(inside, tl.exp(a - highest) * (b - pivot), 0.0)
         mean = tl.sum(moment, 0) / mass
@@ -84,10 +85,10 @@ def attend_kernel(
         for at in range(begin, end, BLOCK):
             inside = at + lane < end
             token = tl.load(ids + at + lane, mask=inside, other=0)
-            a = tl.load(scores + token, mask=inside, other=-float("inf"))
+            a = SHARPNESS * tl.load(scores + token, mask=inside, other=-float("inf"))
             b = tl.load(scores + m + token, mask=inside, other=0.0)
             e = slope * tl.exp(a - highest) / mass
-            tl.atomic_add(weights + token, e * ((b - pivot) - mean), mask=inside, sem="relaxed")
+            tl.atomic_add(weights + token, SHARPNESS * e * ((b - pivot) - mean), mask=inside, sem="relaxed")
             tl.atomic_add(weights + m + token, e, mask=inside, sem="relaxed")
 
 
@@ -139,17 +140,21 @@ def heads_kernel(
     counter_b,
     parts,
     d: tl.constexpr,
+    TRAINED: tl.constexpr,
     B1: tl.constexpr,
     B2: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """AdamW on p and v; what they were goes to `before`, where the update of E looks for it."""
+    """AdamW on the first TRAINED of p and v; what they were goes to `before`, where the update of E looks for it.
+
+    What is not trained stands in `before` from the beginning.
+    """
     step = tl.load(counter_b)
     if tl.program_id(0) == 0:
         tl.store(counter_a, step + 1)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < 2 * d
+    inside = at < TRAINED * d
     g = tl.zeros((BLOCK,), tl.float32)
     for part in range(parts):
         g += tl.load(partial + part * 2 * d + at, mask=inside, other=0.0)

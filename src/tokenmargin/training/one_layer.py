@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
-from tokenmargin.training.parameters import AdamW, State
+from tokenmargin.training.parameters import AdamW, Conventions, State
 from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
 
 __all__ = ["Model", "OneLayer", "attend"]
@@ -46,13 +46,14 @@ class Model(Protocol):
         """Go on from saved tensors."""
 
 
-def attend(scores: Tensor, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
+def attend(scores: Tensor, batch: Ragged, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Softmax weights, outputs f, and `b - f` for every token of a ragged batch.
 
-    `b - f` is taken from the selected token's b, which keeps its direction when one weight has rounded to 1.
+    `b - f` is taken from the selected token's b, which keeps its direction when one weight has rounded to 1. Logits are
+    the scores `a` over `temperature`.
     """
     n = len(batch.labels)
-    a, b = scores[0][batch.ids], scores[1][batch.ids]
+    a, b = scores[0][batch.ids] / temperature, scores[1][batch.ids]
     lowest = torch.full((n,), -torch.inf, dtype=scores.dtype, device=scores.device)
     top = lowest.scatter_reduce(0, batch.segment, a, "amax")[batch.segment]
     pivot = lowest.scatter_reduce(0, batch.segment, b.masked_fill(a < top, -torch.inf), "amax")
@@ -70,9 +71,17 @@ class OneLayer:
     `split` says what this process does of each step when it is one of several ranks.
     """
 
-    def __init__(self, data: Sequences, state: State, optimizer: AdamW, *, split: AbstractSplit | None = None) -> None:
+    def __init__(
+        self,
+        data: Sequences,
+        state: State,
+        optimizer: AdamW,
+        *,
+        conventions: Conventions | None = None,
+        split: AbstractSplit | None = None,
+    ) -> None:
         self.data, self.state, self.optimizer = data, state, optimizer
-        self.split = split or ByTexts()
+        self.conventions, self.split = conventions or Conventions(), split or ByTexts()
         m, d = state.embeddings.shape
         if m != data.m:
             raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
@@ -99,16 +108,17 @@ class OneLayer:
     def outputs(self, rows: Tensor) -> Tensor:
         """f for some rows."""
         batch = self.data.batch(rows)
-        return attend(self.split.complete(self._scores, batch), batch)[1]
+        return attend(self.split.complete(self._scores, batch), batch, temperature=self.conventions.temperature)[1]
 
     def gradient(self, batch: Ragged, *, among: int | None = None) -> tuple[Tensor, Tensor]:
         """Losses of the rows, and their part of the vectors c and e of the mean loss over `among` rows."""
-        weights, f, gap = attend(self.split.complete(self._scores, batch), batch)
+        scores = self.split.complete(self._scores, batch)
+        weights, f, gap = attend(scores, batch, temperature=self.conventions.temperature)
         margin = batch.labels * f
         slope = -batch.labels * torch.sigmoid(-margin) / (among or len(margin))
         e = slope[batch.segment] * weights
         out = torch.zeros_like(self._scores)
-        out[0].index_add_(0, batch.ids, e * gap)
+        out[0].index_add_(0, batch.ids, e * gap / self.conventions.temperature)
         out[1].index_add_(0, batch.ids, e)
         return torch.nn.functional.softplus(-margin), out
 
@@ -132,7 +142,8 @@ class OneLayer:
         step = torch.tensor(float(state.step), device=E.device)
         old = state.heads.clone()
         pulled = torch.stack(self._rows.gather(lambda run: weights[:, run] @ E[run])).sum(0)
-        self._adamw(state.heads, pulled, state.heads_m, state.heads_w, step, rate)
+        for rows in self.conventions.trained:
+            self._adamw(state.heads[rows], pulled[rows], state.heads_m[rows], state.heads_w[rows], step, rate)
 
         def work(block: slice) -> None:
             gradient = weights[:, block].T @ old

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["AdamW", "State", "initial_state"]
+__all__ = ["AdamW", "Conventions", "Scales", "State", "initial_state"]
 
 DRAWN = 1 << 20  # normal numbers drawn at a time
 
@@ -37,13 +37,42 @@ class AdamW:
         return rate / (1 - b1**step), math.sqrt(1 - b2**step), 1 - rate * self.decay
 
 
+@dataclass(frozen=True)
+class Scales:
+    """How large the start is: E and p are drawn from `N(0, scale^2 I/d)`, v has this length."""
+
+    embeddings: float = 1.0
+    prompt: float = 1.0
+    head: float = 1.0
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What a formula of attention leaves open; the defaults are the papers' formulas, read to the letter.
+
+    **Attributes**
+    - `trained_head`: v is trained; the theory keeps it fixed.
+    - `temperature`: every softmax sees its logits over this; `sqrt(d)` in most implementations of attention.
+    - `affine_norm`: the layer norm of the two-layer model has a gain and a bias, trained from 1 and 0.
+    """
+
+    trained_head: bool = True
+    temperature: float = 1.0
+    affine_norm: bool = False
+
+    @property
+    def trained(self) -> tuple[slice, ...]:
+        """Which rows of the heads AdamW moves."""
+        return (slice(None),) if self.trained_head else (slice(0, 1), slice(2, None))
+
+
 @dataclass(eq=False)
 class State:
     """Parameters and moments; the tensors are updated in place.
 
     **Attributes**
     - `embeddings`: E, of shape (m, d).
-    - `heads`: p and v, of shape (2, d).
+    - `heads`: p and v, of shape (2, d); with an affine layer norm its gain and bias are two more rows.
     - `step`: how many steps of AdamW have been taken.
     """
 
@@ -85,26 +114,30 @@ def initial_state(
     d: int,
     *,
     seed: int,
-    scale: float = 1.0,
+    scales: Scales | None = None,
+    affine_norm: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     columns: slice | None = None,
 ) -> State:
-    """`E_s` and p from `N(0, scale^2 I/d)`, v uniform on the unit sphere, zero moments.
+    """`E_s` and p from `N(0, I/d)`, v uniform on the unit sphere, each times its scale; zero moments.
 
     Drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point; with `columns`
     only those are kept, of the same draw.
     """
     rng = torch.Generator().manual_seed(seed)
-    spread = scale / math.sqrt(d)
+    scales, spread = scales or Scales(), 1.0 / math.sqrt(d)
     kept = columns or slice(0, d)
     embeddings = torch.empty(m, kept.stop - kept.start, dtype=dtype, device=device)
     for rows in _draws(m, d):
         drawn = torch.randn(rows.stop - rows.start, d, generator=rng, dtype=torch.float64)
-        embeddings[rows] = drawn[:, kept].mul_(spread).to(device, dtype)
-    prompt = torch.randn(d, generator=rng, dtype=torch.float64) * spread
+        embeddings[rows] = drawn[:, kept].mul_(scales.embeddings * spread).to(device, dtype)
+    prompt = torch.randn(d, generator=rng, dtype=torch.float64) * (scales.prompt * spread)
     head = torch.randn(d, generator=rng, dtype=torch.float64)
-    heads = torch.stack([prompt, head / head.norm()])[:, kept].to(device, dtype).contiguous()
+    vectors = [prompt, head * (scales.head / head.norm())]
+    if affine_norm:
+        vectors += [torch.ones_like(head), torch.zeros_like(head)]
+    heads = torch.stack(vectors)[:, kept].to(device, dtype).contiguous()
     return State(
         embeddings,
         heads,

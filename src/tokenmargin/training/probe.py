@@ -67,12 +67,16 @@ class Alignment:
     - `sign`: share of tokens, among those whose posterior difference is clearly not zero, on which `<E_s, v>` has its
         sign.
     - `clear`: how many tokens those are.
+    - `alpha_v`, `alpha_p`: as `rho_v` and `rho_p`, with the signed frequency (3) in place of the posterior difference:
+        the difference of the counts, not over their sum.
     """
 
     rho_v: float
     rho_p: float
     sign: float
     clear: int
+    alpha_v: float
+    alpha_p: float
 
 
 def token_scores(model: Model) -> Float[Array, "2 m"]:
@@ -85,11 +89,12 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
 
     >>> corpus = TokenCorpus.of([["good"] * 9 + ["film"], ["bad"] * 9 + ["film"]], [1, -1])
     >>> alignment(np.array([[2.0, 0.0, 2.0], [1.0, 0.0, -1.0]]), corpus)
-    Alignment(rho_v=1.0, rho_p=1.0, sign=1.0, clear=2)
+    Alignment(rho_v=1.0, rho_p=1.0, sign=1.0, clear=2, alpha_v=1.0, alpha_p=1.0)
     """
     counts = corpus.counts.sum(axis=0)
     seen = counts > 0
     posterior = corpus.posterior_difference[seen]
+    alpha = (corpus.counts[1] - corpus.counts[0])[seen].astype(float)
     a, b = scores[:, seen]
     clear = np.abs(posterior) * np.sqrt(counts[seen]) > CLEAR
     agree = np.sign(b[clear]) == np.sign(posterior[clear])
@@ -98,6 +103,8 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
         rho_p=float(spearman(a, np.abs(posterior))),
         sign=float(agree.mean()) if agree.size else float("nan"),
         clear=int(clear.sum()),
+        alpha_v=float(spearman(b, alpha)),
+        alpha_p=float(spearman(a, np.abs(alpha))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Literal
 
 import torch
 
-from tokenmargin.training.batches import Sequences, TokenData
+from tokenmargin.training.batches import Sequences, TokenData, truncated
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
-from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.parameters import AdamW, Conventions, Scales, initial_state
 from tokenmargin.training.two_layer import TwoLayer
 
 __all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
@@ -26,6 +27,13 @@ class TrainingConfig:
     """Everything that decides the result of a run, besides the data.
 
     The defaults are paper A's printed settings for IMDB and Yelp.
+
+    **Attributes**
+    - `embedding_scale`, `prompt_scale`, `head_scale`: E and p start from `N(0, scale^2 I/d)`, v with this length.
+    - `trained_head`: v is trained; the theory keeps it fixed.
+    - `scaled_logits`: every softmax sees its logits over `sqrt(d)`.
+    - `affine_norm`: the two-layer model's layer norm has a gain and a bias.
+    - `max_tokens`: sequences are cut after so many tokens; 0 keeps them whole.
     """
 
     model: Literal["one-layer", "two-layer"] = "one-layer"
@@ -36,15 +44,37 @@ class TrainingConfig:
     milestones: tuple[int, ...] = (100, 200)
     factor: float = 0.1
     decay: float = 1e-8
-    scale: float = 1.0
+    embedding_scale: float = 1.0
+    prompt_scale: float = 1.0
+    head_scale: float = 1.0
+    trained_head: bool = True
+    scaled_logits: bool = False
+    affine_norm: bool = False
+    max_tokens: int = 0
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
         if self.model not in ("one-layer", "two-layer"):
             raise ValueError(f"model must be 'one-layer' or 'two-layer', got {self.model!r}")
-        if min(self.dimension, self.epochs, self.batch) < 1 or self.rate <= 0 or self.scale <= 0:
-            raise ValueError(f"dimension, epochs, batch, rate and scale must be positive, got {self}")
+        scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
+        if min(self.dimension, self.epochs, self.batch) < 1 or not (self.rate > 0 and all(s > 0 for s in scales)):
+            raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive, got {self}")
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
+        if self.affine_norm and self.model == "one-layer":
+            raise ValueError("the one-layer model has no layer norm; affine_norm is for model='two-layer'")
+
+    @property
+    def scales(self) -> Scales:
+        """Sizes of the start."""
+        return Scales(self.embedding_scale, self.prompt_scale, self.head_scale)
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the formula leaves open."""
+        temperature = math.sqrt(self.dimension) if self.scaled_logits else 1.0
+        return Conventions(self.trained_head, temperature, self.affine_norm)
 
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0.
@@ -82,31 +112,36 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
     """A model at its start, on the data's device; with `split`, this rank's part of it."""
     split = split or ByTexts()
     dtype = getattr(torch, config.dtype)
-    data, device = data.cast(dtype), data.device
+    data, device = truncated(data, config.max_tokens).cast(dtype), data.device
     state = initial_state(
         data.m,
         config.dimension,
         seed=config.seed,
-        scale=config.scale,
+        scales=config.scales,
+        affine_norm=config.affine_norm,
         dtype=dtype,
         device=device,
         columns=split.columns(config.dimension),
     )
-    optimizer = AdamW(rate=config.rate, decay=config.decay)
+    optimizer, conventions = AdamW(rate=config.rate, decay=config.decay), config.conventions
     if config.model == "two-layer":
         if not isinstance(data, TokenData) or not split.ranks.alone:
             raise ValueError(
                 "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
                 "use model='one-layer'"
             )
-        shape = {"group": 32, "multiple": 32} if device.type == "cuda" else {}  # docs/training.md, speed
-        return TwoLayer(data, state, optimizer, **shape)
+        if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+            from tokenmargin.training.two_layer_cuda import TwoLayerCuda, two_layer_kernels_work
+
+            if two_layer_kernels_work(dtype):
+                return TwoLayerCuda(data, state, optimizer, conventions=conventions)
+        return TwoLayer(data, state, optimizer, conventions=conventions)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 
         if isinstance(split, ByTexts) and kernels_work(dtype):
-            return OneLayerCuda(data, state, optimizer, split=split)
-    return OneLayer(data, state, optimizer, split=split)
+            return OneLayerCuda(data, state, optimizer, conventions=conventions, split=split)
+    return OneLayer(data, state, optimizer, conventions=conventions, split=split)
 
 
 def train(

@@ -1,25 +1,26 @@
 """The two-layer model (36) of paper A: `E' = LayerNorm(softmax(E_X E_X') E_X + E_X)`, then attention with p and v.
 
 Two facts make it cheap. Equal tokens of a sequence have equal rows throughout, so a sequence of T tokens is its u <= T
-distinct tokens with their counts. And the layer norm enters only through products with p and v: with
-`B = softmax(G) + I`, `G = E_X E_X'`, the row `h_i = (B E_X)_i` has `<h_i, p> = (B a)_i`, `mean(h_i) = (B mu)_i` and
-`|h_i|^2 = (B G B')_ii`, all u x u work. So the vectors of a sequence are touched twice: for G, and for the gradient
-`(dG + dG') E_X`. What goes through p, v and the mean is of rank three over the vocabulary, and is added once a step.
-The backward pass is written out.
+distinct tokens with their counts. And the layer norm enters only through products with p and v. Write `mu_s` for the
+mean of the entries of E_s and `C = E - mu 1'` for the centred embeddings. With `G = C_X C_X'` the logits of the first
+softmax are `G + d mu mu'`; with `B = softmax + I` the centred row `h_i = (B C_X)_i` has `<h_i, p> = (B C_X p)_i` and
+variance `(B G B')_ii / d`: all u x u work. (The variance from `|h|^2 / d - mean^2` would cancel when the entries of E
+share an offset.) So the vectors of a sequence are touched twice: for G, and for the gradient `(dG + dG') C_X`. What
+goes through p, v and the mean is of rank three over the vocabulary, and is added once a step. A gain of the layer norm
+multiplies p and v, a bias b adds the constant `<b, v>` to the output. The backward pass is written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.parameters import AdamW, State
+from tokenmargin.training.parameters import AdamW, Conventions, State
 
-__all__ = ["Bucket", "Gradient", "GraphedBuckets", "TwoLayer", "bucket_gradient"]
+__all__ = ["EPSILON", "Bucket", "Gradient", "Projected", "TwoLayer", "bucket_gradient"]
 
 EPSILON = 1e-5  # of the layer norm, as in torch
 
@@ -35,6 +36,23 @@ class Bucket:
 
 
 @dataclass(frozen=True, eq=False)
+class Projected:
+    """What the sequences need of the parameters.
+
+    **Attributes**
+    - `centred`: C, of shape (m, d).
+    - `columns`: `C p`, `C v` and mu, of shape (m, 3).
+    - `offset`: `<b, v>`, the output of the layer norm's bias.
+    - `temperature`: of both softmaxes.
+    """
+
+    centred: Tensor
+    columns: Tensor
+    offset: Tensor
+    temperature: float
+
+
+@dataclass(frozen=True, eq=False)
 class _Forward:
     """What the backward pass needs again."""
 
@@ -42,8 +60,7 @@ class _Forward:
     A: Tensor
     B: Tensor
     BG: Tensor
-    Y: Tensor  # columns a, b, mu
-    H: Tensor  # B Y
+    Y: Tensor  # columns C p, C v, mu
     r: Tensor
     P: Tensor
     V: Tensor
@@ -51,37 +68,33 @@ class _Forward:
     f: Tensor
 
 
-def _columns(heads: Tensor) -> Tensor:
-    """p, v and the averaging vector, of shape (3, d)."""
-    d = heads.shape[1]
-    return torch.cat([heads, heads.new_full((1, d), 1.0 / d)])
-
-
-def _forward(E: Tensor, columns: Tensor, sums: Tensor, bucket: Bucket) -> _Forward:
-    d = E.shape[1]
-    X = E[bucket.ids]
+def _forward(params: Projected, bucket: Bucket) -> _Forward:
+    d = params.centred.shape[1]
+    X, Y = params.centred[bucket.ids], params.columns[bucket.ids]
+    mu = Y[..., 2]
     G = torch.bmm(X, X.mT)
     log_counts = torch.log(bucket.counts)  # -inf for padding
-    A = torch.softmax(G + log_counts[:, None, :], dim=2)
+    logits = torch.baddbmm(log_counts[:, None, :], mu[..., None], mu[:, None, :], alpha=d / params.temperature).add_(
+        G, alpha=1.0 / params.temperature
+    )
+    A = torch.softmax(logits, dim=2)
     B = A.clone()
     B.diagonal(dim1=1, dim2=2).add_(1.0)
     BG = torch.bmm(B, G)
-    Y = columns[bucket.ids]
-    H = torch.bmm(B, Y)
-    mu = H[..., 2]
-    r = torch.rsqrt((B * BG).sum(2) / d - mu * mu + EPSILON)
-    P, V = (r * (H[..., k] - mu * sums[k]) for k in (0, 1))
-    s = torch.softmax(P + log_counts, dim=1)
-    return _Forward(X, A, B, BG, Y, H, r, P, V, s, (s * V).sum(1))
+    r = torch.rsqrt((B * BG).sum(2) / d + EPSILON)
+    H = torch.bmm(B, Y[..., :2])
+    P, V = r * H[..., 0], r * H[..., 1]
+    s = torch.softmax(P / params.temperature + log_counts, dim=1)
+    return _Forward(X, A, B, BG, Y, r, P, V, s, (s * V).sum(1))
 
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """Where buckets add their gradients: of E through G (m, d), of `E [p v 1/d]` (m, 3), of the sums of p and v (2)."""
+    """Where buckets add their gradients: of C through G (m, d), of the columns (m, 3), of the offset ()."""
 
     embeddings: Tensor
     columns: Tensor
-    sums: Tensor
+    offset: Tensor
 
     def zero_(self) -> None:
         """Forget everything."""
@@ -89,28 +102,26 @@ class Gradient:
             tensor.zero_()
 
 
-def bucket_gradient(E: Tensor, columns: Tensor, sums: Tensor, bucket: Bucket, *, into: Gradient) -> Tensor:
+def bucket_gradient(params: Projected, bucket: Bucket, *, into: Gradient) -> Tensor:
     """Losses of a bucket's rows; the gradients of their weighted sum are added to `into`."""
-    d = E.shape[1]
-    x = _forward(E, columns, sums, bucket)
-    margin = bucket.labels * x.f
-    slope = (-bucket.labels * torch.sigmoid(-margin) * bucket.weights)[:, None]
-    mu = x.H[..., 2]
-    dV = slope * x.s
-    dP = dV * (x.V - x.f[:, None])
-    # r enters P and V as a factor; P / r is the centred product.
-    dvar = -0.5 * x.r * x.r * (dP * x.P + dV * x.V)
-    rP, rV = x.r * dP, x.r * dV
-    dmu = -(rP * sums[0] + rV * sums[1]) - 2.0 * dvar * mu
-    dH = torch.stack([rP, rV, dmu], dim=2)
-    dq = (2.0 / d) * dvar[..., None]
-    dB = torch.baddbmm(dq * x.BG, dH, x.Y.mT)
-    dG = x.A * (dB - (x.A * dB).sum(2, keepdim=True))
-    dG = torch.baddbmm(dG + dG.mT, x.B.mT, dq * x.B)
+    d = params.centred.shape[1]
+    x = _forward(params, bucket)
+    margin = bucket.labels * (x.f + params.offset)
+    slope = -bucket.labels * torch.sigmoid(-margin) * bucket.weights
+    dV = slope[:, None] * x.s
+    dP = dV * (x.V - x.f[:, None]) / params.temperature
+    # r enters P and V as a factor; P / r is the product with the centred row.
+    dq = -(x.r * x.r * (dP * x.P + dV * x.V))[..., None] / d
+    dH = torch.stack([x.r * dP, x.r * dV], dim=2)
+    dB = torch.baddbmm(dq * x.BG, dH, x.Y[..., :2].mT)
+    dG = x.A * (dB - (x.A * dB).sum(2, keepdim=True)) / params.temperature
+    dG = dG + dG.mT
+    dmu = d * torch.bmm(dG, x.Y[..., 2:])
+    dG = torch.baddbmm(dG, x.B.mT, dq * x.B)
     ids = bucket.ids.reshape(-1)
     into.embeddings.index_add_(0, ids, torch.bmm(dG, x.X).reshape(-1, d))
-    into.columns.index_add_(0, ids, torch.bmm(x.B.mT, dH).reshape(-1, 3))
-    into.sums.sub_(torch.stack([(rP * mu).sum(), (rV * mu).sum()]))
+    into.columns.index_add_(0, ids, torch.cat([torch.bmm(x.B.mT, dH), dmu], dim=2).reshape(-1, 3))
+    into.offset.add_(slope.sum())
     return torch.nn.functional.softplus(-margin)
 
 
@@ -122,26 +133,32 @@ class TwoLayer:
     - `multiple`: widths are rounded up to a multiple of this, so that a GPU meets few different shapes.
     """
 
-    def __init__(self, data: TokenData, state: State, optimizer: AdamW, *, group: int = 16, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        data: TokenData,
+        state: State,
+        optimizer: AdamW,
+        *,
+        conventions: Conventions | None = None,
+        group: int = 16,
+        multiple: int = 1,
+    ) -> None:
         if state.embeddings.shape[0] != data.m:
             raise ValueError(f"the embeddings have {state.embeddings.shape[0]} rows and the data {data.m} tokens")
         self.data, self.state, self.optimizer = data, state, optimizer
+        self.conventions = conventions or Conventions()
         self.group, self.multiple = group, multiple
         self._ids, self._counts, self._offsets = _distinct(data)
         self._widths = self._offsets.diff().cpu()
-        self._columns = torch.empty_like(state.embeddings[:, :1].expand(-1, 3)).contiguous()
-        self._sums = torch.empty_like(state.heads[:, 0])
-        self._gradient = Gradient(
-            torch.zeros_like(state.embeddings), torch.zeros_like(self._columns), torch.zeros_like(self._sums)
-        )
+        centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
+        offset = state.heads.new_zeros(())
+        self._params = Projected(centred, columns, offset, self.conventions.temperature)
+        self._gradient = Gradient(torch.zeros_like(centred), torch.zeros_like(columns), torch.zeros_like(offset))
         self._step = torch.tensor(float(state.step), device=state.heads.device)
-        # Deterministic scatters sort, and cannot be captured.
-        graphed = state.heads.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
-        self._accumulate = GraphedBuckets(self._add) if graphed else self._add
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
-        return self.state.heads @ self.state.embeddings.T
+        return self.state.heads[:2] @ self.state.embeddings.T
 
     def tensors(self) -> dict[str, Tensor]:
         """The state: nothing else is carried from step to step."""
@@ -188,8 +205,8 @@ class TwoLayer:
         self._project()
         for cut, width in plan[0]:
             bucket = self.bucket(ordered[cut], width, len(rows))
-            f[where[cut]] = _forward(self.state.embeddings, self._columns, self._sums, bucket).f
-        return f
+            f[where[cut]] = _forward(self._params, bucket).f
+        return f + self._params.offset
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
@@ -201,34 +218,58 @@ class TwoLayer:
             self._project()
             size = groups[-1][0].stop - groups[0][0].start
             for cut, width in groups:
-                total += self._accumulate(rows[cut], width, size)
+                total += self._add(rows[cut], width, size)
             self._update(rate)
         return total
 
     def _add(self, rows: Tensor, width: int, total: int) -> Tensor:
         """Add the gradient of some rows of a batch; the sum of their losses."""
         bucket = self.bucket(rows, width, total)
-        losses = bucket_gradient(self.state.embeddings, self._columns, self._sums, bucket, into=self._gradient)
+        losses = bucket_gradient(self._params, bucket, into=self._gradient)
         return losses.sum(dtype=torch.float64)
 
+    def _vectors(self) -> Tensor:
+        """p and v as the centred rows meet them: times the gain of the layer norm, and centred."""
+        heads = self.state.heads
+        vectors = heads[:2] * heads[2] if self.conventions.affine_norm else heads[:2]
+        return vectors - vectors.mean(1, keepdim=True)
+
     def _project(self) -> None:
-        """What the sequences need of p and v: `E [p v 1/d]` and the sums of p and v."""
-        torch.mm(self.state.embeddings, _columns(self.state.heads).T, out=self._columns)
-        torch.sum(self.state.heads, dim=1, out=self._sums)
+        """What the sequences need of the parameters, from their present values."""
+        params, heads = self._params, self.state.heads
+        mean = self.state.embeddings.mean(1, keepdim=True)
+        torch.sub(self.state.embeddings, mean, out=params.centred)
+        torch.mm(params.centred, self._vectors().T, out=params.columns[:, :2])
+        params.columns[:, 2:] = mean
+        if self.conventions.affine_norm:
+            torch.dot(heads[3], heads[1], out=params.offset)
+
+    def _heads_gradient(self, pulled: Tensor) -> Tensor:
+        """Gradient of the heads from that of their vectors, which is `pulled`."""
+        if not self.conventions.affine_norm:
+            return pulled
+        _, v, gain, bias = self.state.heads
+        slope = self._gradient.offset
+        return torch.stack(
+            [gain * pulled[0], gain * pulled[1] + slope * bias, (self.state.heads[:2] * pulled).sum(0), slope * v]
+        )
 
     def _update(self, rate: float) -> None:
         state, gradient, (b1, b2) = self.state, self._gradient, self.optimizer.betas
         state.step += 1
         self._step += 1
-        heads = gradient.columns[:, :2].T @ state.embeddings + gradient.sums[:, None]
-        gradient.embeddings.addmm_(gradient.columns, _columns(state.heads))
+        d = state.embeddings.shape[1]
+        heads = self._heads_gradient(gradient.columns[:, :2].T @ self._params.centred)
+        mean = state.heads.new_full((1, d), 1.0 / d)
+        gradient.embeddings.addmm_(gradient.columns, torch.cat([self._vectors(), mean]))
+        rows = self.conventions.trained
         torch._fused_adamw_(
-            [state.embeddings, state.heads],
-            [gradient.embeddings, heads],
-            [state.embeddings_m, state.heads_m],
-            [state.embeddings_w, state.heads_w],
+            [state.embeddings, *(state.heads[row] for row in rows)],
+            [gradient.embeddings, *(heads[row] for row in rows)],
+            [state.embeddings_m, *(state.heads_m[row] for row in rows)],
+            [state.embeddings_w, *(state.heads_w[row] for row in rows)],
             [],
-            [self._step, self._step],
+            [self._step] * (1 + len(rows)),
             lr=rate,
             beta1=b1,
             beta2=b2,
@@ -237,35 +278,6 @@ class TwoLayer:
             amsgrad=False,
             maximize=False,
         )
-
-
-class GraphedBuckets:
-    """The work on a bucket as a captured graph, one for each shape met: a GPU then gets its kernels in one call."""
-
-    def __init__(self, work: Callable[[Tensor, int, int], Tensor]) -> None:
-        self._work = work
-        self._graphs: dict[tuple[int, int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, rows: Tensor, width: int, total: int) -> Tensor:
-        """Do the work on these rows."""
-        key = (len(rows), width, total)
-        if key not in self._graphs:
-            done = self._work(rows, width, total)  # the rehearsal that a capture needs is the work itself
-            self._graphs[key] = self._capture(rows, width, total)
-            return done
-        graph, buffer, result = self._graphs[key]
-        buffer.copy_(rows)
-        graph.replay()
-        return result
-
-    def _capture(self, rows: Tensor, width: int, total: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        buffer = rows.clone()
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = self._work(buffer, width, total)
-        return graph, buffer, result
 
 
 def _distinct(data: TokenData) -> tuple[Tensor, Tensor, Tensor]:

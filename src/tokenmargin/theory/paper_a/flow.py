@@ -42,6 +42,8 @@ __all__ = [
 
 MISALIGNED = 1e-5
 """The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
+VANISHING = -0.8
+"""The exponent of an angle that goes to zero like 1/|p|, over a decade in which slower terms may still be seen."""
 FLOW_ERROR = 1e-6
 """What the integration of the flow, 1e-8 a step, may leave of a component that the flow does not move."""
 NEAR_FLOW = 1e-2
@@ -71,7 +73,7 @@ def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
     return (
         limit_seen("p has the max-margin direction of what it selects", [c <= MISALIGNED for c in misaligned], x),
         typical("1 - cosine", misaligned, MISALIGNED, x),
-        seen(below("exponent of the angle in |p|, median", np.median(slopes), -0.9)),
+        seen(below("exponent of the angle in |p|, median", np.median(slopes), VANISHING)),
     )
 
 

@@ -99,7 +99,10 @@ def _checked(
 ) -> tuple[Slack, ...]:
     """One slack with the evidence, and one per link with its worst draw."""
     facts = [all(left <= right for left, right in links.values()) for links in found]
-    worst = {key: max((links[key] for links in found), key=lambda pair: pair[0] - pair[1]) for key in found[0]}
+    names = dict.fromkeys(key for links in found for key in links)  # (D2) is there only where mu > 0
+    worst = {
+        key: max((links[key] for links in found if key in links), key=lambda pair: pair[0] - pair[1]) for key in names
+    }
     return (judge(name, facts, x), *(seen(below(key, *pair)) for key, pair in worst.items()))
 
 

@@ -1,6 +1,15 @@
 """*Max-Margin Token Selection in Attention Mechanism*: its stated results."""
 
-from tokenmargin.theory.paper_b import confined_paths, directions, gradients, joint_limits, local_cone, prompt_limits
+from tokenmargin.theory.paper_b import (
+    confined_paths,
+    directions,
+    gradients,
+    joint_limits,
+    local_cone,
+    mixing,
+    prompt_limits,
+    quadrant,
+)
 
 __all__ = ["CLAIMS"]
 
@@ -8,7 +17,9 @@ CLAIMS = (
     *gradients.CLAIMS,
     *local_cone.CLAIMS,
     *directions.CLAIMS,
+    *mixing.CLAIMS,
     *prompt_limits.CLAIMS,
     *confined_paths.CLAIMS,
     *joint_limits.CLAIMS,
+    *quadrant.CLAIMS,
 )

@@ -1,100 +1,107 @@
-"""No other limits: Theorems 4 and 7 of paper B, on regularisation paths confined to a cone."""
+"""No other limits: Theorems 4 and 7 of paper B, on regularisation paths confined to a cone, and Lemmas 9 and 10."""
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.dynamics import cone_path
+from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import angle, is_locally_optimal
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, true
+from tokenmargin.selection import angle, directional_neighbours, is_locally_optimal, selected_tokens
+from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
 from tokenmargin.theory.instances import ProblemInstance
-from tokenmargin.theory.paper_b.excess import signed_excess
-from tokenmargin.theory.paper_b.local_cone import cone
+from tokenmargin.theory.paper_b.assumptions import general_position
 
 __all__ = ["CLAIMS"]
 
-HALF_ANGLE = 0.1
-"""Half-angle of the cones that local regularisation paths are confined to."""
+WIDTH = 0.005
+"""The cone's epsilon: directions of cosine at least 1 - 0.005 with q, a half-angle of 0.1."""
+RADII = (10.0, 1e2, 1e3, 1e4)
+"""R_0, and the largest norms that the path is followed to."""
+RESOLVED = 1e-6
+"""Directions of a followed path are known to about a hundredth of this."""
+SAME = 1e-7
+"""Two directions closer than this are one: the certificate of a max-margin solution says no more."""
 
 
 def theorem4(x: ProblemInstance) -> Findings:
     """A unit vector q that is no locally optimal max-margin direction is not the limit of its local regularisation
-    path: with p confined to a cone around q and |p| >= R_0, either the minimisers stay bounded or their direction does
-    not converge to q. (Cone of half-angle 0.1, R_0 = 10.)"""
-    q = x.sphere(1, x.rng)[0] if x.q is None else x.q / x.problem.keys.norm(x.q)
-    apart = [_apart(x, q, top) for top in (1e2, 1e3)]
+    path, if scores are distinct and keys in general position: with p confined to `cone_eps(q)` and |p| >= R_0, either
+    the minimisers stay bounded, or their direction does not converge to q; in either case p(R)/R does not. (eps =
+    0.005, R_0 = 10; q is given, or drawn. Followed to R = 10^4: a path that goes to q comes nearer with every
+    decade.)"""
+    return _findings(x, x.sphere(1, x.rng)[0] if x.q is None else x.q / x.problem.keys.norm(x.q))
+
+
+def theorem7(x: ProblemInstance) -> Findings:
+    """Theorem 4, with general position spelt out. (q is given, or one that ties two tokens of the first input where the
+    keys leave room for one: case B of the proof.)"""
+    return _findings(x, _tying(x) if x.q is None else x.q / x.problem.keys.norm(x.q))
+
+
+def _tying(x: ProblemInstance) -> Float[Array, " D"]:
+    """A random unit vector orthogonal to the difference of two tokens, or any on a line."""
+    keys, across = x.problem.keys, x.sphere(1, x.rng)[0]
+    one, two = keys.index[int(x.problem.mask.sum(axis=1).argmax()), :2]
+    weights = np.zeros(keys.rows)
+    weights[one] += 1.0
+    weights[two] -= 1.0
+    tied = keys.combine(weights)
+    length = float(keys.inner(tied, tied))
+    beside = across - keys.inner(across, tied) / length * tied if length > 0 else across
+    size = float(keys.norm(beside))
+    return np.asarray(beside / size if size > SAME else across)
+
+
+def _findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
+    problem = x.problem
+    alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
+    hypotheses = (
+        true("q is no LMM direction", not _is_lmm(x, q, alpha)),
+        above("smallest difference of two scores of an input", _score_gap(problem), 0, strict=True),
+        general_position(problem, alpha),
+    )
+    early, late = _distances(x, q)
+    decide = "following the path farther, or a narrower cone"
     return Findings(
-        hypotheses=(true("q is no LMM direction", not _is_lmm(x, q)), *_generic(x, q)),
-        conclusion=tuple(
-            above(f"|p(R)/R - q| at R = {top:g}", distance, HALF_ANGLE / 4)
-            for top, distance in zip((1e2, 1e3), apart, strict=True)
+        hypotheses,
+        (
+            seen(above(f"|p(R)/R - q| at R = {RADII[-1]:g}", late, RESOLVED), decide),
+            seen(above("... over the same at a tenth of R", late / early if early > RESOLVED else 0.0, 0.5), decide),
         ),
     )
 
 
-def theorem7(x: ProblemInstance) -> Findings:
-    """With distinct scores and keys in general position, no unit vector but the locally optimal max-margin directions
-    is the limit of its local regularisation path. (Twelve random vectors, one that ties two tokens, and q if given.)"""
+def _distances(x: ProblemInstance, q: Float[Array, " D"]) -> tuple[float, float]:
+    """`|p(R)/R - q|` for the local regularisation path at the last two radii."""
     keys = x.problem.keys
-    first, second = keys.index[0, :2]
-    tied = keys.differences(np.array([first]), np.array([second]))[0]
-    across = x.sphere(1, x.rng)[0]
-    if len(tied) == keys.dimension:
-        across = across - keys.inner(across, tied) / keys.inner(tied, tied) * tied
-    candidates = [*x.sphere(12, x.rng), *([] if x.q is None else [x.q / keys.norm(x.q)])]
-    if float(keys.norm(across)) > 1e-9:  # on a line nothing is tied
-        candidates.append(across / keys.norm(across))
-    apart = min(_apart(x, q, 1e3) for q in candidates)
-    return Findings(
-        hypotheses=(true("none is an LMM direction", not any(_is_lmm(x, q) for q in candidates)), *_generic(x, tied)),
-        conclusion=(above("smallest |p(R)/R - q| at R = 1000", apart, HALF_ANGLE / 4),),
-    )
+    spanned = np.linalg.matrix_rank(keys.differences(np.arange(keys.rows), None))
+    if spanned > 1:
+        points = cone_path(x.objective, q, RADII, width=WIDTH, rng=x.rng, starts=1).points[-2:]
+    else:  # the cone is a ray
+        points = np.stack([_on_the_ray(x, q, top) for top in RADII[-2:]])
+    early, late = keys.norm(points / np.array(RADII[-2:])[:, None] - q)
+    return float(early), float(late)
 
 
-def _generic(x: ProblemInstance, q: Float[Array, " D"]) -> tuple[Slack, Slack]:
-    return (
-        above("smallest difference of two scores of an input", _score_gap(x.problem), 0, strict=True),
-        true("keys in general position", _general_position(x.problem, _selected_by(x, q))),
-    )
+def _on_the_ray(x: ProblemInstance, q: Float[Array, " D"], top: float) -> Float[Array, " D"]:
+    """The point of least risk on a ray, of length between R_0 and `top`; of equal risks the longest."""
+    alpha = np.asarray(x.problem.keys.logits(q).argmax(axis=1))
+    lengths = np.geomspace(RADII[0], top, 200)[::-1]
+    excess = [x.objective.excess(r * q, alpha) for r in lengths]
+    ranks = [(sign, sign * size if sign else 0.0) for size, sign in excess]
+    return np.asarray(lengths[min(range(len(ranks)), key=lambda k: ranks[k])] * q)
 
 
-def _apart(x: ProblemInstance, q: Float[Array, " D"], top: float) -> float:
-    """`|p(R)/R - q|` for the local regularisation path at R = `top`."""
-    mu = 2 * np.sin(HALF_ANGLE / 2) ** 2
-    directions = np.concatenate([q[None], cone(x, q, mu, 2000, x.rng)])
-    return float(x.problem.keys.norm(_confined(x, directions, top) / top - q))
-
-
-def _selected_by(x: ProblemInstance, q: Float[Array, " D"]) -> Int[Array, " n"]:
-    return np.asarray(x.problem.keys.logits(q).argmax(axis=1))
-
-
-def _is_lmm(x: ProblemInstance, q: Float[Array, " D"]) -> bool:
-    alpha = _selected_by(x, q)
+def _is_lmm(x: ProblemInstance, q: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
     solution = max_margin(x.problem, alpha)
-    aligned = solution.is_optimal and float(angle(x.problem.keys, q, solution.vector)) < 1e-7
+    aligned = solution.is_optimal and float(angle(x.problem.keys, q, solution.vector)) < SAME
     return aligned and is_locally_optimal(x.problem, solution.vector, alpha)
-
-
-def _confined(x: ProblemInstance, directions: Float[Array, "k D"], top: float) -> Float[Array, " D"]:
-    """The best point of the cone with length between 10 and `top`, over a fine grid.
-
-    Risks are compared by `L - L_star`, sign and logarithm, with L_star the risk of selecting what the cone's axis
-    selects: where the cone selects one thing, differences far below rounding still count.
-    """
-    alpha = _selected_by(x, directions[0])
-    candidates = [(r, *signed_excess(x, r * directions, alpha)) for r in np.geomspace(10, top, 25)]
-    best = min(
-        (float(sign[k]), float(sign[k] * log[k]), -r, k)  # of equal risks the longest p: it may only be rounding
-        for r, sign, log in candidates
-        for k in [int(np.lexsort((sign * log, sign))[0])]
-    )
-    return np.asarray(-best[2] * directions[best[3]])
 
 
 def _score_gap(problem: TokenProblem) -> float:
@@ -102,36 +109,65 @@ def _score_gap(problem: TokenProblem) -> float:
     return float(min(np.diff(row).min(initial=np.inf) for row in rows))
 
 
-def _general_position(problem: TokenProblem, alpha: Int[Array, " n"], most: int = 3000) -> bool:
-    """Theorem 7's conditions on the differences `k_it - k_{i alpha_i}`: any d of them are independent, and the vector
-    of ones is not in the range of any d + 1. Tried on all subsets, or on the first `most`."""
-    others = problem.mask.copy()
-    others[np.arange(problem.n), alpha] = False
-    token = np.argwhere(others)
-    index = problem.keys.index
-    rows = problem.keys.differences(index[token[:, 0], token[:, 1]], index[token[:, 0], alpha[token[:, 0]]])
-    d = int(np.linalg.matrix_rank(rows))
-    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d), most):
-        if np.linalg.matrix_rank(rows[list(chosen)]) < d:
-            return False
-    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d + 1), most):
-        system = rows[list(chosen)]
-        ones = np.ones(len(system))
-        if np.abs(system @ np.linalg.lstsq(system, ones, rcond=None)[0] - ones).max() < 1e-9:
-            return False
-    return True
+def lemma9(x: ProblemInstance) -> Findings:
+    """If a unit vector p selects one token of every input and all its directional neighbours score higher than the
+    tokens they neighbour, then the risk along p lies below its own limit from some norm on: `L(R p) < L_star` for all
+    large R. (p is given, or drawn; R in steps up to 3000 over the distance of the next margin.)"""
+    problem, keys = x.problem, x.problem.keys
+    p = x.sphere(1, x.rng)[0] if x.p is None else x.p / keys.norm(x.p)
+    alpha, near = np.asarray(keys.logits(p).argmax(axis=1)), directional_neighbours(keys, p)
+    behind = problem.scores - problem.scores[np.arange(problem.n), alpha][:, None]
+    hypotheses = (
+        below("most tokens that p selects in an input", selected_tokens(keys, p).sum(axis=1).max(), 1),
+        above("smallest lead of a neighbour over the selected token", behind[near].min(initial=np.inf), 0, strict=True),
+    )
+    ahead = _ahead(problem, p, alpha)
+    margin, beyond = float(ahead.min()), ahead[np.isfinite(ahead) & ~near]
+    next_ = float((beyond - margin).min(initial=margin if margin > 0 else 1.0))
+    signs = [x.risk.excess(r * p, alpha)[1] for r in np.geomspace(30, 3000, 40) / max(next_, 1e-9)]
+    wrong = int(np.sum(np.array(signs[20:]) >= 0))
+    return Findings(hypotheses, (seen(below("radii of the last 20 at which L(R p) >= L_star", wrong, 0)),))
 
 
-def _apart_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:
+def _ahead(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, "n T"]:
+    """How far the selected token is ahead of each other one; infinity where there is none."""
+    logits = np.where(problem.mask, problem.keys.logits(p), -np.inf)
+    ahead = logits[np.arange(problem.n), alpha][:, None] - logits
+    ahead[np.arange(problem.n), alpha] = np.inf
+    return np.asarray(ahead)
+
+
+def lemma10(x: ProblemInstance) -> Findings:
+    """With keys in general position, a direction q has at most d directional neighbours. (q is given; or the max-margin
+    direction of alpha, which has as many neighbours as a direction can; or drawn.)"""
+    problem = x.problem
+    solution = max_margin(problem, x.alpha)
+    drawn = solution.vector if solution.is_optimal else x.sphere(1, x.rng)[0]
+    q = drawn if x.q is None else x.q
+    alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
+    number = int(directional_neighbours(problem.keys, q).sum())
+    return Findings(
+        (general_position(problem, alpha),), (below("directional neighbours", number, _dimension(problem)),)
+    )
+
+
+def _dimension(problem: TokenProblem) -> int:
+    """d: the dimension of the keys; in Gram space that of their span."""
+    if isinstance(problem.keys, Coordinates):
+        return problem.keys.dimension
+    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.rows), None)))
+
+
+def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:
     """Three tokens in the plane with distinct scores and keys in general position; the second is locally optimal."""
-    keys = [[[-0.8, 1.0, 0.0], [1.0, 0.03, 0.0], [0.02, -0.05, 0.0]]]
+    keys = [[[-0.8, 1.0], [1.0, 0.03], [0.02, -0.05]]]
     return ProblemInstance(TokenProblem.of(keys, [1], scores=[[1.0, 0.9, 0.0]]), name, q=np.array(q))
 
 
 def _at_lmm() -> ProblemInstance:
-    x = _apart_tokens((1.0, 0.0, 0.0), "")
+    x = _three_tokens((1.0, 0.0), "")
     vector = max_margin(x.problem, [1]).vector
-    return _apart_tokens(tuple(vector.tolist()), "three tokens, q the LMM direction")
+    return replace(x, name="three tokens, q the LMM direction", q=vector)
 
 
 def _equal_scores() -> ProblemInstance:
@@ -147,25 +183,53 @@ def _equal_keys() -> ProblemInstance:
     return ProblemInstance(problem, "keys 0, 1, 1, q=1", q=np.array([1.0]))
 
 
+def _better_neighbour(scores: tuple[float, float, float], name: str) -> ProblemInstance:
+    """p = (1, 0) selects token 1; its neighbour is token 2, and token 3 is farther."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.5], [-1.0, 0.0]]], [1], scores=[scores])
+    return ProblemInstance(problem, name, p=np.array([1.0, 0.0]))
+
+
+def _on_a_square() -> ProblemInstance:
+    """Token 1 against three tokens on a line at the same distance: not in general position."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, -1.0]]], [1], scores=[[3.0, 2.0, 1.0, 0.0]])
+    return ProblemInstance(problem, "three neighbours on a line, q=(1, 0)", q=np.array([1.0, 0.0]))
+
+
 CLAIMS = (
     Claim(
         "B.theorem4",
         theorem4,
         "sampled",
         about="other directions are no local limits",
-        example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens, q=(1, 0.5)"),
+        example=lambda: _three_tokens((1.0, 0.5), "three tokens, q=(1, 0.5)"),
         outside=(_at_lmm, _equal_scores, _equal_keys),
     ),
     Claim(
         "B.theorem7",
         theorem7,
         "sampled",
-        about="as Theorem 4, any direction",
-        example=lambda: _apart_tokens((1.0, 0.5, 0.0), "three tokens"),
-        outside=(_equal_scores, _at_lmm, _equal_keys),
+        about="as Theorem 4, general position spelt out",
+        example=lambda: replace(_three_tokens((1.0, 0.0), "three tokens, q ties two"), q=None),
+        outside=(_at_lmm, _equal_scores, _equal_keys),
         note=(
-            "Read literally, general position asks for independence of k_t - k_a and k_a - k_t, which never holds; the "
-            "proof uses it for one choice of alpha at a time, as here."
+            "General position is read with alpha fixed, as everywhere in the paper. Were alpha_i free in it, k_t - k_a "
+            "and k_a - k_t would both be rows and no data would be in general position."
         ),
+    ),
+    Claim(
+        "B.lemma9",
+        lemma9,
+        "sampled",
+        about="all neighbours better: the risk nears its limit from below",
+        example=lambda: _better_neighbour((0.5, 1.0, 0.0), "the neighbour scores higher"),
+        outside=(lambda: _better_neighbour((0.5, 0.2, 1.0), "the neighbour scores lower"),),
+    ),
+    Claim(
+        "B.lemma10",
+        lemma10,
+        "bounded",
+        about="at most d directional neighbours",
+        example=lambda: _three_tokens((1.0, 0.5), "three tokens, q=(1, 0.5)"),
+        outside=(_on_a_square,),
     ),
 )

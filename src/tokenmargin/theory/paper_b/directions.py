@@ -1,77 +1,114 @@
-"""Which direction is better: Lemmas 2, 8 and 14 of paper B."""
+"""Which direction is better: Lemmas 2, 8 and 11 of paper B."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.special import logsumexp
 
-from tokenmargin.geometry import Coordinates
 from tokenmargin.instances import random_problem
 from tokenmargin.margin import max_margin
 from tokenmargin.problem import TokenProblem
-from tokenmargin.selection import margins, optimal_tokens
-from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, true
+from tokenmargin.selection import directional_neighbours, optimal_tokens, selected_tokens
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen, true
 from tokenmargin.theory.instances import ProblemInstance
-from tokenmargin.theory.paper_b.excess import signed_excess
+from tokenmargin.theory.paper_b.gradients import key_map
 
-__all__ = ["CLAIMS", "log_outside"]
+__all__ = ["CLAIMS", "three_tokens"]
+
+LINEAR = 1e-10
+"""Relative residual of a linear map fitted to tokens, well above rounding."""
 
 
 def lemma2(x: ProblemInstance) -> Findings:
-    """If all labels are +1, every input has one optimal token, the keys are `k = W x` and v lies in the range of W'
-    (as when W has full rank), then the optimal tokens can be separated: the GMM exists."""
-    problem = x.problem
-    unlinear, outside = _key_map(problem)
+    """If all labels are +1, every input has one optimal token, and the keys are `k = W x` with W of full rank, then the
+    optimal tokens can be separated: the GMM exists. (W is seen on the tokens alone: of full rank if it loses none of
+    theirs.)"""
+    return _exists(x, _lost_rank(x.problem))
+
+
+def lemma11(x: ProblemInstance) -> Findings:
+    """Lemma 2 with the weaker condition that v lies in the range of W'. (v as the tokens see it.)"""
+    return _exists(x, below("part of v outside the range of W', relative", _outside(x.problem), 0, tolerance=LINEAR))
+
+
+def _exists(x: ProblemInstance, condition: Slack) -> Findings:
+    problem, mapped = x.problem, key_map(x.problem)
+    residual = np.inf if mapped is None or problem.head is None else mapped[0]
+    solution = max_margin(problem, x.best)
+    feasible = true("ATT-SVM is feasible for the optimal tokens", solution.is_optimal)
     return Findings(
         hypotheses=(
             equal("smallest label", problem.labels.min(), 1, tolerance=0),
             below("most optimal tokens in an input", optimal_tokens(problem).sum(axis=1).max(), 1),
-            below("keys minus the best W x, relative", unlinear, 1e-10),
-            below("part of v outside the range of W', relative", outside, 1e-10),
+            below("keys minus the best W x, relative", residual, 0, tolerance=LINEAR),
+            condition,
         ),
-        conclusion=(true("ATT-SVM is feasible for the optimal tokens", max_margin(problem, x.alpha).is_optimal),),
+        conclusion=(feasible if solution.status != "inaccurate" else seen(feasible, "a proof either way"),),
     )
 
 
-def _key_map(problem: TokenProblem) -> tuple[float, float]:
-    """How far the keys are from a linear map W of the values, and v (as the values see it) from the range of W'."""
-    if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates) or problem.head is None:
-        return np.inf, np.inf
-    keys, values = problem.keys.tokens[problem.mask], problem.values.tokens[problem.mask]
-    transposed = np.linalg.lstsq(values, keys, rcond=None)[0]  # W'
-    unlinear = np.linalg.norm(values @ transposed - keys) / np.linalg.norm(keys)
-    seen = np.linalg.pinv(values) @ (values @ problem.head)
-    missing = seen - transposed @ (np.linalg.pinv(transposed) @ seen)
-    return float(unlinear), float(np.linalg.norm(missing) / np.linalg.norm(seen))
+def _lost_rank(problem: TokenProblem) -> Slack:
+    name, mapped = "rank of the tokens that W loses", key_map(problem)
+    if mapped is None:
+        return seen(below(name, np.inf, 0), "tokens in coordinates")
+    values, keys = (g.differences(np.arange(g.rows), None) for g in (problem.values, problem.keys))
+    return below(name, int(np.linalg.matrix_rank(values)) - int(np.linalg.matrix_rank(keys)), 0)
+
+
+def _outside(problem: TokenProblem) -> float:
+    """How far v, as the tokens see it, is from the range of W'."""
+    mapped = key_map(problem)
+    if mapped is None or problem.head is None:
+        return np.inf
+    values, transposed = problem.values.differences(np.arange(problem.values.rows), None), mapped[1]
+    seen_ = np.linalg.pinv(values) @ (values @ problem.head)
+    missing = seen_ - transposed @ (np.linalg.pinv(transposed) @ seen_)
+    return float(np.linalg.norm(missing) / max(float(np.linalg.norm(seen_)), 1e-300))
 
 
 def lemma8(x: ProblemInstance) -> Findings:
-    """Let unit vectors p and q select the same single tokens, p with the larger margin. If both are neighbour-optimal,
-    then `L(R p) < L(R q)` for all large R. If instead q has one neighbour and it scores higher than the selected token,
-    then `L(R q) < L(R p)` for all large R."""
+    """Let unit vectors p and q select the same single tokens, p with the larger directional margin, both
+    neighbour-optimal. Then `L(R p) < L(R q)` for all R beyond some R(delta), delta the difference of the margins. (40
+    norms up to 3000 over the smallest difference of margins; the last 20 count.)"""
+    return _compared(x, second=False)
+
+
+def lemma8_second(x: ProblemInstance) -> Findings:
+    """Let unit vectors p and q select the same single tokens, p with the larger directional margin, and let q have one
+    directional neighbour, which scores higher than the selected token. Then `L(R q) < L(R p)` for all large R. (As for
+    the first part.)"""
+    return _compared(x, second=True)
+
+
+def _compared(x: ProblemInstance, *, second: bool) -> Findings:
     problem, keys = x.problem, x.problem.keys
     if x.p is None and not max_margin(problem, x.alpha).is_optimal:
-        return Findings((true("alpha is separable", False),), (true("there are directions to compare", False),))
+        return Findings((true("alpha is separable", False),), ())
     p, q = _two_directions(x)
-    alpha = keys.logits(q).argmax(axis=1)
-    of_p, of_q = _Neighbours(problem, p, alpha), _Neighbours(problem, q, alpha)
-    better = of_q.lead > 0
-    radii = np.geomspace(30, 3000, 40) / max(min(abs(of_p.margin - of_q.margin), of_q.next, of_p.next), 1e-9)
-    low, high = (p, q) if better else (q, p)
-    winners = [_less(x, r * low, r * high, alpha) for r in radii]
+    alpha = np.asarray(keys.logits(q).argmax(axis=1))
+    of_p, of_q = _Margins(problem, p, alpha), _Margins(problem, q, alpha)
+    together = max(int(selected_tokens(keys, u).sum(axis=1).max()) for u in (p, q))
     hypotheses: tuple[Slack, ...] = (
         true("p selects what q selects", bool((keys.logits(p).argmax(axis=1) == alpha).all())),
+        below("most tokens selected in an input", together, 1),
         above("margin of p minus margin of q", of_p.margin - of_q.margin, 0, strict=True),
     )
-    if better:
-        hypotheses += (above("smallest score lead over neighbours of p", of_p.lead, 0, strict=True),)
+    if second:
+        hypotheses += (
+            equal("neighbours of q", of_q.number, 1, tolerance=0),
+            below("score lead over the neighbour of q", of_q.lead, 0, strict=True),
+        )
     else:
-        hypotheses += (equal("neighbours of q", of_q.number, 1, tolerance=0),)
+        hypotheses += (
+            above("smallest score lead over neighbours of q", of_q.lead, 0, strict=True),
+            above("smallest score lead over neighbours of p", of_p.lead, 0, strict=True),
+        )
+    low, high = (q, p) if second else (p, q)
+    radii = np.geomspace(30, 3000, 40) / max(min(abs(of_p.margin - of_q.margin), of_q.next, of_p.next), 1e-9)
+    wrong = sum(not _less(x, r * low, r * high, alpha) for r in radii[20:])
     return Findings(
-        hypotheses,
-        (below("radii at which the risks are ordered otherwise, of 40", len(winners) - sum(winners), 0),),
+        hypotheses, (seen(below("norms of the last 20 at which the risks are ordered otherwise", wrong, 0)),)
     )
 
 
@@ -80,72 +117,32 @@ def _two_directions(x: ProblemInstance) -> tuple[Float[Array, " D"], Float[Array
     keys = x.problem.keys
     p = max_margin(x.problem, x.alpha).vector if x.p is None else x.p
     p = p / keys.norm(p)
-    q = p + 0.2 * x.sphere(1, x.rng)[0] * float(keys.norm(p)) if x.q is None else x.q
+    q = p + 0.2 * x.sphere(1, x.rng)[0] if x.q is None else x.q
     return np.asarray(p), np.asarray(q / keys.norm(q))
 
 
-class _Neighbours:
-    """Directional margin, neighbours and their score leads (Definition 3)."""
+class _Margins:
+    """Directional margin, number of neighbours, their score lead, distance to the next margin (Definition 3)."""
 
     def __init__(self, problem: TokenProblem, u: Float[Array, " D"], alpha: Int[Array, " n"]) -> None:
-        ahead = margins(problem, u, alpha)
+        logits = problem.keys.logits(u)
+        ahead = logits[np.arange(problem.n), alpha][:, None] - np.where(problem.mask, logits, -np.inf)
         others = problem.mask.copy()
         others[np.arange(problem.n), alpha] = False
+        near = directional_neighbours(problem.keys, u) & others
         lead = problem.scores[np.arange(problem.n), alpha][:, None] - problem.scores
         self.margin = float(ahead[others].min())
-        near = others & (ahead <= self.margin + 1e-12 * abs(self.margin))
         self.number = int(near.sum())
-        self.lead = float(lead[near].min())
+        self.lead = float(lead[near].min(initial=np.inf))
         self.next = float((ahead[others & ~near] - self.margin).min(initial=1.0))
 
 
 def _less(x: ProblemInstance, one: Float[Array, " D"], other: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
     """`L(one) < L(other)`, by sign and logarithm of `L - L_star`."""
-    sign, log = signed_excess(x, np.stack([one, other]), alpha)
-    first, second = ((s, s * v) for s, v in zip(sign, log, strict=True))
-    return bool(first < second)
-
-
-def lemma14(x: ProblemInstance) -> Findings:
-    """If the output is `nu_i (1 - q_i) + Z_i` with `nu_i > 0` and `-C q_max <= Z_i <= (1 - eps) nu_i q_i`, q_i being
-    the attention outside O_i, then Assumption D holds: for any Delta, wherever log q_max of p is at most (1 + Delta)
-    times that of p' and at most rho(Delta), L(p) < L(p'). (O_i the optimal tokens; Delta = 0.5; 360 points.)"""
-    problem, delta = x.problem, 0.5
-    optimal = optimal_tokens(problem) if x.optimal is None else x.optimal
-    nu = np.where(optimal, problem.scores, np.inf).min(axis=1)
-    spread = float((np.where(optimal, problem.scores, -np.inf).max(axis=1) - nu).max())
-    outside = np.where(problem.mask & ~optimal, problem.scores, -np.inf).max(axis=1)
-    eps = float(1 - (outside / nu).max()) if nu.min() > 0 else 0.0
-    rho = -2 * (1 + 1 / delta) * np.log(_spread_of_risk(x, nu, eps)) if eps > 0 else -1.0
-    points = np.concatenate([r * x.sphere(60, x.rng) for r in np.geomspace(3, 300, 6)])
-    log_q = log_outside(problem, points, optimal)
-    excess = np.array([x.objective.log_excess(p) for p in points])
-    compared = log_q[:, None] <= np.minimum((1 + delta) * log_q[None, :], rho)
-    wrong = compared & (excess[:, None] >= excess[None, :])
-    return Findings(
-        hypotheses=(
-            above("smallest nu_i", nu.min(), 0, strict=True),
-            below("spread of scores within O_i", spread, 0),
-            above("eps", eps, 0, strict=True),
-            above("pairs that Assumption D compares, of those sampled", compared.sum(), 1),
-        ),
-        conclusion=(below("pairs ordered otherwise", wrong.sum(), 0),),
+    first, second = (
+        (sign, sign * size if sign else 0.0) for size, sign in (x.risk.excess(p, alpha) for p in (one, other))
     )
-
-
-def _spread_of_risk(x: ProblemInstance, nu: Float[Array, " n"], eps: float) -> float:
-    """`Theta = C_+ / C_-` of the proof: the excess risk lies between `C_- q_max` and `C_+ q_max`."""
-    scores = x.problem.scores[x.problem.mask]
-    largest = np.abs(scores).max()
-    low, high = np.sort(np.exp(x.loss.log_slope(np.array([-largest, largest]))))
-    return float(high * (max(0.0, -scores.min()) + nu.max()) / (low * eps * nu.min() / x.problem.n))
-
-
-def log_outside(problem: TokenProblem, points: Float[Array, "k D"], optimal: Array) -> Float[Array, " k"]:
-    """`log q_max`: the largest attention on tokens outside O_i, over the inputs."""
-    logits = problem.keys.logits(points)
-    others = logsumexp(np.where(problem.mask & ~optimal, logits, -np.inf), axis=-1)
-    return np.asarray((others - logsumexp(logits, axis=-1)).max(axis=-1))
+    return bool(first < second)
 
 
 def _positive(seed: int, n: int, d: int) -> TokenProblem:
@@ -154,7 +151,7 @@ def _positive(seed: int, n: int, d: int) -> TokenProblem:
     return TokenProblem(base.keys, np.ones(n), head=base.head)
 
 
-def _line(scores: tuple[float, ...]) -> TokenProblem:
+def three_tokens(scores: tuple[float, ...]) -> TokenProblem:
     """Three tokens in the plane with the first at (1, 0)."""
     return TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-0.5, 1.0]]], [1], scores=[scores])
 
@@ -168,13 +165,7 @@ def _two_neighbours() -> ProblemInstance:
 
 def _directions(scores: tuple[float, ...], p: tuple[float, float], q: tuple[float, float]) -> ProblemInstance:
     name = f"three tokens, scores {scores}, p={p}, q={q}".replace(", ", ",").replace(",s", ", s").replace(",p", ", p")
-    return ProblemInstance(_line(scores), name.replace(",q", ", q"), p=np.array(p), q=np.array(q))
-
-
-def _chosen(*optimal: bool) -> ProblemInstance:
-    """Sets O_i that hold a worse token than they leave out, or tokens of unequal scores."""
-    names = ",".join(str(t) for t in np.flatnonzero(optimal))
-    return ProblemInstance(_line((1.0, 0.5, -0.2)), f"three tokens, O={names}", optimal=np.array([optimal]))
+    return ProblemInstance(three_tokens(scores), name.replace(",q", ", q"), p=np.array(p), q=np.array(q))
 
 
 def _existence(keys: list[list[float]], tokens: list[list[float]], name: str) -> ProblemInstance:
@@ -183,20 +174,29 @@ def _existence(keys: list[list[float]], tokens: list[list[float]], name: str) ->
     return ProblemInstance(problem, name)
 
 
+_EXISTENCE = (
+    lambda: ProblemInstance(random_problem(4, 6, 2, rng=np.random.default_rng(0)), "random d=2"),
+    lambda: _existence([[0, 1], [-1, 1], [1, 1]], [[0, 1], [-1, 1], [1, 1]], "the optimum between two others"),
+    lambda: _existence([[0, 0], [1, 0], [0, 0]], [[0, 0], [0, 1], [0, 2]], "keys no map of the tokens"),
+    lambda: _existence([[0, 0], [1, 0], [-1, 0]], [[0, 1], [1, 0], [-1, 0]], "W that kills v"),
+)
+
 CLAIMS = (
     Claim(
         "B.lemma2",
         lemma2,
         "bounded",
-        about="labels +1: the GMM exists",
+        about="labels +1, W of full rank: the GMM exists",
         example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
-        outside=(
-            lambda: ProblemInstance(random_problem(4, 6, 2, rng=np.random.default_rng(0)), "random d=2"),
-            lambda: _existence([[0, 1], [-1, 1], [1, 1]], [[0, 1], [-1, 1], [1, 1]], "the optimum between two others"),
-            lambda: _existence([[0, 0], [1, 0], [0, 0]], [[0, 0], [0, 1], [0, 2]], "keys no map of the tokens"),
-            lambda: _existence([[0, 0], [1, 0], [-1, 0]], [[0, 1], [1, 0], [-1, 0]], "W that kills v"),
-        ),
-        note="The weaker condition that v lies in the range of W' is the one of its restatement, Lemma 11.",
+        outside=_EXISTENCE,
+    ),
+    Claim(
+        "B.lemma11",
+        lemma11,
+        "bounded",
+        about="labels +1, v in the range of W': the GMM exists",
+        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
+        outside=_EXISTENCE,
     ),
     Claim(
         "B.lemma8",
@@ -204,17 +204,21 @@ CLAIMS = (
         "sampled",
         about="larger margin, smaller risk at large norm",
         example=lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
-        outside=(lambda: _directions((0.0, 0.2, 1.0), (1.0, 0.0), (-0.5, 1.0)),),
+        outside=(
+            lambda: _directions((0.0, 0.2, 1.0), (1.0, 0.0), (-0.5, 1.0)),
+            lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.4), (1.0, 0.0)),
+            lambda: _directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
+        ),
         unneeded={
             "smallest score lead over neighbours of p": (
                 "Not needed: whatever p's neighbours score, its excess risk is of size exp(-R margin), below q's."
-            )
+            ),
         },
         note="Its proof of the first part takes neighbour-optimality for optimality over all tokens; large R mends it.",
     ),
     Claim(
         "B.lemma8-second-part",
-        lemma8,
+        lemma8_second,
         "sampled",
         about="a better neighbour, smaller risk at large norm",
         example=lambda: _directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
@@ -222,18 +226,7 @@ CLAIMS = (
             _two_neighbours,
             lambda: _directions((0.5, 1.0, 0.2), (-1.0, -1.0), (1.0, -1.0)),
             lambda: _directions((0.5, 1.0, 0.2), (1.0, -1.0), (1.0, -0.2)),
+            lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
         ),
-    ),
-    Claim(
-        "B.lemma14",
-        lemma14,
-        "sampled",
-        about="mixing others in hurts: Assumption D",
-        example=lambda: ProblemInstance(_line((1.0, 0.5, -0.2)), "three tokens"),
-        outside=(lambda: _chosen(False, True, False), lambda: _chosen(True, True, False)),
-        unneeded={
-            "smallest nu_i": "A way to say that O_i leads: only differences of scores matter, as B.theorem1 shows.",
-            "pairs that Assumption D compares, of those sampled": "Ours: without such pairs the sample shows nothing.",
-        },
     ),
 )

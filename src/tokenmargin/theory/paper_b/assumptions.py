@@ -1,0 +1,258 @@
+"""Assumptions A to D of paper B, and the general position of its Theorem 7, each as a function.
+
+"For all p" can be proven only by an argument. Where there is one (Assumptions A, B and C, general position), the answer
+is exact or a certificate; where points were tried instead (Assumption D with any head), the slack says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+from scipy.optimize import linprog
+from scipy.special import logsumexp
+
+from tokenmargin.attention import AbstractLoss, AbstractObjective, CustomLoss
+from tokenmargin.geometry import Coordinates
+from tokenmargin.margin import Constraints, MarginSolution, relaxed_max_margin, solve
+from tokenmargin.problem import TokenProblem
+from tokenmargin.selection import attention_weights
+from tokenmargin.theory.claim import Slack, above, below, sampled
+
+__all__ = [
+    "AssumptionC",
+    "assumption_a",
+    "assumption_b",
+    "assumption_c",
+    "assumption_d",
+    "general_position",
+    "log_outside",
+    "values_of",
+]
+
+MOST = 3000
+"""Subsets of keys, or choices of tokens, that are gone through one by one."""
+
+
+def assumption_a(loss: AbstractLoss, problem: TokenProblem) -> Slack:
+    """Assumption A on the interval that outputs can reach: the loss falls strictly.
+
+    That its slope is bounded and Lipschitz on a bounded interval is true of every differentiable loss that the package
+    knows (`AbstractLoss.constants` gives M0 and M1), so the slope's sign is what is left. The slope is taken at 200
+    points between the smallest and the largest score: outputs are averages of scores.
+    """
+    visible = problem.scores[problem.mask]
+    outputs = np.linspace(float(visible.min()), float(visible.max()), 200)
+    with np.errstate(all="ignore"):
+        slope = -np.exp(loss.log_slope(outputs))
+    slack = below("Assumption A: largest slope of the loss", float(slope.max()), 0, strict=True)
+    return sampled(slack) if isinstance(loss, CustomLoss) else slack  # the others fall everywhere
+
+
+def assumption_b(problem: TokenProblem) -> tuple[Slack, Slack]:
+    """Assumption B: in each input the other tokens score alike, and less than the optimal one."""
+    lead, spread = np.inf, 0.0
+    for scores, here in zip(problem.scores, problem.mask, strict=True):
+        ordered = np.sort(scores[here])
+        if len(ordered) > 1:
+            lead = min(lead, float(ordered[-1] - ordered[-2]))
+            spread = max(spread, float(ordered[-2] - ordered[0]))
+    return above("lead of the optimal score", lead, 0, strict=True), below("spread of the other scores", spread, 0)
+
+
+@dataclass(frozen=True)
+class AssumptionC:
+    """Assumption C's nu: for all p, the label margin is at most `Gamma - nu max_i (1 - s_{i alpha_i})`.
+
+    - `margin`: Gamma, the label margin when alpha is selected.
+    - `at_least`: nu is at least this, by a certificate; not positive where the certificate shows nothing.
+    - `at_most`: no nu larger than this serves, by a p that was tried, or by a direction along which every nu fails.
+    """
+
+    margin: float
+    at_least: float
+    at_most: float
+
+    def slack(self, where: str = "") -> Slack:
+        """`nu > 0`: proven by the certificate, refuted by a point or a direction, or tried on points."""
+        name = f"Assumption C's nu{where}"
+        if self.at_least > 0:
+            return above(name, self.at_least, 0, strict=True)
+        return sampled(above(name, self.at_most, 0, strict=True), "a certificate that nu is positive")
+
+
+def assumption_c(
+    problem: TokenProblem,
+    alpha: Int[Array, " n"],
+    points: Float[Array, "k D"],
+    support: Bool[Array, " n"] | None = None,
+) -> AssumptionC:
+    """Assumption C for the tokens `alpha`, over the inputs of `support` (all by default).
+
+    The certificate: with multipliers lambda of the SVM at alpha, the label margin of attention features r is at most
+    `|sum_i lambda_i Y_i r_i|`, which is convex in the attention and equals Gamma at alpha. So it falls from Gamma at
+    least as fast as along the chord to the worst choice of single tokens that leaves alpha in the input which loses the
+    most. Where multipliers are not unique, those that weigh that input most are taken.
+    """
+    kept = np.ones(problem.n, dtype=bool) if support is None else support
+    tokens, inputs = values_of(problem).tokens, np.flatnonzero(kept)
+    signed = problem.labels[:, None] * tokens[np.arange(problem.n), alpha]
+    head = _svm(signed[inputs])
+    if not head.is_optimal:
+        return AssumptionC(0.0, -np.inf, -np.inf)
+    at_least = _certified_fall(problem, alpha, inputs, head)
+    at_most = np.inf
+    if at_least <= 0:
+        at_most = (
+            0.0 if _others_may_lag(problem, alpha, inputs, head) else _smallest_fall(problem, alpha, inputs, points)
+        )
+    return AssumptionC(head.margin, at_least, at_most)
+
+
+def values_of(problem: TokenProblem) -> Coordinates:
+    """The values as coordinates: attention features are averages of them."""
+    if not isinstance(problem.values, Coordinates):
+        raise TypeError(
+            "label margins of attention features need values in coordinates; give tokens, not inner products"
+        )
+    return problem.values
+
+
+def _svm(signed: Float[Array, "k d"]) -> MarginSolution:
+    """The max-margin head of vectors `Y_i r_i`."""
+    rows = np.arange(len(signed))
+    geometry = Coordinates(signed, rows[:, None])
+    return solve(Constraints(geometry, rows, None, np.ones(len(rows)), np.stack([rows, 0 * rows], axis=1)))
+
+
+def _certified_fall(
+    problem: TokenProblem, alpha: Int[Array, " n"], inputs: Int[Array, " k"], head: MarginSolution
+) -> float:
+    """The least, over inputs that may lose most, of Gamma minus the longest `|sum lambda Y x|` without alpha there."""
+    tokens = values_of(problem).tokens
+    choices = [np.flatnonzero(problem.mask[i]) for i in inputs]
+    if np.prod([float(len(choice)) for choice in choices]) > MOST:
+        return -np.inf
+    grid = np.array(list(itertools.product(*choices)), dtype=np.intp)
+    signed = problem.labels[inputs, None] * tokens[inputs, grid]  # (choice, input, d)
+    dual = _multipliers(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]], head)
+    least = np.inf
+    for j, i in enumerate(inputs):
+        leaves = grid[:, j] != alpha[i]
+        if not leaves.any():
+            continue
+        longest = np.linalg.norm(np.einsum("lk,ckd->lcd", dual, signed[leaves]), axis=2).max(axis=1)
+        least = min(least, head.margin - float(longest.min()))
+    return float(least)
+
+
+def _multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
+    """Multipliers of the SVM, summing to one: the solver's, those largest in each input, and the mean of these."""
+    first = head.multipliers / head.multipliers.sum()
+    target = first @ signed
+    tight = signed @ head.vector <= 1 + 1e-7
+    found = [first]
+    for j in np.flatnonzero(tight):
+        answer = linprog(
+            -np.eye(len(signed))[j],
+            A_eq=np.vstack([signed.T, np.ones(len(signed))]),
+            b_eq=np.append(target, 1.0),
+            bounds=[(0, None if near else 0) for near in tight],
+        )
+        if answer.success:
+            found.append(answer.x)
+    return np.stack([*found, np.mean(found, axis=0)])
+
+
+def _others_may_lag(
+    problem: TokenProblem, alpha: Int[Array, " n"], inputs: Int[Array, " k"], head: MarginSolution
+) -> bool:
+    """Whether some direction selects alpha and is slower in an input that is no support vector than in all that are.
+
+    Along it that input's lost attention is exponentially larger than what the support inputs lose, and only these
+    lower the label margin: no nu > 0 serves.
+    """
+    signed = problem.labels[inputs, None] * values_of(problem).tokens[inputs, alpha[inputs]]
+    tight = np.zeros(problem.n, dtype=bool)
+    tight[inputs] = signed @ head.vector <= 1 + 1e-7
+    if tight[inputs].all():
+        return False
+    relaxed = relaxed_max_margin(problem, alpha)
+    if not relaxed.is_optimal:
+        return False
+    logits = problem.keys.logits(relaxed.vector)
+    ahead = logits[np.arange(problem.n), alpha][:, None] - logits
+    ahead[np.arange(problem.n), alpha] = np.inf
+    least = np.where(problem.mask, ahead, np.inf).min(axis=1)
+    slow = least[inputs][~tight[inputs]]
+    return bool(slow.min() > 1e-9 and slow.min() < least[tight].min() - 1e-9)
+
+
+def _smallest_fall(
+    problem: TokenProblem, alpha: Int[Array, " n"], inputs: Int[Array, " k"], points: Float[Array, "p D"]
+) -> float:
+    """The least fall of the label margin per unit of attention that leaves alpha, over the points."""
+    tokens, falls = values_of(problem).tokens, [np.inf]
+    whole = _svm(problem.labels[inputs, None] * tokens[inputs, alpha[inputs]]).margin
+    for p in points:
+        s = attention_weights(problem.keys, p)
+        lost = float((1 - s[np.arange(problem.n), alpha])[inputs].max())
+        if lost < 1e-6:  # a fall of the order of the solver's residuals says nothing
+            continue
+        features = problem.labels[inputs, None] * np.einsum("nt,ntd->nd", s, tokens)[inputs]
+        solution = _svm(features)
+        falls.append((whole - (solution.margin if solution.is_optimal else 0.0)) / lost)
+    return float(min(falls))
+
+
+def assumption_d(
+    risk: AbstractObjective, optimal: Bool[Array, "n T"], points: Float[Array, "k D"]
+) -> tuple[Slack, Slack]:
+    """Assumption D by its usual reason: the risk exceeds that of O_i by between C_- and C_+ times q_max, the largest
+    attention elsewhere (the proof of Lemma 14; rho = -2 (1 + 1/Delta) log(C_+/C_-)).
+
+    One point with less risk than O_i alone refutes it, where O_i can be selected: every p near enough to O_i is better
+    by the assumption and worse by its risk. That the ratio stays bounded is seen on the points, not proven.
+    """
+    log_q, alpha = log_outside(risk.problem, points, optimal), optimal.argmax(axis=1)
+    excess = [risk.excess(p, alpha) for p in points]
+    ratios = np.array([sign * np.exp(min(size - q, 700.0)) for (size, sign), q in zip(excess, log_q, strict=True)])
+    return (
+        sampled(above(f"least (L - L_star) / q_max, {len(points)} points", ratios.min(), 0, strict=True)),
+        sampled(below("largest", ratios.max(), np.inf, strict=True)),
+    )
+
+
+def log_outside(problem: TokenProblem, points: Float[Array, "k D"], optimal: Bool[Array, "n T"]) -> Float[Array, " k"]:
+    """`log q_max`: the largest attention on tokens outside O_i, over the inputs."""
+    logits = problem.keys.logits(points)
+    others = logsumexp(np.where(problem.mask & ~optimal, logits, -np.inf), axis=-1)
+    return np.asarray((others - logsumexp(logits, axis=-1)).max(axis=-1))
+
+
+def general_position(problem: TokenProblem, alpha: Int[Array, " n"]) -> Slack:
+    """Theorem 7's general position of keys of dimension d: any d of the differences `k_it - k_{i alpha_i}` are
+    independent, and the vector of ones is not in the range of any d + 1.
+
+    Read with alpha one fixed choice of tokens, as everywhere in the paper; were alpha_i free, `k_t - k_a` and `k_a -
+    k_t` would both be rows, and no data would be in general position. All subsets are gone through, or the first 3000.
+    Independence is judged by singular values, so that rounding speaks against general position, never for it."""
+    others = problem.mask.copy()
+    others[np.arange(problem.n), alpha] = False
+    token = np.argwhere(others)
+    index = problem.keys.index
+    rows = problem.keys.differences(index[token[:, 0], token[:, 1]], index[token[:, 0], alpha[token[:, 0]]])
+    d = problem.keys.dimension if isinstance(problem.keys, Coordinates) else int(np.linalg.matrix_rank(rows))
+    least, tried = np.inf, 0
+    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d), MOST):
+        sizes = np.linalg.svd(rows[list(chosen)], compute_uv=False)
+        least, tried = min(least, float(sizes[-1] / max(sizes[0], 1e-300))), tried + 1
+    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d + 1), MOST):
+        system = rows[list(chosen)]
+        ones = np.ones(len(system))
+        least, tried = min(least, float(np.abs(system @ np.linalg.pinv(system) @ ones - ones).max())), tried + 1
+    slack = above("general position: least singular value or distance", least, 1e-9, strict=True)
+    return sampled(slack, "all subsets of keys") if tried >= MOST else slack

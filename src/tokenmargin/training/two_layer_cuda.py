@@ -1,0 +1,224 @@
+"""The two-layer model on a GPU: seven kernels a step over a ragged batch, replayed as one captured graph."""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmargin.training.batches import TokenData
+from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
+from tokenmargin.training.two_layer import EPSILON, TwoLayer
+
+__all__ = ["TwoLayerCuda", "two_layer_kernels_work"]
+
+SIDE = 64  # of the tiles of the u x u matrices
+STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
+
+
+@lru_cache(maxsize=1)
+def two_layer_kernels_work(dtype: torch.dtype) -> bool:
+    """Whether Triton can compile and run here; without it the model trains through torch's own kernels."""
+    if dtype != torch.float32:
+        return False
+    try:
+        data = TokenData.of(np.array([0, 1]), np.array([0, 2]), np.array([1]), m=2, device="cuda")
+        model = TwoLayerCuda(data, initial_state(2, 16, seed=0, device="cuda"), AdamW())
+        model.run(torch.zeros(1, dtype=torch.long, device="cuda"), 1, first=0, last=1, rate=0.1)
+        torch.cuda.synchronize()
+    except Exception as error:  # Triton fails in many ways: no compiler, no driver, an unknown chip
+        warnings.warn(f"training without Triton kernels, which is slower ({error})", RuntimeWarning, stacklevel=2)
+        return False
+    return True
+
+
+class TwoLayerCuda(TwoLayer):
+    """The two-layer model on an NVIDIA GPU, float32.
+
+    Sums over tokens use atomic additions, so two runs agree to rounding, not to the bit; with torch's deterministic
+    algorithms switched on the trainer uses `TwoLayer` instead.
+
+    **Arguments**
+    - `precision`: "tf32x3" keeps float32 accuracy on tensor cores, "tf32" is faster and has 11 bits.
+    """
+
+    def __init__(
+        self,
+        data: TokenData,
+        state: State,
+        optimizer: AdamW,
+        *,
+        conventions: Conventions | None = None,
+        precision: Literal["tf32x3", "tf32"] = "tf32x3",
+    ) -> None:
+        super().__init__(data, state, optimizer, conventions=conventions)
+        m, d = state.embeddings.shape
+        if d > 16384:
+            raise ValueError(f"the GPU kernels hold one embedding at a time: dimension at most 16384, got {d}")
+        self.precision = precision
+        self._width = -(-int(self._widths.max()) // SIDE) * SIDE
+        self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)
+        self._spans = self._offsets.diff()
+        device = state.heads.device
+        # C as a sum of three. Triton's interpreter has no bfloat16.
+        kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._parts = torch.empty(3, m, d, dtype=kind, device=device)
+        self._across = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
+        self._across_gradient = torch.zeros(3, m, device=device)
+        self._before, self._after = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
+        self._rates = torch.zeros(STEPS, 3, device=device)
+        self._counter = torch.zeros(2, dtype=torch.long, device=device)
+        self._batch = 0
+
+    def _allocate(self, batch: int) -> None:
+        """Buffers for batches of this size; the graph that was captured for another size is dropped."""
+        if batch == self._batch:
+            return
+        self._batch, U = batch, self._width
+        (m, d), device = self.state.embeddings.shape, self.state.heads.device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._gram, self._weights, self._product = (torch.empty(batch, U, U, device=device) for _ in range(3))
+        self._mixed, self._squares = (torch.empty(2, batch, U, device=device) for _ in range(2))
+        self._back = torch.empty(4, batch, U, device=device)
+        self._pulled = torch.empty(batch, U, d, device=device)
+        self._losses = torch.zeros(STEPS * batch, device=device)
+        self._order = torch.zeros(STEPS * batch, dtype=torch.long, device=device)
+        self._occurrences = torch.zeros(STEPS * batch * U, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(STEPS * m + 1, dtype=torch.int32, device=device)
+
+    @torch.no_grad()
+    def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
+        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        self._allocate(batch)
+        self._project()
+        self._across.copy_(self._params.columns.T)
+        rest = self._params.centred.clone()
+        for part in self._parts:
+            part.copy_(rest)
+            rest -= part
+        self._after.copy_(self._vectors())
+        total = torch.zeros((), dtype=torch.float64, device=order.device)
+        for begin in range(first, last, STEPS):
+            steps = min(STEPS, last - begin)
+            rows = order[begin * batch : (begin + steps) * batch]
+            self._plan(rows, batch, steps, rate)
+            for _ in range(steps):
+                self._replay()
+            self.state.step += steps
+            total += self._losses[: len(rows)].sum(dtype=torch.float64)
+        self._step.fill_(self.state.step)
+        return total
+
+    def _plan(self, rows: Tensor, batch: int, steps: int, rate: float) -> None:
+        """What the next steps need: their rows, their rates, and where each token stands in each batch."""
+        m, U = self.data.m, self._width
+        scalars = [self.optimizer.scalars(self.state.step + 1 + k, rate) for k in range(steps)]
+        self._rates[:steps] = torch.tensor(scalars, dtype=torch.float32).to(rows.device)
+        # The longest sequences of a batch go first, so that no program is left alone with one at the end.
+        batches = torch.arange(len(rows), device=rows.device) // batch
+        rows = rows[torch.argsort(batches * (self._width + 1) - self._spans[rows])]
+        self._order[: len(rows)] = rows
+        self._counter[0], self._counter[1] = 0, len(rows)
+        spans = self._spans[rows]
+        place = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), spans)
+        column = torch.arange(len(place), device=rows.device) - (spans.cumsum(0) - spans)[place]
+        token = self._ids[self._offsets[rows][place] + column]
+        key = (place // batch) * m + token  # the batch, then the token in it
+        sorted_key, by_token = torch.sort(key, stable=True)
+        self._occurrences[: len(key)] = ((place % batch) * U + column)[by_token].int()
+        edges = torch.arange(STEPS * m + 1, device=rows.device)
+        self._starts.copy_(torch.searchsorted(sorted_key, edges))
+
+    def _replay(self) -> None:
+        """One step: the captured graph, captured at its second use since the first compiles the kernels."""
+        if not self._order.is_cuda:
+            self._take_step()  # Triton's interpreter
+        elif self._graph is not None:
+            self._graph.replay()
+        else:
+            self._take_step()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):  # captures, and runs nothing
+                self._take_step()
+
+    def _take_step(self) -> None:
+        self._launch()
+        self._move_heads()
+        self._settle()
+        self._counter[0] += 1
+
+    def _launch(self) -> None:
+        """The gradient of a batch: six kernels."""
+        from tokenmargin.training import two_layer_kernels as kernels
+
+        data, batch, U = self.data, self._batch, self._width
+        m, d = self.state.embeddings.shape
+        tiles = U // SIDE
+        sharpness, precision = 1.0 / self.conventions.temperature, self.precision
+        where = (self._offsets, self._order, self._counter)
+        tokens = (self._tokens, *where)
+        self._across_gradient.zero_()
+        self._gradient.offset.zero_()
+        kernels.gram_kernel[(tiles * tiles, batch)](
+            self._params.centred, *tokens, self._gram, d,
+            BATCH=batch, U=U, SIDE=SIDE, DEPTH=64, PRECISION=precision, num_warps=4, num_stages=3,
+        )  # fmt: skip
+        kernels.soften_kernel[(U // 16, batch)](
+            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares,
+            m, d,
+            BATCH=batch, U=U, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
+        )  # fmt: skip
+        kernels.mix_kernel[(tiles * tiles, batch)](
+            self._weights, self._gram, *where, self._product, self._squares,
+            BATCH=batch, U=U, SIDE=SIDE, PRECISION=precision, num_warps=4,
+        )  # fmt: skip
+        kernels.attend_kernel[(batch,)](
+            self._mixed, self._squares, self._across, self._tokens, self._numbers, data.labels, *where,
+            self._params.offset, self._back, self._losses, self._gradient.offset, m, d,
+            BATCH=batch, U=U, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
+        )  # fmt: skip
+        # G has done its work: its place takes dG + dG'.
+        kernels.combine_kernel[(tiles * tiles, batch)](
+            self._weights, self._product, self._back, self._across, *tokens, self._gram, self._across_gradient, m, d,
+            BATCH=batch, U=U, SIDE=SIDE, SHARPNESS=sharpness, PRECISION=precision, num_warps=4,
+        )  # fmt: skip
+        columns = 256 if d % 256 == 0 else 64
+        kernels.pull_kernel[(-(-d // columns), tiles, batch)](
+            self._gram, self._parts, *tokens, self._pulled, m, d,
+            BATCH=batch, U=U, ROWS=SIDE, COLUMNS=columns, DEPTH=32, PARTS=3 if precision == "tf32x3" else 2,
+            num_warps=4, num_stages=3,
+        )  # fmt: skip
+
+    def _move_heads(self) -> None:
+        """AdamW on p, v and the layer norm's gain and bias."""
+        state, (b1, b2) = self.state, self.optimizer.betas
+        gradient = self._heads_gradient(self._across_gradient[:2] @ self._params.centred)
+        length, root, shrink = self._rates.index_select(0, self._counter[:1])[0]
+        self._before.copy_(self._after)
+        for rows in self.conventions.trained:
+            x, g, mean, square = (t[rows] for t in (state.heads, gradient, state.heads_m, state.heads_w))
+            mean.lerp_(g, 1.0 - b1)
+            square.mul_(b2).addcmul_(g, g, value=1.0 - b2)
+            x.mul_(shrink).sub_(length * mean / (square.sqrt() / root + self.optimizer.eps))
+        self._after.copy_(self._vectors())
+        if self.conventions.affine_norm:
+            torch.dot(state.heads[3], state.heads[1], out=self._params.offset)
+
+    def _settle(self) -> None:
+        """AdamW on the embeddings."""
+        import triton
+
+        from tokenmargin.training.two_layer_kernels import settle_kernel
+
+        state, (b1, b2) = self.state, self.optimizer.betas
+        m, d = state.embeddings.shape
+        settle_kernel[(m,)](
+            state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
+            self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before,
+            self._after, self._rates, self._counter, m, d,
+            B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
+        )  # fmt: skip

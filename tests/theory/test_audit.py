@@ -1,0 +1,20 @@
+"""A sample of the audit of claims on random instances: `python -m benchmarks.claims_audit` runs hundreds of each."""
+
+import pytest
+from benchmarks.claims_audit import audit, families
+
+from tokenmargin.theory import CLAIMS, claim
+
+QUICK = [known.name for known in CLAIMS if known.name.startswith("B.lemma")]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", QUICK)
+def test_no_claim_fails_that_is_not_listed_as_false(name):
+    tally = audit(claim(name), 3, seed=1)
+    assert tally.verdicts.total() == 3
+    assert not tally.lies, tally.fails
+
+
+def test_every_claim_of_paper_b_has_families():
+    assert all(families(known) for known in CLAIMS if known.name.startswith("B."))
