@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 
-from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import argmax_pairs, corpus_margin
-from tokenmargin.margin.covering import covering
+from tokenmargin.margin.corpus.transitive_reduction import covering
+from tokenmargin.problem.corpus import TokenCorpus
 
 LENGTH = 20
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
-    "tokenmargin.attention": (
+    "tokenmargin.objective.attention": (
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
@@ -18,9 +18,9 @@ _EXPORTS = {
         "LogisticLoss",
         "PromptObjective",
     ),
-    "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
-    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
-    "tokenmargin.corpus": ("TokenCorpus",),
+    "tokenmargin.limits.shares": ("basin_map", "basins", "random_starts"),
+    "tokenmargin.problem.corpus_generators": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.problem.corpus": ("TokenCorpus",),
     "tokenmargin.dynamics": (
         "FlowPath",
         "FlowSettings",
@@ -35,10 +35,15 @@ _EXPORTS = {
         "regularisation_path",
         "ridge_path",
     ),
-    "tokenmargin.heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
-    "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
-    "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
-    "tokenmargin.instances": (
+    "tokenmargin.objective.nonlinear_heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
+    "tokenmargin.objective.embedding": (
+        "EmbeddingObjective",
+        "Embeddings",
+        "gaussian_embeddings",
+        "wishart_embeddings",
+    ),
+    "tokenmargin.problem.geometry": ("Coordinates", "Gram", "bilinear"),
+    "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
         "figure1b",
@@ -51,7 +56,7 @@ _EXPORTS = {
         "shared_vocabulary_problem",
         "three_limits",
     ),
-    "tokenmargin.limits": ("Limit", "limit_of"),
+    "tokenmargin.limits.limit": ("Limit", "limit_of"),
     "tokenmargin.margin": (
         "Atlas",
         "MarginBatch",
@@ -65,7 +70,7 @@ _EXPORTS = {
         "max_margin_batch",
         "relaxed_max_margin",
     ),
-    "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
+    "tokenmargin.problem.token_problem": ("ProblemFileError", "TokenProblem", "load_problem"),
     "tokenmargin.data.pipeline": ("Pipeline", "prepare"),
     "tokenmargin.data.prepared": ("PreparedText", "load_prepared"),
     "tokenmargin.training.vision.sparsity": ("attention_entropy", "key_query_norms", "soft_sparsity", "top_mass"),

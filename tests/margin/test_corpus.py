@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import (
     TOLERANCE,
     MarginSolution,
@@ -19,13 +17,15 @@ from tokenmargin.margin import (
 )
 from tokenmargin.margin import corpus as entry
 from tokenmargin.margin import pairs as module
-from tokenmargin.margin.corpus import Route
-from tokenmargin.margin.covering import covering
-from tokenmargin.margin.cutting import cutting_planes
-from tokenmargin.margin.differences import Proposal
-from tokenmargin.margin.interior import interior_point
-from tokenmargin.margin.judge import Ties
-from tokenmargin.problem import TokenProblem
+from tokenmargin.margin.corpus.certify import Ties
+from tokenmargin.margin.corpus.cutting_planes import cutting_planes
+from tokenmargin.margin.corpus.difference_rows import Proposal
+from tokenmargin.margin.corpus.interior_point import interior_point
+from tokenmargin.margin.corpus.solve import Route
+from tokenmargin.margin.corpus.transitive_reduction import covering
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmargin.margin import RowPairs
-from tokenmargin.margin.covering import covering
+from tokenmargin.margin.corpus.transitive_reduction import covering
 
 ROWS = 9
 

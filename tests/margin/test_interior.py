@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tokenmargin.margin import purify
-from tokenmargin.margin.differences import Differences, Proposal
-from tokenmargin.margin.interior import interior_point
-from tokenmargin.margin.purify import balanced, purified
+from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
+from tokenmargin.margin.corpus.interior_point import interior_point
+from tokenmargin.margin.corpus.polish import balanced, purified
 
 
 def ordered_rows(rng: np.random.Generator, *, tokens: int = 40, d: int = 6, pairs: int = 300) -> Differences:

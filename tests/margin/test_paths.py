@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
-from tokenmargin.margin.master import propose_by_cuts
-from tokenmargin.margin.ordinary import solve_ordinary
-from tokenmargin.margin.system import propose, solve_systems
+from tokenmargin.margin.compiled.systems import propose, solve_systems
+from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
+from tokenmargin.margin.single.at_once import solve_ordinary
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics.batch_state import Lanes, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.dynamics.span import Span
-from tokenmargin.geometry import Coordinates
-from tokenmargin.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["BatchResult", "evolve_many"]
 
@@ -97,7 +97,7 @@ def evolve_many(
     Memory stays bounded: runs are taken in chunks. Ctrl-C ends early and returns what was reached.
 
     >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
-    >>> from tokenmargin.instances import random_problem
+    >>> from tokenmargin.problem.instances import random_problem
     >>> rng = np.random.default_rng(0)
     >>> runs = evolve_many(
     ...     [random_problem(4, 6, 100, rng=rng) for _ in range(3)], NormalizedGradientDescent(1.0), steps=200

@@ -19,13 +19,13 @@ from numpy import ndarray as Array
 from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
-from tokenmargin.attention import AbstractObjective
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
-from tokenmargin.dynamics.follow import Field, FlowSettings, Run, Stop
+from tokenmargin.dynamics.integrate import Field, FlowSettings, Run, Stop
 from tokenmargin.dynamics.quadrature import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, FinitePart
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import saturation, select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow"]
@@ -207,8 +207,8 @@ def flow(
     Ctrl-C ends the run early and returns what was reached; `resume` goes on from there. Within `whole_runs` it is
     raised instead.
 
-    >>> from tokenmargin.attention import PromptObjective
-    >>> from tokenmargin.instances import figure1a
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1a
     >>> path = flow(PromptObjective(figure1a()), until_norm=1e8)
     >>> path.stop, path.selected, (path.prompt / path.norm).round(6)
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))

@@ -22,7 +22,7 @@ from scipy.integrate import DenseOutput
 from scipy.linalg import expm
 
 if TYPE_CHECKING:
-    from tokenmargin.dynamics.follow import Field
+    from tokenmargin.dynamics.integrate import Field
 
 __all__ = ["Rounding", "rounding_along"]
 

@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.answers import OUT_OF_RANGE, RAY, UNDECIDED, Answers
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
+from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, Answers
+from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import MANY, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
@@ -175,7 +175,7 @@ def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
 
 def _answer(keys: Array, selected: Array, where: slice, answers: Answers) -> None:
     """Answer a block of problems: in compiled code, and the rest as a stack."""
-    from tokenmargin.margin.stack import solve_keys  # compiled code, loaded where it is used
+    from tokenmargin.margin.compiled.stack import solve_keys  # compiled code, loaded where it is used
 
     if answers.multipliers.shape[1] <= MANY:
         solve_keys(keys, selected, where.start, where.stop, answers)

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 
 from tokenmargin.theory import paper_a, paper_b
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
-from tokenmargin.theory.instances import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.probability import binomial_interval
+from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.statements import STATEMENTS, Statement
 
 __all__ = [
