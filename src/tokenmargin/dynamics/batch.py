@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.batch_state import Lanes, Tokens
+from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.dynamics.span import Span
@@ -172,7 +172,7 @@ def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Ch
 class _Group:
     """The runs of one chunk: lanes in progress, and what is known of those that have left."""
 
-    lanes: Lanes
+    lanes: BatchState
     methods: tuple[AbstractMethod, ...]
     logits: Float[Array, "n T runs"]
     weights: Float[Array, "n T runs"]
@@ -201,7 +201,7 @@ class _Group:
         if len(here) > 1 and count > 1:
             tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
         weights = np.zeros_like(logits)
-        return cls(Lanes(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
+        return cls(BatchState(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
 
     def run(self, budget: Int[Array, " runs"], until: float | None, tell: Callable[[int], None] | None) -> bool:
         """Advance until every run is finished; True when interrupted."""
@@ -236,7 +236,7 @@ class _Group:
     def store(self, result: BatchResult, chunk: Chunk) -> None:
         """Write the ends of the runs into the result."""
         shape = result.saturation[chunk].shape
-        ends = Lanes(self.lanes.tokens, result.loss, self.logits, self.weights)
+        ends = BatchState(self.lanes.tokens, result.loss, self.logits, self.weights)
         result.selected[chunk] = ends.selected.reshape(*shape, -1)
         result.saturation[chunk] = ends.saturation.reshape(shape)
         result.steps[chunk] = self.steps.reshape(shape)

@@ -17,7 +17,7 @@ from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.objective.attention import Descent, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss
 
-__all__ = ["Lanes", "Tokens"]
+__all__ = ["BatchState", "Tokens"]
 
 _FEW = 0.5  # two products with r columns against one with n T columns: they cost the same near r = n T / 2
 
@@ -87,7 +87,7 @@ class _Pivots:
 
 
 @dataclass(eq=False)
-class Lanes:
+class BatchState:
     """Runs in progress: what they are at, changed in place by `advance`.
 
     - `logits`: shape (n, T, lanes).
@@ -157,9 +157,9 @@ class Lanes:
         weights, log_scale = descent_weights(state, self.loss.log_slope(state.output))
         return _lanes_last(weights), log_scale - np.log(logits.shape[1])
 
-    def kept(self, lanes: Bool[Array, " lanes"]) -> Lanes:
+    def kept(self, lanes: Bool[Array, " lanes"]) -> BatchState:
         """Some of the runs."""
-        return Lanes(self.tokens.kept(lanes), self.loss, self.logits[..., lanes], self.weights[..., lanes])
+        return BatchState(self.tokens.kept(lanes), self.loss, self.logits[..., lanes], self.weights[..., lanes])
 
     @property
     def selected(self) -> Int[Array, "lanes n"]:

@@ -20,7 +20,7 @@ from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
-from tokenmargin.dynamics.integrate import Field, FlowSettings, Run, Stop
+from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField
 from tokenmargin.dynamics.quadrature import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, FinitePart
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
@@ -53,7 +53,7 @@ class FlowPath:
     final: Float[Array, " D"]
     stop: Stop
     crossings: tuple[Crossing, ...]
-    _field: Field = field(repr=False)
+    _field: UnitField = field(repr=False)
     _pieces: tuple[DenseOutput, ...] = field(repr=False)
     finite_part: FinitePart | None = None
 
@@ -172,7 +172,7 @@ class FlowPath:
         """Go on from the end; the path returned is the whole one."""
         if self.stop == "stationary":
             return self
-        run = Run(self._field, self.settings, until_norm, tuple(events), progress)
+        run = Integration(self._field, self.settings, until_norm, tuple(events), progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
         return replace(
             self,
@@ -222,8 +222,8 @@ def flow(
         )
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    along = Field(Reduced.of(objective), theta, settings.coupling)
-    run = Run(along, settings, until_norm, tuple(events), progress)
+    along = UnitField(Reduced.of(objective), theta, settings.coupling)
+    run = Integration(along, settings, until_norm, tuple(events), progress)
     run.follow(along.reduce(theta), 0.0)
     return FlowPath(
         objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite

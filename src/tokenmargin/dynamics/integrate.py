@@ -19,7 +19,7 @@ from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
 
-__all__ = ["Field", "FlowSettings", "Run", "Stop"]
+__all__ = ["FlowSettings", "Integration", "Stop", "UnitField"]
 
 Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "stalled", "interrupted"]
 
@@ -81,7 +81,7 @@ def _across(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array,
     return np.where(known, left, 0.0)
 
 
-class Field:
+class UnitField:
     """The unit field and its Jacobian in the coordinates of the span, and the way back."""
 
     def __init__(self, reduced: Reduced, theta: Float[Array, " D"], coupling: str) -> None:
@@ -136,12 +136,12 @@ def _resolvable(tolerance: float, y: Float[Array, " r"]) -> float:
     return tolerance * (1.0 + float(np.linalg.norm(y)))
 
 
-class Run:
+class Integration:
     """One call of the solver: it fills in arcs, pieces, crossings, the final point and the reason to stop."""
 
     def __init__(
         self,
-        along: Field,
+        along: UnitField,
         settings: FlowSettings,
         until_norm: float,
         events: tuple[AbstractEvent, ...],

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
-from tokenmargin.margin.compiled.systems import Verdicts, solve_systems
+from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.limit_directions import (
     Atlas,
@@ -271,7 +271,7 @@ class _Walk:
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
+    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
         """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
         systems = concatenated([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
         if isinstance(self.problem.keys, Coordinates):
@@ -282,7 +282,7 @@ class _Walk:
                         verdicts.farkas.residual[b] = np.inf
             scale = systems.scale[:, None]
             return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
-        verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        verdicts = StackResult.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
         multipliers = np.zeros_like(verdicts.multipliers)
         for b, prefix in enumerate(prefixes):
             own = self._constraints(prefix).systems()

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.paths.newton import Landscape, Minimum, Sphere, minimise
+from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
@@ -81,7 +81,7 @@ class RegularisationPath:
         return select(self.objective.problem.keys, self.objective.prompt(self.points[-1]))
 
 
-def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | None = None) -> Landscape:
+def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | None = None) -> SecondOrderFunction:
     """Logarithm of the excess risk over that of a selection, with gradient and Hessian, in coordinates.
 
     Over the best tokens it tells all points apart but is flat around a local minimum of large norm, where the risk is

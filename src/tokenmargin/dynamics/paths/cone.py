@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from scipy.linalg import null_space
 
 from tokenmargin.dynamics.paths.ball import checked_radii
-from tokenmargin.dynamics.paths.newton import Landscape, Sphere, minimise
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
@@ -165,7 +165,7 @@ class _Cap:
         size, sign = self.objective.excess(y, self.selected)
         return float(sign), float(sign * size) if sign else 0.0
 
-    def landscape(self, start: Float[Array, " r"]) -> Landscape:
+    def landscape(self, start: Float[Array, " r"]) -> SecondOrderFunction:
         """The logarithm of the excess on the start's side of zero, so that lower is better; NaN on the other side."""
         side = float(self.objective.excess(start, self.selected)[1])
 

@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from scipy.special import logsumexp
 
 from tokenmargin.dynamics.paths.ball import prompt_landscape
-from tokenmargin.dynamics.paths.newton import Landscape, Sphere, minimise
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
@@ -134,7 +134,7 @@ def _alternate(
     return v, p, risk, residual
 
 
-def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> Landscape:
+def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> SecondOrderFunction:
     """Logarithm of the risk as a function of the head, at the features that `p` attends to."""
     weights = attention_weights(problem.keys, p)
     values = problem.values.laid_out  # type: ignore[attr-defined]  # reduced problems have coordinates

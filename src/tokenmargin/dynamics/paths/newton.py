@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-__all__ = ["Landscape", "Minimum", "Sphere", "minimise"]
+__all__ = ["Minimum", "SecondOrderFunction", "Sphere", "minimise"]
 
-Landscape = Callable[[Array], tuple[float, Array, Array]]
+SecondOrderFunction = Callable[[Array], tuple[float, Array, Array]]
 """Value, gradient and Hessian at a point."""
 
 TOLERANCE = 1e-9
@@ -69,7 +69,7 @@ class Minimum:
 
 
 def minimise(
-    landscape: Landscape,
+    landscape: SecondOrderFunction,
     start: Float[Array, " r"],
     *,
     sphere: Sphere | None = None,
@@ -105,7 +105,9 @@ def minimise(
             w, (value, gradient, hessian) = candidate, trial
 
 
-def _evaluate(landscape: Landscape, w: Float[Array, " k"], sphere: Sphere | None) -> tuple[float, Array, Array]:
+def _evaluate(
+    landscape: SecondOrderFunction, w: Float[Array, " k"], sphere: Sphere | None
+) -> tuple[float, Array, Array]:
     if sphere is None or sphere.basis is None:
         return landscape(w)
     value, gradient, hessian = landscape(sphere.embed(w))

@@ -1,4 +1,4 @@
-"""Answers: the arrays into which many systems are answered at once."""
+"""StackBuffers: the arrays into which many systems are answered at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["INFEASIBLE", "OUT_OF_RANGE", "RAY", "SOLVED", "UNDECIDED", "Answers"]
+__all__ = ["INFEASIBLE", "OUT_OF_RANGE", "RAY", "SOLVED", "UNDECIDED", "StackBuffers"]
 
 UNDECIDED, SOLVED, INFEASIBLE, OUT_OF_RANGE, RAY = 0, 1, 2, 3, 4
 """What is known of a system; out of range are rows whose squared length is no ordinary number.
@@ -17,7 +17,7 @@ A ray is a Farkas vector that only exact arithmetic can judge: its rows span les
 """
 
 
-class Answers(NamedTuple):
+class StackBuffers(NamedTuple):
     """What is written for each problem: multipliers and vector, or a Farkas vector of sum 1, with the residuals.
 
     The first four columns of `residuals` are those of `ResidualTable`, the last is of the Farkas vector: 0 if proven.
@@ -31,7 +31,7 @@ class Answers(NamedTuple):
     residuals: Float[Array, "B 5"]
 
     @classmethod
-    def empty(cls, B: int, k: int, r: int) -> Answers:
+    def empty(cls, B: int, k: int, r: int) -> StackBuffers:
         """Nothing decided yet: zeros, and infinite residuals."""
         return cls(
             codes=np.full(B, UNDECIDED, dtype=np.intp),

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE
 from tokenmargin.margin.compiled.active_set import Workspace, compiled, correct, inner_products, search, summing
-from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, Answers
+from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackBuffers
 
 __all__ = ["solve_keys", "solve_stack"]
 
@@ -311,9 +311,9 @@ def solve_keys(keys, selected, start, stop, answers):
 
 def solve_stack(
     rows: Float[Array, "B k r"], bound: Float[Array, "B k"], size: Float[Array, "B k"], *, exact: bool = True
-) -> Answers:
+) -> StackBuffers:
     """The answers to a stack of systems (see `certificate.Systems`); `exact` says that their rows are not rounded."""
-    answers = Answers.empty(*rows.shape)
+    answers = StackBuffers.empty(*rows.shape)
     _solve_rows(_plain(rows), _plain(bound), _plain(size), 0, len(rows), answers, exact)
     return answers
 

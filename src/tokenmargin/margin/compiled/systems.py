@@ -17,7 +17,7 @@ from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
 from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
 from tokenmargin.margin.single.refine import judged, proof, rescue
 
-__all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "Verdicts", "solve_systems"]
+__all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "StackResult", "solve_systems"]
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -50,7 +50,7 @@ class Farkas(NamedTuple):
     residual: Float[Array, " B"]
 
 
-class Verdicts(NamedTuple):
+class StackResult(NamedTuple):
     """What is proven of each system: multipliers where `optimal`, or a Farkas vector where `infeasible`."""
 
     multipliers: Float[Array, "B k"]
@@ -59,7 +59,7 @@ class Verdicts(NamedTuple):
     tolerance: float = TOLERANCE
 
     @classmethod
-    def nothing(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> Verdicts:
+    def nothing(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> StackResult:
         """Nothing is known."""
         table = ResidualTable(np.full((B, 4), np.inf), np.zeros(B), np.zeros((B, r)))
         return cls(np.zeros((B, k)), table, Farkas(np.zeros((B, k)), np.full(B, np.inf)), tolerance)
@@ -75,7 +75,7 @@ class Verdicts(NamedTuple):
         return self.farkas.residual == 0
 
 
-def solve_systems(systems: Systems, *, few: int = FEW) -> Verdicts:
+def solve_systems(systems: Systems, *, few: int = FEW) -> StackResult:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
 
     **Arguments**
@@ -89,7 +89,7 @@ def solve_systems(systems: Systems, *, few: int = FEW) -> Verdicts:
 
     answers = solve_stack(systems.rows, systems.bound, systems.size, exact=systems.lost is None)
     residuals = ResidualTable(answers.residuals[:, :4], answers.norms, answers.vectors)
-    verdicts = Verdicts(answers.multipliers, residuals, Farkas(answers.farkas, answers.residuals[:, 4]))
+    verdicts = StackResult(answers.multipliers, residuals, Farkas(answers.farkas, answers.residuals[:, 4]))
     for b in np.flatnonzero(answers.codes == RAY).tolist():
         proven = proof(systems.one(b), verdicts.farkas.weights[b])
         if proven is None:
@@ -104,7 +104,7 @@ def solve_systems(systems: Systems, *, few: int = FEW) -> Verdicts:
     return verdicts
 
 
-def _replace(verdicts: Verdicts, which: Int[Array, " c"], others: Verdicts) -> None:
+def _replace(verdicts: StackResult, which: Int[Array, " c"], others: StackResult) -> None:
     """Write the verdicts of the given systems over those that are there."""
     verdicts.multipliers[which] = others.multipliers
     for mine, theirs in ((verdicts.residuals, others.residuals), (verdicts.farkas, others.farkas)):
@@ -112,9 +112,9 @@ def _replace(verdicts: Verdicts, which: Int[Array, " c"], others: Verdicts) -> N
             array[which] = values
 
 
-def _one_by_one(systems: Systems) -> Verdicts:
+def _one_by_one(systems: Systems) -> StackResult:
     """As `solve_systems`: daqp proposes, one system after the other, and what fails is refuted or rescued."""
-    verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=systems.tolerance)
+    verdicts = StackResult.nothing(*systems.rows.shape, tolerance=systems.tolerance)
     if not systems.rows.shape[1]:  # nothing to separate
         verdicts.residuals.table[:] = 0.0
         return verdicts

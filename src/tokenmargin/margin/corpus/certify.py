@@ -1,4 +1,4 @@
-"""The judge of a corpus problem: turns what a route proposes into an answer, by all the constraints themselves."""
+"""The certificate of a corpus problem: a proposal becomes an answer only when all the constraints themselves agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenmargin.margin.corpus.pairs import RowPairs
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
-__all__ = ["Judge", "Ties"]
+__all__ = ["PairCertifier", "Ties"]
 
 
 class Ties:
@@ -33,8 +33,8 @@ class Ties:
         return np.asarray(self._inverse @ (self.axes @ remainder))
 
 
-class Judge:
-    """The constraints of a corpus, and the time since they were posed."""
+class PairCertifier:
+    """Checks proposals against all the pairs of a corpus, and turns them into solutions that carry a certificate."""
 
     def __init__(self, vectors: Float[Array, "m d"], pairs: RowPairs) -> None:
         self.pairs, self.began = pairs, time.perf_counter()

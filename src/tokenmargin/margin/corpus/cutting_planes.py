@@ -11,8 +11,8 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
-from tokenmargin.margin.corpus.polish import purified
-from tokenmargin.margin.corpus.restricted_problem import Master
+from tokenmargin.margin.corpus.polish import polish_solution
+from tokenmargin.margin.corpus.restricted_problem import RestrictedProblem
 
 __all__ = ["cutting_planes"]
 
@@ -38,7 +38,7 @@ def cutting_planes(
     - `gap`: relative gap in the norm at which to stop.
     - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
     """
-    master = Master(rows.vectors.shape[1])
+    master = RestrictedProblem(rows.vectors.shape[1])
     p = rows.vectors[np.unique(rows.plus)].mean(axis=0) if start is None else start
     best, least = Proposal(np.zeros(len(rows)), p), np.inf
     while True:
@@ -52,14 +52,14 @@ def cutting_planes(
             progress(least)
         cuts = _worst(margins, rows, master)
         if least <= gap or not len(cuts):
-            return purified(rows, best, best.multipliers > 0)
+            return polish_solution(rows, best, best.multipliers > 0)
         _take(master, rows, cuts)
         if not master.solve():
             return _refutation(master, rows)
         p = master.vector
 
 
-def _take(master: Master, rows: Differences, cuts: Int[Array, " c"]) -> None:
+def _take(master: RestrictedProblem, rows: Differences, cuts: Int[Array, " c"]) -> None:
     """Take constraints into play, and let idle ones go when there are many."""
     raw = rows.dense(cuts)
     if len(master) + len(cuts) > MASTER * raw.shape[1]:
@@ -69,14 +69,14 @@ def _take(master: Master, rows: Differences, cuts: Int[Array, " c"]) -> None:
     master.add(cuts, raw / lengths[:, None], 1 / lengths)
 
 
-def _spread(master: Master, rows: Differences) -> Float[Array, " k"]:
+def _spread(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
     """The multipliers of the master, of the rows themselves and at their places."""
     multipliers = np.zeros(len(rows))
     multipliers[master.numbers] = master.multipliers * master.bound
     return multipliers
 
 
-def _refutation(master: Master, rows: Differences) -> Proposal:
+def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
     """Why the master has no solution: a Farkas vector, where there is one."""
     systems = normalised(master.rows[None], master.bound[None])
     verdict = solve_systems(systems)
@@ -85,7 +85,7 @@ def _refutation(master: Master, rows: Differences) -> Proposal:
     return Proposal(_spread(master, rows), None)
 
 
-def _worst(margins: Float[Array, " k"], rows: Differences, master: Master) -> Int[Array, " c"]:
+def _worst(margins: Float[Array, " k"], rows: Differences, master: RestrictedProblem) -> Int[Array, " c"]:
     """The most violated constraints not in play yet, at most a few of one head; in the first round the tightest."""
     number = CUTS * rows.vectors.shape[1]
     candidates = np.flatnonzero(margins < 1 - TOLERANCE) if len(master) else np.arange(len(margins))

@@ -23,7 +23,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
-from tokenmargin.margin.corpus.polish import balanced, purified
+from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
 
 __all__ = ["interior_point"]
 
@@ -82,14 +82,14 @@ def interior_point(
             break
         combined = rows.adjoint(state.multipliers)
         if np.linalg.norm(combined) <= TOLERANCE * (state.multipliers @ lengths):
-            return balanced(rows, state.multipliers)
+            return polish_farkas(rows, state.multipliers)
         following = _iterate(rows, state, combined)
         if following is None:
             break
         state = following
     if not state.t > 0:
-        return balanced(rows, state.multipliers)
-    return purified(rows, Proposal(state.multipliers / state.t, state.q / state.t), _active(rows, state))
+        return polish_farkas(rows, state.multipliers)
+    return polish_solution(rows, Proposal(state.multipliers / state.t, state.q / state.t), _active(rows, state))
 
 
 def _start(rows: Differences) -> State:

@@ -17,7 +17,7 @@ from scipy.linalg import cho_factor, cho_solve
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 
-__all__ = ["balanced", "purified"]
+__all__ = ["polish_farkas", "polish_solution"]
 
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""
@@ -29,7 +29,7 @@ _RIDGES = (1e-14, 1e-12, 1e-10)  # where rows depend on one another; the smalles
 _Solve = Callable[[Array], Array]
 
 
-def purified(rows: Differences, guess: Proposal, active: Bool[Array, " k"]) -> Proposal:
+def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"]) -> Proposal:
     """The solution whose active set this is: constraints it violates join the set, negative multipliers leave it.
 
     The guess itself comes back where that does not bring the gap down.
@@ -104,7 +104,7 @@ def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Sol
         yield partial(step, _factored(matrix, ridge))
 
 
-def balanced(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
+def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
     """A refutation: multipliers near these, in relative terms, with `A' multipliers = 0`.
 
     Rows that take no part in the contradiction keep small multipliers that nothing balances, so they are dropped at

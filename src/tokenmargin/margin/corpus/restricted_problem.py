@@ -7,14 +7,14 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["Master", "propose_by_cuts"]
+__all__ = ["RestrictedProblem", "propose_by_cuts"]
 
 _INFINITE = 1e30
 _ENOUGH = 1e-12  # violations below this are left to the certificate
 _FIRST, _MORE = 3, 1  # constraints taken into play at first and in later rounds, as multiples of the dimension
 
 
-class Master:
+class RestrictedProblem:
     """Unit rows and bounds in play, the number of each in the whole problem, and the multipliers of the last solve."""
 
     def __init__(self, dimension: int) -> None:
@@ -60,7 +60,7 @@ def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Flo
     Only a fraction of the constraints ever come into play, so the solver's steps cost a fraction too.
     """
     k, r = rows.shape
-    master = Master(r)
+    master = RestrictedProblem(r)
     waiting = np.ones(k, dtype=bool)
     slack = rows @ (bound @ rows)  # along the mean constraint, the least satisfied are the likeliest to be active
     slack -= slack.max()

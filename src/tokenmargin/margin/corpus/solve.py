@@ -17,12 +17,12 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import normalised
 from tokenmargin.margin.compiled.systems import solve_systems
-from tokenmargin.margin.corpus.certify import Judge
+from tokenmargin.margin.corpus.certify import PairCertifier
 from tokenmargin.margin.corpus.cutting_planes import cutting_planes
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import RowPairs
-from tokenmargin.margin.corpus.transitive_reduction import covering
+from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
 from tokenmargin.margin.solution import MarginSolution
 
 __all__ = ["Route", "corpus_margin"]
@@ -63,10 +63,10 @@ def corpus_margin(
     >>> solution.status, solution.vector.round(6), solution.tokens.tolist()
     ('optimal', array([1.333333, 0.333333]), [[2, 0], [3, 0]])
     """
-    judge = Judge(np.asarray(vectors, dtype=np.float64), pairs)
+    judge = PairCertifier(np.asarray(vectors, dtype=np.float64), pairs)
     if not len(pairs):
         return judge.unmoved()
-    cover = covering(pairs, len(vectors))
+    cover = transitive_reduction(pairs, len(vectors))
     if cover.cyclic:
         return judge.answer(Proposal(np.ones(len(cover.numbers)), None), cover.numbers, gap=gap)
     rows = Differences(judge.ties.projected, plus=pairs.plus(cover.numbers), minus=pairs.rivals[cover.numbers])

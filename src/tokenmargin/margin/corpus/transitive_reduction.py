@@ -1,8 +1,8 @@
 """The constraints of a corpus that do not follow from others, by order alone.
 
 `s` before `r` and `r` before `u`, each by 1, put `s` before `u` by 2: the constraint of (s, u) is slack whatever the
-vectors are. What is left is the covering relation of the order, the edges of its Hasse diagram. A corpus selected by
-an argmax is ordered by the logits, and millions of pairs shrink to some tens of thousands.
+vectors are. What is left is the transitive reduction of the order, the edges of its Hasse diagram. A corpus selected
+by an argmax is ordered by the logits, and millions of pairs shrink to some tens of thousands.
 
 A selection that is no order holds a cycle, and a cycle is a proof: its rows add up to exactly zero.
 """
@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.corpus.pairs import RowPairs
 
-__all__ = ["Covering", "covering"]
+__all__ = ["Covering", "transitive_reduction"]
 
 
 class Covering(NamedTuple):
@@ -41,11 +41,11 @@ class _Order(NamedTuple):
         return slice(int(self.starts[j]), int(self.starts[j + 1]))
 
 
-def covering(pairs: RowPairs, rows: int) -> Covering:
+def transitive_reduction(pairs: RowPairs, rows: int) -> Covering:
     """The pairs from which all others follow, of a dictionary with so many `rows`.
 
     >>> every = RowPairs(np.array([0, 1]), np.array([0, 2, 3]), np.array([1, 2, 2]), np.zeros((0, 2), int), 3)
-    >>> covering(every, 3).numbers  # 0 before 1 and 1 before 2 imply 0 before 2
+    >>> transitive_reduction(every, 3).numbers  # 0 before 1 and 1 before 2 imply 0 before 2
     array([0, 2])
     """
     order = _order(pairs, rows)

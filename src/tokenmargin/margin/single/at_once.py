@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import TOLERANCE, kkt_residuals
 from tokenmargin.margin.solution import Certificate
 
-__all__ = ["solve_ordinary"]
+__all__ = ["solve_at_once"]
 
 _INFINITE = 1e30  # what daqp takes for no bound
 _LARGEST = 10_000  # numbers in the rows: beyond, the general path's ways with large systems win
@@ -30,7 +30,7 @@ def _unbounded(k: int) -> Float[Array, " k"]:
     return np.full(k, _INFINITE)
 
 
-def solve_ordinary(
+def solve_at_once(
     rows: Float[Array, "k r"], bound: Float[Array, " k"]
 ) -> tuple[Float[Array, " k"], Float[Array, " r"], Certificate] | None:
     """Multipliers, vector and certificate of `min |y|, rows y >= bound`; None unless proven optimal at once.

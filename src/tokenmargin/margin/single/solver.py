@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, in_doubles
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.single.at_once import solve_ordinary
+from tokenmargin.margin.single.at_once import solve_at_once
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.problem.geometry import Coordinates
 
@@ -34,9 +34,9 @@ def solve(constraints: Constraints) -> MarginSolution:
     """
     began = time.perf_counter()
     if not constraints.bound.any():  # nothing asks for a margin: p = 0
-        return _unmoved(constraints)
+        return _zero_solution(constraints)
     if constraints.equality is None and isinstance(constraints.geometry, Coordinates):
-        quick = solve_ordinary(constraints.rows(), constraints.bound)
+        quick = solve_at_once(constraints.rows(), constraints.bound)
         if quick is not None:
             multipliers, y, certificate = quick
             return _solved(constraints, multipliers, y, 1 / _norm(y), certificate, time.perf_counter() - began)
@@ -80,7 +80,7 @@ def _solved(
     return MarginSolution(status, vector, margin, multipliers, constraints.token, certificate, None, seconds)
 
 
-def _unmoved(constraints: Constraints) -> MarginSolution:
+def _zero_solution(constraints: Constraints) -> MarginSolution:
     """Nothing to separate: p = 0."""
     multipliers, certificate = np.zeros(len(constraints)), Certificate(0.0, 0.0, 0.0, 0.0)
     return MarginSolution("optimal", constraints.geometry.zero(), np.inf, multipliers, constraints.token, certificate)

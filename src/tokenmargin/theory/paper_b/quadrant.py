@@ -10,7 +10,7 @@ from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
 
 from tokenmargin.dynamics.paths.ball import prompt_landscape
 from tokenmargin.dynamics.paths.joint import RidgePath, head_landscape
-from tokenmargin.dynamics.paths.newton import Landscape, Sphere, minimise
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.problem.geometry import Coordinates
@@ -106,7 +106,7 @@ def quadrant_point(
 
 
 def _within(
-    landscape: Landscape, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
+    landscape: SecondOrderFunction, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
 ) -> Float[Array, " P"]:
     """The lowest point of the quadrant at |p| = radius: which walls hold it, roughly, then along them, exactly."""
 
