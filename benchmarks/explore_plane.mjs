@@ -19,7 +19,7 @@ function answer({ inputs, loss, start, steps, step, descent_step, norms, probes,
     descent: descend(plane, start, { method: "descent", step: descent_step, steps }).at(-1),
     flow: along && { stop: along.stop, steps: along.points.length, points: norms.map((norm) => atNorm(plane, start, along, norm)) },
     verdicts: selections.map((selected) => verdictOn(inputs, selected)),
-    ends: starts.map((one) => settle(plane, limits, one)),
+    ends: starts.map((one) => settle(plane, limits, one, { step })),
   };
 }
 

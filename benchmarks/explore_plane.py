@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
+from tokenmargin.limits import limit_of
 from tokenmargin.margin import max_margin, plane_atlas
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import LOSSES
@@ -67,8 +68,15 @@ def problem_of(inputs: Inputs) -> TokenProblem:
     return TokenProblem.of(keys, [float(row["label"]) for row in inputs], scores=scores, mask=mask)
 
 
-def asked_of(inputs: Inputs, rng: np.random.Generator, *, flows: bool = True) -> dict[str, Any]:
-    """Questions about one problem: starts, probes and selections drawn at random; `flows` are what takes long."""
+def asked_of(
+    inputs: Inputs,
+    rng: np.random.Generator,
+    *,
+    norms: tuple[float, ...] = NORMS,
+    starts: int = 1,
+    steps: int = 200,
+) -> dict[str, Any]:
+    """Questions about one problem, drawn at random; flows to `norms` and the ends of `starts` are what takes long."""
     sizes = [len(row["tokens"]) for row in inputs]
     scale = max(np.hypot(token["x"], token["y"]) for row in inputs for token in row["tokens"]) or 1.0
     directions = rng.standard_normal((8, 2))
@@ -77,13 +85,13 @@ def asked_of(inputs: Inputs, rng: np.random.Generator, *, flows: bool = True) ->
         "inputs": inputs,
         "loss": str(rng.choice([name for name, _ in LOSSES])),
         "start": (rng.standard_normal(2) / scale).tolist(),
-        "steps": 200,
+        "steps": steps,
         "step": 0.1 / scale,
         "descent_step": 1.0 / scale**2,
-        "norms": [norm / scale for norm in NORMS] if flows else [],
+        "norms": [norm / scale for norm in norms],
         "probes": probes.tolist(),
         "selections": [[int(rng.integers(T)) for T in sizes] for _ in range(4)],
-        "starts": (rng.standard_normal((4, 2)) * 2 / scale).tolist(),
+        "starts": (rng.standard_normal((starts, 2)) * 2 / scale).tolist(),
     }
 
 
@@ -108,6 +116,8 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
     _compare_paths(objective, asked, answer, tally)
     if asked["norms"]:
         _compare_flow(objective, asked, answer["flow"], tally)
+    if asked["starts"]:
+        _compare_end(problem, objective, asked, answer, tally)
 
 
 def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
@@ -188,6 +198,25 @@ def _compare_flow(objective: PromptObjective, asked: dict[str, Any], answer: dic
             tally.sensitive += 1
             return
         tally.check("flow", float(np.linalg.norm(ours - theirs)) / norm, PATH_ERROR, asked)
+
+
+def _compare_end(
+    problem: TokenProblem, objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally
+) -> None:
+    """Where the first of the starts ends, unless starts a hundredth away end elsewhere: it is by a border then."""
+    start = np.array(asked["starts"][0])
+    around = [limit_of(problem, start * share, loss=objective.loss, until_norm=1e6) for share in (1.0, 0.99, 1.01)]
+    if not all(limit.outcome == "direction" and limit.named.is_limit for limit in around):
+        return
+    names = [_sets(np.flatnonzero(row).tolist() for row in limit.chosen) for limit in around]
+    if len(set(names)) > 1:
+        tally.sensitive += 1
+        return
+    tally.compared["end of a start"] += 1
+    end = answer["ends"][0]
+    theirs = None if end < 0 else _sets(answer["limits"][end]["sets"])
+    if theirs != names[0]:
+        tally.wrong.append((f"start {start.tolist()} ends at {names[0]} in the library, {theirs} in the page", asked))
 
 
 def main() -> None:

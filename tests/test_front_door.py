@@ -1,4 +1,4 @@
-"""What `import tokenmargin as tm` gives: every name twice, the stub that type checkers read, and the printed programs."""
+"""What `import tokenmargin as tm` gives: every name twice, the stub for type checkers, and the printed programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tokens softmax attention selects, and with what margin.
 
-Names are loaded on first use, so that importing the package costs nothing. `__init__.pyi` beside this file says the same
-to type checkers and editors; a test holds the two together.
+Names are loaded on first use, so that importing the package costs nothing. `__init__.pyi` beside this file says the
+same to type checkers and editors; a test holds the two together.
 """
 
 from __future__ import annotations

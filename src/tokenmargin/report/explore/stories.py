@@ -31,11 +31,12 @@ class Story:
         assert isinstance(keys, Coordinates), "stories have keys in the plane"
         inputs = [
             {
+                "label": 1,
                 "tokens": [
                     {"x": float(key[0]), "y": float(key[1]), "score": float(score)}
                     for key, score, seen in zip(row, scores, mask, strict=True)
                     if seen
-                ]
+                ],
             }
             for row, scores, mask in zip(keys.laid_out, problem.scores, problem.mask, strict=True)
         ]

@@ -226,7 +226,7 @@ function hover(event) {
   if (event.target.closest?.("#prompt")) return card(event, [view.section === "tokens" ? "The prompt p" : "The start of training", `(${view.state.start.map((z) => z.toFixed(2)).join(", ")}), |p| = ${Math.hypot(...view.state.start).toFixed(2)}`]);
   if (view.section === "settle" && Math.hypot(...at(event)) < RIM) {
     const p = promptAtPlace(at(event), view.scales), limit = view.picture.limits[groundAt(p)];
-    return card(event, [limit ? `From here training ends on ${tokensOf(limit.sets)}` : "From here training does not settle", `p = (${p.map((z) => z.toFixed(2)).join(", ")})`]);
+    return card(event, [limit ? `From here training ends on ${tokensOf(limit.sets)}` : "From here training comes to rest, or settles on no limit", `p = (${p.map((z) => z.toFixed(2)).join(", ")})`]);
   }
   return hideCard();
 }
@@ -378,7 +378,7 @@ function bounded(id, low, high, set) {
 
 /** Every method with a step that suits it: plain descent slows down as the gradient fades. */
 function setMethod(method) {
-  change((state) => { state.method = method; state.step = method === "descent" ? 2 / view.scales.unit ** -2 || 2 : 0.1; });
+  change((state) => { state.method = method; state.step = +(method === "descent" ? 5 * view.scales.unit ** 2 : 0.1 * view.scales.unit).toPrecision(2); });
   view.frame = 0;
   if (view.section === "training") play();
 }
@@ -435,10 +435,12 @@ $("article").addEventListener("click", (event) => {
 
 function openStory(name) {
   pause();
-  const kept = { method: view.state.method };
-  change((state) => { const fresh = storyState(name, kept); for (const key of Object.keys(state)) delete state[key]; Object.assign(state, fresh); });
+  const kept = { method: view.state.method, ...(view.section === "tokens" ? { start: view.state.start } : {}) };
+  view.ground = view.shares = null;
   view.focus = -1;
   view.colours.clear();
+  $("ground").getContext("2d").clearRect(0, 0, 512, 512);
+  change((state) => { const fresh = storyState(name, kept); for (const key of Object.keys(state)) delete state[key]; Object.assign(state, fresh); });
   if (view.section === "training") { view.frame = 0; play(); }
   clearTimeout(writing);
   window.history.pushState(null, "", address());

@@ -210,6 +210,15 @@ export class Disc {
     this.layers.bands.replaceChildren(...shapes);
   }
 
+  /** The differences that refute a selection, where they lie: from each rival to the selected token of its input. */
+  differences(verdict, inputs, view, colour) {
+    this.layers.paths.replaceChildren(...verdict.evidence.map(({ token: [i, t] }) => {
+      const [from, to] = [inputs[i].tokens[t], inputs[i].tokens[verdict.selected[i]]];
+      const [x, y] = [to.x - from.x, from.y - to.y].map((z) => z * view.scale), short = 1 - Math.min(0.5, (19 * this.zoom) / (Math.hypot(x, y) || 1));
+      return this.arrow(from.x * view.scale, -from.y * view.scale, from.x * view.scale + x * short, -from.y * view.scale + y * short, colour, 3, { class: "difference" });
+    }));
+  }
+
   rays(limits, colourOf, focus) {
     this.layers.rays.replaceChildren(...limits.map((limit, k) => {
       const [x, y] = limit.unit, colour = this.c.limit(colourOf(k)), badge = RIM + 16;

@@ -74,14 +74,16 @@ export function draw() {
   view.shown = focus;
   const asked = section === "proofs" ? picture.verdict : null;
   const limit = section === "tokens" || section === "training" ? null : asked ? fromVerdict(asked) : limits[focus];
-  const colour = disc.c.limit(asked ? askedColour(asked) : colourOf(focus));
-  disc.bands(section === "settle" && view.focus < 0 ? null : limit, state.inputs, scales, colour);
+  const colour = asked?.status === "infeasible" ? disc.c.limit(0) : disc.c.limit(asked ? askedColour(asked) : colourOf(focus));
+  disc.bands((section === "settle" && view.focus < 0) || limit?.margin === 0 ? null : limit, state.inputs, scales, colour);
   if (section === "tokens") {
     disc.feet(state.inputs, scales, p, plane);
     disc.clear("rays", "training", "paths");
     disc.prompt(state.start, scales, "p", `Prompt p at ${p.map((z) => z.toFixed(2)).join(", ")}. Arrow keys move it.`);
   } else {
     disc.clear("feet");
+    if (asked && asked.status !== "optimal") disc.differences(asked, state.inputs, scales, disc.c.limit(0));
+    else disc.clear("paths");
     disc.rays(section === "training" ? [] : limits, colourOf, focus);
     const frame = Math.min(view.frame, run.points.length - 1);
     const pull = section === "training" && plane.field(...run.points[frame]) ? [plane.u, plane.v] : null;

@@ -34,9 +34,9 @@ export function flow(plane, start, { untilNorm = 1e6, tolerance = 1e-9, maxSteps
   let [x, y] = start, h = 1e-3, arc = 0;
   for (let k = 0; k < maxSteps; k++) {
     if (Math.hypot(x, y) >= untilNorm) return { points, arcs, stop: "norm" };
-    if (!plane.field(x, y) || plane.balance < 1e-11) return { points, arcs, stop: "flat" };
+    if (!plane.field(x, y) || plane.balance < Math.max(1e-11, 1e-3 * tolerance)) return { points, arcs, stop: "flat" };
     h = Math.min(h, 1.01 * untilNorm);
-    const taken = implicitStep(plane, x, y, h);
+    const taken = implicitStep(plane, x, y, h, Math.max(1e-3 * tolerance, 1e-13));
     const error = taken ? Math.hypot(taken.ex, taken.ey) / (tolerance * (1 + Math.hypot(x, y))) : Infinity;
     if (!(error <= 1)) {
       h *= taken && Number.isFinite(error) ? Math.max(0.2, 0.9 * error ** -0.25) : 0.25;
@@ -59,8 +59,8 @@ export function flow(plane, start, { untilNorm = 1e6, tolerance = 1e-9, maxSteps
   return { points, arcs, stop: "steps" };
 }
 
-/** One step of length h, or null when Newton's method does not settle. */
-function implicitStep(plane, x, y, h) {
+/** One step of length h, its slopes right to `enough`, or null when Newton's method does not settle. */
+function implicitStep(plane, x, y, h, enough) {
   plane.field(x, y);
   const [a, b, c, d] = plane.jacobian();
   const m = [1 - h * G * a, -h * G * b, -h * G * c, 1 - h * G * d], det = m[0] * m[3] - m[1] * m[2];
@@ -80,8 +80,8 @@ function implicitStep(plane, x, y, h) {
       const dx = (m[3] * rx - m[1] * ry) / det, dy = (m[0] * ry - m[2] * rx) / det, size = Math.hypot(dx, dy);
       nx -= dx;
       ny -= dy;
-      // The slope matters to the share `1e-13 + 1e-12 / h` of itself; where rounding stops the gain, it is settled, too.
-      settled = h * size < 1e-12 * (1 + Math.hypot(x, y)) || (size < 1e-7 && size > before / 2);
+      // Settled well below the error that is allowed, or where rounding stops the gain.
+      settled = h * size < enough * (1 + Math.hypot(x, y)) || (size < 1e-7 && size > before / 2);
       if (!settled && size > 2 * before) return null;
       before = size;
     }
@@ -124,11 +124,12 @@ export function limitReached(plane, limits, x, y, enough = SATURATED) {
 
 /**
  * The number of the limit where training from a start ends, or -1. Normalised steps keep to the path of the flow; beyond
- * the norm of 40 steps they grow with the norm, so that infinity is not far.
+ * the norm of 40 steps they grow with the norm, so that infinity is not far. Where such steps are too coarse (a narrow arc,
+ * a saddle), the flow itself is followed; a `draft` says what leads at the end instead.
  */
-export function settle(plane, limits, start, { step = 0.1, most = 2000 } = {}) {
+export function settle(plane, limits, start, { step = 0.1, draft = false } = {}) {
   let [x, y] = start, found = -1, since = 0;
-  for (let k = 0; k < most; k++) {
+  for (let k = 0; k < (draft ? 160 : 240); k++) {
     if (!plane.field(x, y)) return -1;
     const length = Math.max(step, Math.hypot(x, y) / 40);
     x += length * plane.u;
@@ -136,17 +137,19 @@ export function settle(plane, limits, start, { step = 0.1, most = 2000 } = {}) {
     if (k % 4) continue;
     const now = limitReached(plane, limits, x, y);
     if (now < 0 || now !== found) [found, since] = [now, k];
-    else if (k - since >= 24) return found; // it stays: p has grown by half meanwhile
+    else if (k - since >= (draft ? 8 : 24)) return found; // it stays: p has grown by half meanwhile
   }
-  return -1;
+  if (draft) return limitReached(plane, limits, x, y, 0);
+  const { points, stop } = flow(plane, start, { untilNorm: 1e7 * 10 * step, tolerance: 1e-4, maxSteps: 400 });
+  return stop === "flat" && points.length < 2 ? -1 : limitReached(plane, limits, ...points.at(-1));
 }
 
 /** Starts on a square grid over the disc `place(p)`, row by row; each the number of its limit, -2 outside the disc. */
-export function ground(inputs, limits, { side, promptAt, loss = "logistic", step = 0.1, from = 0, to = side * side, into = null }) {
+export function ground(inputs, limits, { side, promptAt, loss = "logistic", step = 0.1, draft = false, from = 0, to = side * side, into = null }) {
   const plane = new Plane(inputs, loss), labels = into ?? new Int8Array(side * side);
   for (let k = from; k < to; k++) {
     const start = promptAt(((k % side) + 0.5) / side, (Math.floor(k / side) + 0.5) / side);
-    labels[k] = start === null ? -2 : settle(plane, limits, start, { step });
+    labels[k] = start === null ? -2 : settle(plane, limits, start, { step, draft });
   }
   return labels;
 }

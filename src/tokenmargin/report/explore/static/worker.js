@@ -4,6 +4,7 @@ import { limitsOf } from "./limits.js";
 import { ground } from "./paths.js";
 
 const SLICE = 400; // starts between two looks at the post
+const PATIENCE = 8000; // milliseconds for a finer picture; one that would take longer is not begun
 export const SIDES = { moving: [26], still: [32, 64, 128, 192] };
 
 /** The prompt at a place of the unit square that holds the disc, or null outside: `half` is drawn half-way to the rim. */
@@ -22,13 +23,16 @@ export function serveGround(scope, later = (act) => setTimeout(act, 0)) {
   scope.onmessage = ({ data }) => {
     newest = data.id;
     const limits = limitsOf(data.inputs), sides = data.moving ? SIDES.moving : SIDES.still;
+    let began = 0;
     const work = (level, from, labels) => {
       if (newest !== data.id) return;
+      if (from === 0) began = performance.now();
       const side = sides[level], to = Math.min(from + SLICE, side * side);
-      ground(data.inputs, limits, { side, promptAt: promptInSquare(data.half), loss: data.loss, step: 0.1 * data.unit, from, to, into: labels });
+      ground(data.inputs, limits, { side, promptAt: promptInSquare(data.half), loss: data.loss, step: 0.1 * data.unit, draft: data.moving, from, to, into: labels });
       if (to < side * side) return later(() => work(level, to, labels));
-      scope.postMessage({ id: data.id, side, labels, last: level + 1 === sides.length });
-      if (level + 1 < sides.length) later(() => work(level + 1, 0, new Int8Array(sides[level + 1] ** 2)));
+      const finer = sides[level + 1] ?? Infinity, last = (performance.now() - began) * (finer / side) ** 2 > PATIENCE;
+      scope.postMessage({ id: data.id, side, labels, last });
+      if (!last) later(() => work(level + 1, 0, new Int8Array(sides[level + 1] ** 2)));
     };
     later(() => work(0, 0, new Int8Array(sides[0] ** 2)));
   };
