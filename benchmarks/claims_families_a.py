@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.corpora import k_level_corpus, varied_selective_corpus
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.corpus_generators import k_level_corpus, varied_selective_corpus
 from tokenmargin.theory import EmbeddingInstance
 
 __all__ = ["FAMILIES", "OF_CLAIM"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokenmargin.heads import NonlinearHead
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.nonlinear_heads import NonlinearHead
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import ProblemInstance
 
 __all__ = ["FAMILIES", "OF_CLAIM"]

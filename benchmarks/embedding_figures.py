@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.gpu_training import load_corpus
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.report.figures import draw_products
 from tokenmargin.report.style import GLOBAL, LOCAL, MUTED
 

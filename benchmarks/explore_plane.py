@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_of
-from tokenmargin.losses import LOSSES
 from tokenmargin.margin import max_margin, plane_atlas
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import LOSSES
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["NODE", "Tally", "asked_of", "compare", "page_answers", "problem_of"]
 

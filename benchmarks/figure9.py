@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve_many
-from tokenmargin.experiments.overparameterisation import Figure9a
+from tokenmargin.experiments.figures.overparameterisation import Figure9a
 from tokenmargin.margin import max_margin_batch
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 cvxopt.solvers.options["show_progress"] = False
 

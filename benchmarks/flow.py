@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow
-from tokenmargin.instances import NAMED_PROBLEMS, random_problem
 from tokenmargin.margin import max_margin
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.problem.instances import NAMED_PROBLEMS, random_problem
 from tokenmargin.selection import angle
 
 NORMS = np.logspace(4, 8, 17)

@@ -24,9 +24,9 @@ import clarabel
 import numpy as np
 from scipy import sparse
 
-from tokenmargin.limits import Limit, limit_of
+from tokenmargin.limits.limit import Limit, limit_of
 from tokenmargin.margin import Atlas, LimitDirection, atlas
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 __all__ = ["FAMILIES", "Case", "Tally", "audit", "case"]

@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 
-from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import argmax_pairs, corpus_margin
-from tokenmargin.margin.covering import covering
+from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
+from tokenmargin.problem.corpus import TokenCorpus
 
 LENGTH = 20
 
@@ -76,7 +76,7 @@ def main() -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{arguments.vocabulary} tokens, d={arguments.dimension}: {pairs.occurrences} constraints, "
-        f"{len(pairs)} distinct, {len(covering(pairs, len(vectors)).numbers)} not implied by others\n"
+        f"{len(pairs)} distinct, {len(transitive_reduction(pairs, len(vectors)).numbers)} not implied by others\n"
         f"{solution.status} in {len(gaps)} rounds, {collected:.1f} s to collect and {solution.seconds:.1f} s to solve; "
         f"gap {solution.certificate.gap:.1e}, residual {solution.certificate.residual:.1e}, "
         f"{len(solution.active)} active, smallest margin {smallest:.12f}, |p| {1 / solution.margin:.6g}; "

@@ -27,7 +27,7 @@ from tests.oracles.exact_margin import ExactAnswer, Row, exact_rows, excess, sol
 
 from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, max_margin, max_margin_batch
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 WALKS = 10
 """One problem in so many is asked of the atlas, which solves all selections on the way."""

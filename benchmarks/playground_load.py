@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.playground_latency import running
-from tokenmargin.instances import random_problem
+from tokenmargin.problem.instances import random_problem
 from tokenmargin.report.playground.schema import plane_inputs
 
 CLIENTS, MOST, LONGEST = 50, 5000, 120.0

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tokenmargin.attention import JointObjective
 from tokenmargin.dynamics import ridge_path
-from tokenmargin.instances import NAMED_PROBLEMS
 from tokenmargin.margin import MarginSolution, max_margin, relaxed_max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective
+from tokenmargin.problem.instances import NAMED_PROBLEMS
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 RADII = (11.0, 22.0, 44.0, 88.0)

@@ -12,10 +12,10 @@ from collections import Counter
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import flow
-from tokenmargin.instances import random_problem
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.problem.instances import random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 def symmetric(seed: int) -> tuple[TokenProblem, Array]:

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory import EmbeddingInstance
 from tokenmargin.theory.paper_a.conditions import lacking, regime
 from tokenmargin.theory.paper_a.flow import MISALIGNED

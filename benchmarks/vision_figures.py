@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tokenmargin.experiments import Result, Table
-from tokenmargin.experiments.vision import Figure7, VisionAttention
+from tokenmargin.experiments.figures.vision import Figure7, VisionAttention
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 SETTINGS = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")

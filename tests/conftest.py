@@ -8,16 +8,11 @@ import jaxtyping
 import pytest
 
 ROOMS = (
-    "geometry",
     "problem",
-    "instances",
     "selection",
-    "attention",
+    "objective",
     "margin",
     "dynamics",
-    "corpus",
-    "corpora",
-    "embedding",
     "_statistics",
     "classifier.attribution",
     "classifier.evaluation",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmargin.attention import (
+from tokenmargin.objective.attention import (
     LOSSES,
     CorrelationLoss,
     CustomLoss,
@@ -18,8 +18,15 @@ from tokenmargin.attention import (
     LogisticLoss,
     PromptObjective,
 )
-from tokenmargin.instances import figure1b, figure1c, figure3a, figure8, random_problem, shared_vocabulary_problem
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import (
+    figure1b,
+    figure1c,
+    figure3a,
+    figure8,
+    random_problem,
+    shared_vocabulary_problem,
+)
+from tokenmargin.problem.token_problem import TokenProblem
 
 TORCH_LOSSES = {
     "logistic": lambda u: torch.nn.functional.softplus(-u),

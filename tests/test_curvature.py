@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmargin.attention import JointObjective, PromptObjective
-from tokenmargin.instances import figure1c, random_problem, shared_vocabulary_problem
-from tokenmargin.losses import CorrelationLoss, ExponentialLoss, LogisticLoss
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss, LogisticLoss
+from tokenmargin.problem.instances import figure1c, random_problem, shared_vocabulary_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 TORCH_LOSSES = (
     (LogisticLoss(), torch.nn.functional.softplus),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmargin.geometry import Coordinates, Gram, bilinear
+from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
 
 
 def random_geometry(seed: int, *, shared: bool = False, ragged: bool = False) -> Coordinates:

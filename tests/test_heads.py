@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import flow, regularisation_path
-from tokenmargin.heads import HeadObjective, NonlinearHead, optimal_sets
-from tokenmargin.instances import figure1b, figure1c, random_problem
 from tokenmargin.margin import max_margin
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead, optimal_sets
+from tokenmargin.problem.instances import figure1b, figure1c, random_problem
 from tokenmargin.selection import angle
 
 MIX = np.random.default_rng(7).standard_normal((5, 5)) / 2

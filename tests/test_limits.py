@@ -5,15 +5,15 @@ import pytest
 from benchmarks.limits_audit import Tally, audit, case
 
 from tokenmargin._statistics import wilson_interval
-from tokenmargin.attention import PromptObjective
-from tokenmargin.basins import basin_map, basins, random_starts
 from tokenmargin.dynamics import FlowSettings
-from tokenmargin.geometry import Coordinates
-from tokenmargin.instances import figure1a, figure1b, figure8, random_problem
-from tokenmargin.limits import limit_of
-from tokenmargin.losses import CustomLoss
+from tokenmargin.limits.limit import limit_of
+from tokenmargin.limits.shares import basin_map, basins, random_starts
 from tokenmargin.margin import atlas, choice_margin, class_margin, limit_direction, max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import CustomLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, is_globally_optimal, is_locally_optimal, neighbours, score_gaps
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from tokenmargin.losses import LOSSES, CorrelationLoss, CustomLoss, LogisticLoss
+from tokenmargin.objective.losses import LOSSES, CorrelationLoss, CustomLoss, LogisticLoss
 
 MP_LOSSES = {
     "logistic": lambda u: mpmath.log1p(mpmath.exp(-u)),

@@ -4,9 +4,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from tokenmargin.instances import figure1b, figure8, random_problem
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure1b, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import (
     angle,
     attention_weights,

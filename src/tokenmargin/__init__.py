@@ -1,6 +1,7 @@
 """Which tokens softmax attention selects, and with what margin.
 
-Names are loaded on first use, so that importing the package costs nothing.
+Names are loaded on first use, so that importing the package costs nothing. `__init__.pyi` beside this file says the
+same to type checkers and editors; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -10,35 +11,17 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
-    "tokenmargin.attention": (
-        "CorrelationLoss",
-        "CustomLoss",
-        "ExponentialLoss",
-        "JointObjective",
-        "LogisticLoss",
-        "PromptObjective",
+    "tokenmargin.problem.token_problem": (
+        "ProblemFileError",
+        "TokenProblem",
+        "load_problem",
     ),
-    "tokenmargin.basins": ("basin_map", "basins", "random_starts"),
-    "tokenmargin.corpora": ("k_level_corpus", "selective_corpus"),
-    "tokenmargin.corpus": ("TokenCorpus",),
-    "tokenmargin.dynamics": (
-        "FlowPath",
-        "FlowSettings",
-        "GradientDescent",
-        "NormalizedGradientDescent",
-        "Trajectory",
-        "cone_path",
-        "evolve",
-        "evolve_many",
-        "first_step",
-        "flow",
-        "regularisation_path",
-        "ridge_path",
+    "tokenmargin.problem.geometry": (
+        "Coordinates",
+        "Gram",
+        "bilinear",
     ),
-    "tokenmargin.heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
-    "tokenmargin.embedding": ("EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"),
-    "tokenmargin.geometry": ("Coordinates", "Gram", "bilinear"),
-    "tokenmargin.instances": (
+    "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
         "figure1b",
@@ -51,9 +34,44 @@ _EXPORTS = {
         "shared_vocabulary_problem",
         "three_limits",
     ),
-    "tokenmargin.limits": ("Limit", "limit_of"),
+    "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.corpus_generators": (
+        "k_level_corpus",
+        "selective_corpus",
+    ),
+    "tokenmargin.objective.losses": (
+        "CorrelationLoss",
+        "CustomLoss",
+        "ExponentialLoss",
+        "LogisticLoss",
+    ),
+    "tokenmargin.objective.attention": (
+        "JointObjective",
+        "PromptObjective",
+    ),
+    "tokenmargin.objective.nonlinear_heads": (
+        "HeadObjective",
+        "NonlinearHead",
+        "optimal_sets",
+    ),
+    "tokenmargin.objective.embedding": (
+        "EmbeddingObjective",
+        "Embeddings",
+        "gaussian_embeddings",
+        "wishart_embeddings",
+    ),
+    "tokenmargin.objective.first_step": ("first_step",),
+    "tokenmargin.selection": (
+        "angle",
+        "attention_weights",
+        "cosine",
+        "optimal_tokens",
+        "saturation",
+        "select",
+    ),
     "tokenmargin.margin": (
         "Atlas",
+        "LimitDirection",
         "MarginBatch",
         "MarginSolution",
         "atlas",
@@ -61,17 +79,55 @@ _EXPORTS = {
         "class_margin",
         "corpus_margin",
         "label_margin",
+        "limit_direction",
         "max_margin",
         "max_margin_batch",
         "relaxed_max_margin",
     ),
-    "tokenmargin.problem": ("ProblemFileError", "TokenProblem", "load_problem"),
-    "tokenmargin.data.pipeline": ("Pipeline", "prepare"),
-    "tokenmargin.data.prepared": ("PreparedText", "load_prepared"),
-    "tokenmargin.training.vision.sparsity": ("attention_entropy", "key_query_norms", "soft_sparsity", "top_mass"),
-    "tokenmargin.training.vision.attention_probe": ("measure_attention", "recorded_attention"),
-    "tokenmargin.training.trainer": ("TrainingConfig", "TrainingRun", "train"),
-    "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
+    "tokenmargin.dynamics": (
+        "FlowPath",
+        "FlowSettings",
+        "GradientDescent",
+        "NormalizedGradientDescent",
+        "Trajectory",
+        "cone_path",
+        "evolve",
+        "evolve_many",
+        "flow",
+        "regularisation_path",
+        "ridge_path",
+    ),
+    "tokenmargin.limits": (
+        "Basins",
+        "Limit",
+        "basin_map",
+        "basins",
+        "limit_of",
+        "random_starts",
+    ),
+    "tokenmargin.theory": (
+        "CLAIMS",
+        "Claim",
+        "claim",
+        "verify",
+    ),
+    "tokenmargin.data.pipeline": (
+        "Pipeline",
+        "prepare",
+    ),
+    "tokenmargin.data.prepared": (
+        "PreparedText",
+        "load_prepared",
+    ),
+    "tokenmargin.training.trainer": (
+        "TrainingConfig",
+        "TrainingRun",
+        "train",
+    ),
+    "tokenmargin.classifier": (
+        "TokenSelectionClassifier",
+        "load_model",
+    ),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -81,7 +137,8 @@ __all__ = ["__version__", *sorted(_HOME)]
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'tokenmargin' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

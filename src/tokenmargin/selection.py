@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import AbstractGeometry
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = [
     "NEIGHBOUR_TOLERANCE",
@@ -110,7 +110,7 @@ def cosine(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array,
 def angle(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
     """Angle in radians, accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w.
 
-    >>> from tokenmargin.geometry import Coordinates
+    >>> from tokenmargin.problem.geometry import Coordinates
     >>> plane = Coordinates.of([[[1.0, 0.0], [0.0, 1.0]]])
     >>> float(angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])))
     1e-12

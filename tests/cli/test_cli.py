@@ -13,11 +13,11 @@ from tokenmargin.cli import VERBS, main
 from tokenmargin.cli.reproduce import reproduce
 from tokenmargin.cli.sweep import sweep
 from tokenmargin.experiments import EXPERIMENTS
-from tokenmargin.experiments.prompt_paths import Figure1a, Figure1b, Figure1c
+from tokenmargin.experiments.figures.prompt_paths import Figure1a, Figure1b, Figure1c
 from tokenmargin.experiments.provenance import MODULES
-from tokenmargin.instances import figure1b, random_problem
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure1b, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

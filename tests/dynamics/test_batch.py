@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, batch, evolve, evolve_many
-from tokenmargin.instances import figure1b, random_problem
-from tokenmargin.losses import LOSSES
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import LOSSES
+from tokenmargin.problem.instances import figure1b, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import flow
-from tokenmargin.instances import NAMED_PROBLEMS, random_problem
-from tokenmargin.losses import CustomLoss, LogisticLoss
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import CustomLoss, LogisticLoss
+from tokenmargin.problem.instances import NAMED_PROBLEMS, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tokenmargin.attention import CustomLoss, JointObjective, LogisticLoss, PromptObjective
 from tokenmargin.dynamics import (
     GradientDescent,
     NormalizedGradientDescent,
@@ -13,9 +12,10 @@ from tokenmargin.dynamics import (
     regularisation_path,
     whole_runs,
 )
-from tokenmargin.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
 from tokenmargin.margin import max_margin, relaxed_max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import CustomLoss, JointObjective, LogisticLoss, PromptObjective
+from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine
 
 STARTS = np.array([(0.0, y, 0.0) for y in (1.0, 0.5, 0.0, -0.5, -1.0, -1.5)])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tokenmargin.corpora import selective_corpus
 from tokenmargin.dynamics import first_step
-from tokenmargin.embedding import gaussian_embeddings
+from tokenmargin.objective.embedding import gaussian_embeddings
+from tokenmargin.problem.corpus_generators import selective_corpus
 
 
 @pytest.mark.parametrize("d", [3, 40, 2000])

@@ -4,16 +4,16 @@ import mpmath
 import numpy as np
 import pytest
 
-from tokenmargin.attention import JointObjective, PromptObjective
-from tokenmargin.corpora import selective_corpus
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, follow
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.flow import FlowSettings, flow
-from tokenmargin.embedding import wishart_embeddings
-from tokenmargin.instances import NAMED_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
-from tokenmargin.losses import CorrelationLoss
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.embedding import wishart_embeddings
+from tokenmargin.objective.losses import CorrelationLoss
+from tokenmargin.problem.corpus_generators import selective_corpus
+from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # thousands of evaluations a test

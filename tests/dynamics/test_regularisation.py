@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from tokenmargin.attention import JointObjective, PromptObjective
 from tokenmargin.dynamics import cone_path, flow, regularisation_path
-from tokenmargin.dynamics.regularisation import prompt_landscape
-from tokenmargin.dynamics.ridge import ridge_path
-from tokenmargin.dynamics.sphere import Sphere, minimise
-from tokenmargin.heads import HeadObjective, NonlinearHead
-from tokenmargin.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
+from tokenmargin.dynamics.paths.ball import prompt_landscape
+from tokenmargin.dynamics.paths.joint import ridge_path
+from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
+from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, is_locally_optimal, optimal_tokens, select
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

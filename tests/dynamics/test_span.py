@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tokenmargin.attention import JointObjective, PromptObjective
 from tokenmargin.dynamics.span import Reduced, Span
-from tokenmargin.instances import figure1c, random_problem, shared_vocabulary_problem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.problem.instances import figure1c, random_problem, shared_vocabulary_problem
 
 GEOMETRIES = {
     "wide": lambda: random_problem(2, 3, 50, rng=np.random.default_rng(0)).keys,

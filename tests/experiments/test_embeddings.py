@@ -10,7 +10,7 @@ import pytest
 from tokenmargin.data.cached_corpus import find_corpus
 from tokenmargin.data.datasets import DatasetError, get_dataset
 from tokenmargin.data.sentences import make_sentences
-from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
+from tokenmargin.experiments.figures.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.report.figures import draw
 
 

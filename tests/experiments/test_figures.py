@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
-from tokenmargin.experiments.demo import Demo
-from tokenmargin.experiments.joint_paths import Figure3c
-from tokenmargin.experiments.local_cone import Figure2
-from tokenmargin.experiments.loss_bias import Figure5
-from tokenmargin.experiments.prompt_paths import Figure1b
-from tokenmargin.instances import figure8, three_limits
+from tokenmargin.experiments.figures.demo import Demo
+from tokenmargin.experiments.figures.joint_paths import Figure3c
+from tokenmargin.experiments.figures.local_cone import Figure2
+from tokenmargin.experiments.figures.loss_bias import Figure5
+from tokenmargin.experiments.figures.prompt_paths import Figure1b
+from tokenmargin.problem.instances import figure8, three_limits
 from tokenmargin.report.figures import draw
 
 QUICK = ("fig1a", "fig1b", "fig1c", "fig2", "fig3a", "fig3b", "fig3c", "fig4a", "fig4b")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.experiments.overparameterisation import Figure9a, Figure9b, Figure10
+from tokenmargin.experiments.figures.overparameterisation import Figure9a, Figure9b, Figure10
 from tokenmargin.margin import max_margin
+from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.report.figures import draw
 from tokenmargin.selection import cosine, is_globally_optimal, score_gaps
 

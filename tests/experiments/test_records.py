@@ -16,7 +16,7 @@ from tokenmargin.dynamics import NormalizedGradientDescent
 from tokenmargin.experiments import Finding, Result, Run, find_runs, record, runs_in
 from tokenmargin.experiments.comparison import compare_runs
 from tokenmargin.experiments.experiment import verdict_of
-from tokenmargin.experiments.prompt_paths import Figure1b
+from tokenmargin.experiments.figures.prompt_paths import Figure1b
 from tokenmargin.experiments.records import hold, run_id
 
 

@@ -14,7 +14,7 @@ from tokenmargin._statistics import spearman
 from tokenmargin.data.datasets import DatasetError
 from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.experiments import command
-from tokenmargin.experiments.vision import Figure6, Figure7, correlation_interval
+from tokenmargin.experiments.figures.vision import Figure6, Figure7, correlation_interval
 from tokenmargin.report.figures import draw
 from tokenmargin.training.vision.observed_training import VisionJob
 

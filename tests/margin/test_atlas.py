@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.margin import atlas, max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.problem.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine, is_globally_optimal, is_locally_optimal, neighbours, score_gaps
 
 

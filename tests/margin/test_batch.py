@@ -5,7 +5,7 @@ import pytest
 
 from tokenmargin.margin import batch as module
 from tokenmargin.margin import max_margin, max_margin_batch
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 @pytest.mark.parametrize(("n", "T", "d"), [(4, 6, 2), (3, 4, 5), (2, 3, 40)])

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import (
     TOLERANCE,
     MarginSolution,
@@ -19,13 +17,15 @@ from tokenmargin.margin import (
 )
 from tokenmargin.margin import corpus as entry
 from tokenmargin.margin import pairs as module
-from tokenmargin.margin.corpus import Route
-from tokenmargin.margin.covering import covering
-from tokenmargin.margin.cutting import cutting_planes
-from tokenmargin.margin.differences import Proposal
-from tokenmargin.margin.interior import interior_point
-from tokenmargin.margin.judge import Ties
-from tokenmargin.problem import TokenProblem
+from tokenmargin.margin.corpus.certify import Ties
+from tokenmargin.margin.corpus.cutting_planes import cutting_planes
+from tokenmargin.margin.corpus.difference_rows import Proposal
+from tokenmargin.margin.corpus.interior_point import interior_point
+from tokenmargin.margin.corpus.solve import Route
+from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 
 
@@ -274,7 +274,7 @@ def test_what_cutting_planes_leave_open_is_tried_by_interior_points(monkeypatch:
     rng = np.random.default_rng(13)
     corpus, vectors = random_corpus(rng)
     pairs = argmax_pairs(corpus, vectors @ rng.standard_normal(12))
-    lost = Proposal(np.zeros(len(covering(pairs, len(vectors)).numbers)), np.zeros(12))
+    lost = Proposal(np.zeros(len(transitive_reduction(pairs, len(vectors)).numbers)), np.zeros(12))
     monkeypatch.setattr(entry, "cutting_planes", lambda *_, **__: lost)
     assert corpus_margin(vectors, pairs, route="cuts").status == "inaccurate"
     check(corpus_margin(vectors, pairs), vectors, pairs)

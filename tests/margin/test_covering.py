@@ -1,4 +1,4 @@
-"""The covering relation against a search over all chains, and cycles against their sum."""
+"""The transitive_reduction relation against a search over all chains, and cycles against their sum."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmargin.margin import RowPairs
-from tokenmargin.margin.covering import covering
+from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
 
 ROWS = 9
 
@@ -48,7 +48,7 @@ graphs = st.sets(
 @given(graphs)
 def test_covering_pairs_are_those_no_chain_replaces_and_cycles_close(edges: set[tuple[int, int]]) -> None:
     pairs = as_pairs(edges)
-    cover = covering(pairs, ROWS)
+    cover = transitive_reduction(pairs, ROWS)
     found = edges_of(pairs, cover.numbers)
     chain = reachable(edges)
     assert cover.cyclic == chain.diagonal().any()
@@ -67,14 +67,14 @@ def test_covering_pairs_are_those_no_chain_replaces_and_cycles_close(edges: set[
 
 def test_a_total_order_is_a_chain() -> None:
     pairs = as_pairs({(i, j) for i, j in itertools.combinations(range(ROWS), 2)})
-    assert edges_of(pairs, covering(pairs, ROWS).numbers) == {(i, i + 1) for i in range(ROWS - 1)}
+    assert edges_of(pairs, transitive_reduction(pairs, ROWS).numbers) == {(i, i + 1) for i in range(ROWS - 1)}
 
 
 def test_tied_rows_count_as_one() -> None:
     pairs = as_pairs({(0, 1), (2, 3), (0, 3)}, ties=((1, 2),))  # 0 before 1 = 2 before 3
-    assert edges_of(pairs, covering(pairs, ROWS).numbers) == {(0, 1), (2, 3)}
+    assert edges_of(pairs, transitive_reduction(pairs, ROWS).numbers) == {(0, 1), (2, 3)}
     both = as_pairs({(0, 3), (1, 3)}, ties=((0, 1),))
-    assert len(covering(both, ROWS).numbers) == 1
+    assert len(transitive_reduction(both, ROWS).numbers) == 1
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_tied_rows_count_as_one() -> None:
 )
 def test_cycles_through_ties_are_found(edges: set[tuple[int, int]], ties: tuple[tuple[int, int], ...]) -> None:
     pairs = as_pairs(edges, ties)
-    cover = covering(pairs, ROWS)
+    cover = transitive_reduction(pairs, ROWS)
     assert cover.cyclic
     assert edges_of(pairs, cover.numbers) <= edges

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tokenmargin.instances import figure1b, figure8, random_problem
 from tokenmargin.margin import atlas, max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure1b, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import (
     cone_constants,
     directional_margin,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tokenmargin.margin import purify
-from tokenmargin.margin.differences import Differences, Proposal
-from tokenmargin.margin.interior import interior_point
-from tokenmargin.margin.purify import balanced, purified
+from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
+from tokenmargin.margin.corpus.interior_point import interior_point
+from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
 
 
 def ordered_rows(rng: np.random.Generator, *, tokens: int = 40, d: int = 6, pairs: int = 300) -> Differences:
@@ -68,13 +68,13 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
         best.multipliers * rng.uniform(0.99, 1.01, len(rows)), best.vector + 1e-3 * rng.standard_normal(6) * norm
     )
     active = best.multipliers > 0
-    found = purified(rows, rough, active)
+    found = polish_solution(rows, rough, active)
     assert found.vector is not None
     np.testing.assert_allclose(found.vector, best.vector, atol=1e-9 * norm)
     np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, atol=1e-9 * norm)
     for j in range(0, len(rows), 61):  # a wrong set is put right, or the guess stays
         active[j] ^= True
-        assert rows.gap(*purified(rows, rough, active)) <= rows.gap(*rough)
+        assert rows.gap(*polish_solution(rows, rough, active)) <= rows.gap(*rough)
         active[j] ^= True
 
 
@@ -82,14 +82,14 @@ def test_too_many_active_constraints_are_left_as_they_are(monkeypatch: pytest.Mo
     rows = ordered_rows(np.random.default_rng(6))
     best = interior_point(rows, gap=1e-9)
     monkeypatch.setattr(purify, "_MOST", 1)
-    assert purified(rows, best, np.ones(len(rows), dtype=bool)) is best
+    assert polish_solution(rows, best, np.ones(len(rows), dtype=bool)) is best
 
 
 def test_contradictions_are_balanced() -> None:
     """A triangle around the origin, and a row that takes no part in the contradiction."""
     vectors = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0]])
     rows = Differences(vectors, plus=np.array([1, 2, 3, 4]), minus=np.array([0, 0, 0, 0]))
-    found = balanced(rows, np.array([0.3, 0.35, 0.35, 1e-9]))
+    found = polish_farkas(rows, np.array([0.3, 0.35, 0.35, 1e-9]))
     np.testing.assert_allclose(found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], atol=1e-12)
     proof = interior_point(rows, gap=1e-9)
     assert proof.vector is None

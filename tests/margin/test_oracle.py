@@ -12,7 +12,7 @@ from tests.oracles.exact_margin import exact_rows, solve_exactly
 from tests.oracles.margin_families import FAMILIES
 
 from tokenmargin.margin import max_margin, max_margin_batch, solve
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 EXACT = ("plain", "integers", "one_token", "one_dimension", "duplicates")
 """Families in which every way of asking decides every problem."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
-from tokenmargin.margin.master import propose_by_cuts
-from tokenmargin.margin.ordinary import solve_ordinary
-from tokenmargin.margin.system import propose, solve_systems
+from tokenmargin.margin.compiled.systems import propose, solve_systems
+from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
+from tokenmargin.margin.single.at_once import solve_at_once
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
     rng = np.random.default_rng(k + r)
     for _ in range(20):
         rows, bound = planted(rng, k, r), rng.uniform(0.5, 2, k)
-        quick = solve_ordinary(rows, bound)
+        quick = solve_at_once(rows, bound)
         assert quick is not None
         multipliers, y, certificate = quick
         systems = normalised(rows[None], bound[None])
@@ -54,10 +54,10 @@ def test_the_residuals_are_those_of_their_definition() -> None:
 
 
 def test_the_ordinary_path_leaves_the_rest_alone() -> None:
-    assert solve_ordinary(np.array([[1.0], [-1.0]]), np.ones(2)) is None  # infeasible
-    assert solve_ordinary(np.array([[1.0], [0.0]]), np.ones(2)) is None  # a duplicate
-    assert solve_ordinary(np.array([[1.0], [2.0]]), np.array([1.0, 0.0])) is None  # a bound of zero
-    assert solve_ordinary(np.ones((1, 100)), np.ones(1)) is None  # wide
+    assert solve_at_once(np.array([[1.0], [-1.0]]), np.ones(2)) is None  # infeasible
+    assert solve_at_once(np.array([[1.0], [0.0]]), np.ones(2)) is None  # a duplicate
+    assert solve_at_once(np.array([[1.0], [2.0]]), np.array([1.0, 0.0])) is None  # a bound of zero
+    assert solve_at_once(np.ones((1, 100)), np.ones(1)) is None  # wide
 
 
 def test_cutting_planes_find_the_solution_of_all_constraints() -> None:

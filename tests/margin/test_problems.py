@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tokenmargin.instances import figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, max_margin, selection_arcs
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure8, random_problem, shared_vocabulary_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select, selected_tokens
 
 
@@ -50,7 +50,7 @@ def test_tied_selections_are_checked() -> None:
 def brute_choice(problem: TokenProblem, sets: np.ndarray) -> tuple[float, list[np.ndarray]]:
     """The least norm over all choices, and the distinct vectors that have it."""
     from tokenmargin.margin.constraints import choice_constraints
-    from tokenmargin.margin.solver import solve
+    from tokenmargin.margin.single.solver import solve
 
     answers = []
     for choice in itertools.product(*(np.flatnonzero(row).tolist() for row in sets)):

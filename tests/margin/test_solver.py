@@ -9,7 +9,15 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmargin.instances import (
+from tokenmargin.margin import (
+    TOLERANCE,
+    MarginSolution,
+    label_margin,
+    max_margin,
+    relaxed_max_margin,
+    support_inputs,
+)
+from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
     figure1c,
@@ -20,15 +28,7 @@ from tokenmargin.instances import (
     random_problem,
     shared_vocabulary_problem,
 )
-from tokenmargin.margin import (
-    TOLERANCE,
-    MarginSolution,
-    label_margin,
-    max_margin,
-    relaxed_max_margin,
-    support_inputs,
-)
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 def oracle(rows: np.ndarray, bound: np.ndarray) -> tuple[str, np.ndarray]:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tokenmargin.margin import max_margin, max_margin_batch
-from tokenmargin.margin.answers import INFEASIBLE, SOLVED
 from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised
-from tokenmargin.margin.stack import solve_stack
-from tokenmargin.margin.system import solve_systems
-from tokenmargin.problem import TokenProblem
+from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED
+from tokenmargin.margin.compiled.stack import solve_stack
+from tokenmargin.margin.compiled.systems import solve_systems
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 @pytest.mark.parametrize(("k", "r"), [(1, 1), (3, 2), (7, 3), (20, 10), (21, 20), (20, 40), (60, 25)])

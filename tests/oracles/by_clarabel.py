@@ -12,9 +12,9 @@ import clarabel
 import numpy as np
 from scipy import sparse
 
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.constraints import Constraints
+from tokenmargin.problem.geometry import Coordinates
 
 LARGEST = 1e-9
 """No residual of a claim may be larger: ten times the tolerance, for the rounding of this check itself."""

@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from tokenmargin.experiments import EXPERIMENTS
-from tokenmargin.experiments.prompt_paths import Figure1b
+from tokenmargin.experiments.figures.prompt_paths import Figure1b
 from tokenmargin.report.figures import DRAWINGS, draw, draw_figures, save_figure
 from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
 

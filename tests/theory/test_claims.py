@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from tokenmargin.experiments.claims import table_row
+from tokenmargin.experiments.figures.claims import table_row
 from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampled, searched, seen, true
 from tokenmargin.theory.probability import rarely

@@ -9,9 +9,10 @@ import torch
 from scipy.optimize import minimize
 from tests.oracles.joint import best_head, ridge_solution
 
-from tokenmargin.attention import CustomLoss, LogisticLoss
-from tokenmargin.heads import optimal_sets
-from tokenmargin.instances import (
+from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
+from tokenmargin.objective.attention import CustomLoss, LogisticLoss
+from tokenmargin.objective.nonlinear_heads import optimal_sets
+from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
     figure1c,
@@ -20,8 +21,7 @@ from tokenmargin.instances import (
     random_problem,
     shared_vocabulary_problem,
 )
-from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, cone_constants, is_locally_optimal
 from tokenmargin.theory import ProblemInstance, claim
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_c, general_position

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from tokenmargin.instances import figure1a
 from tokenmargin.margin import class_margin, max_margin
+from tokenmargin.problem.instances import figure1a
 from tokenmargin.selection import cone_constants
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance, claim
 from tokenmargin.theory.limits import follow

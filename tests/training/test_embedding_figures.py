@@ -18,8 +18,8 @@ from benchmarks.embedding_figures import (
 )
 from benchmarks.gpu_training import PLANS
 
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.experiments.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
+from tokenmargin.experiments.figures.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
+from tokenmargin.problem.corpus import TokenCorpus
 
 JOBS = {job.name: job for jobs in PLANS.values() for job in jobs}
 

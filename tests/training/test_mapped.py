@@ -50,7 +50,7 @@ def test_batches_are_those_of_data_in_memory(cuts, rows):
 
 
 def test_a_survey_is_what_the_corpus_in_memory_says(ragged):
-    from tokenmargin.corpus import TokenCorpus
+    from tokenmargin.problem.corpus import TokenCorpus
 
     data = ragged()
     model = OneLayer(data, initial_state(data.m, 5, seed=2, scales=Scales(3.0, 3.0), dtype=torch.float64), AdamW())

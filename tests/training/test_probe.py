@@ -8,10 +8,10 @@ import torch
 from benchmarks.gpu_training import PLANS, load_corpus, main
 from scipy.stats import spearmanr
 
-from tokenmargin.attention import PromptObjective
-from tokenmargin.corpora import balanced, selective_corpus, subset
-from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import max_margin
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.corpus_generators import balanced, selective_corpus, subset
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.observed_training import Job, run_job

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from tokenmargin._version import __version__
+from tokenmargin.cli._common import UsageError, complain
 from tokenmargin.cli.atlas import atlas
 from tokenmargin.cli.basins import basins
-from tokenmargin.cli.common import UsageError, complain
 from tokenmargin.cli.data import data
 from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli.common import UsageError, emit_json, progress_bar, read_problem
+from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem
 
 if TYPE_CHECKING:
     from tokenmargin.margin import Atlas
-    from tokenmargin.problem import TokenProblem
+    from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["atlas"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, read_problem, say, usage_errors
-from tokenmargin.cli.kept_runs import Settings, load_run, problem_digest, save_run
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli._kept_runs import Settings, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
 
-    from tokenmargin.basins import Basins
-    from tokenmargin.problem import TokenProblem
+    from tokenmargin.limits.shares import Basins
+    from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["basins"]
 
@@ -99,8 +99,8 @@ def _run(
 
     import numpy as np
 
-    from tokenmargin.basins import basins as run
-    from tokenmargin.basins import random_starts
+    from tokenmargin.limits.shares import basins as run
+    from tokenmargin.limits.shares import random_starts
 
     with usage_errors(), progress_bar(f"{starts} starts", 100) as bar:
 
@@ -116,7 +116,7 @@ def _run(
 
 
 def _draw(problem: Any, picture: Path, extent: float, resolution: int) -> None:
-    from tokenmargin.basins import basin_map
+    from tokenmargin.limits.shares import basin_map
 
     with needs_extra("report"):
         from tokenmargin.report.figures import save_basin_map

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.cli.common import UsageError, needs_extra, say
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.problem.corpus import TokenCorpus
 
 __all__ = ["corpus_statistics", "print_corpus", "read_corpus"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import UsageError, complain, emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say
 
 __all__ = ["data"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli.common import emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli._common import emit_json, needs_extra, progress_bar, say
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Table
@@ -31,7 +31,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
         Write the findings as one JSON object to standard output.
     """
     from tokenmargin.dynamics import whole_runs
-    from tokenmargin.experiments.demo import Demo
+    from tokenmargin.experiments.figures.demo import Demo
     from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):

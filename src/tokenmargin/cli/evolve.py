@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
-from tokenmargin.cli.kept_runs import load_run, problem_digest, save_run
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
 
-    from tokenmargin.attention import AbstractObjective
     from tokenmargin.dynamics import AbstractMethod, FlowPath, Trajectory
+    from tokenmargin.objective.attention import AbstractObjective
 
 __all__ = ["evolve"]
 
@@ -164,7 +164,7 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
 
 
 def _objective(problem: Any, train: str, loss: str) -> AbstractObjective:
-    from tokenmargin.attention import LOSSES, JointObjective, PromptObjective
+    from tokenmargin.objective.attention import LOSSES, JointObjective, PromptObjective
 
     kind = PromptObjective if train == "prompt" else JointObjective
     return kind(problem, dict(LOSSES)[loss])
@@ -179,9 +179,9 @@ def _method(method: str, step: float | None) -> AbstractMethod:
 
 
 def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
-    from tokenmargin.attention import JointObjective
     from tokenmargin.dynamics import FlowPath
     from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin, tied_direction
+    from tokenmargin.objective.attention import JointObjective
     from tokenmargin.selection import angle, cosine
 
     problem, selected = path.objective.problem, path.selected

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra
-from tokenmargin.cli.model import command_line, open_model
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra
+from tokenmargin.cli._model import command_line, open_model
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import say
+from tokenmargin.cli._common import say
 
 __all__ = ["explore"]
 

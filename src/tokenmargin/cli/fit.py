@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from tokenmargin.cli.common import UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
-from tokenmargin.cli.model import command_line, data_hash, read_rows, versions
+from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
 
 __all__ = ["fit"]
 

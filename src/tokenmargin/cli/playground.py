@@ -8,8 +8,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import UsageError, needs_extra, say
-from tokenmargin.cli.model import open_model
+from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._model import open_model
 
 __all__ = ["playground"]
 

@@ -6,7 +6,7 @@ import csv
 import sys
 from pathlib import Path
 
-from tokenmargin.cli.model import open_model, read_rows
+from tokenmargin.cli._model import open_model, read_rows
 
 __all__ = ["predict"]
 

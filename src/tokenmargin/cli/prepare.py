@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import (
+from tokenmargin.cli._common import (
     UsageError,
     choose_engine,
     emit_json,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenmargin.cli.common import UsageError, needs_extra, say
-from tokenmargin.cli.model import command_line, data_hash, open_model, read_rows, versions
+from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
 
 __all__ = ["report"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, say, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run

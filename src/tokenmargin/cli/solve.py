@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import emit_json, numbers, read_problem, usage_errors
+from tokenmargin.cli._common import emit_json, numbers, read_problem, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
-    from tokenmargin.problem import TokenProblem
+    from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["solution_report", "solve"]
 

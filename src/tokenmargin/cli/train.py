@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli.common import UsageError, emit_json, needs_extra, numbers, progress_bar, say, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, numbers, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +213,7 @@ def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
     """The certified max-margin direction of what the trained p selects in every text."""
     import numpy as np
 
-    from tokenmargin.corpus import TokenCorpus
+    from tokenmargin.problem.corpus import TokenCorpus
     from tokenmargin.training.probe import learned_direction
 
     assert isinstance(corpus, TokenCorpus), "a prepared file has a corpus"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli.common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
 from tokenmargin.cli.corpora import corpus_statistics, print_corpus, read_corpus
 
 if TYPE_CHECKING:
-    from tokenmargin.problem import TokenProblem
+    from tokenmargin.problem.token_problem import TokenProblem
     from tokenmargin.theory import Claim, Report, Slack
 
 __all__ = ["verify"]

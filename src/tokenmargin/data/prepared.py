@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
 
 __all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
 

@@ -1,15 +1,15 @@
 """Training as dynamics: descent, gradient flow to any norm, thousands of runs at once, and regularisation paths."""
 
 from tokenmargin.dynamics.batch import BatchResult, evolve_many
-from tokenmargin.dynamics.cone import ConePath, cone_path
 from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
-from tokenmargin.dynamics.first_step import FirstStep, first_step
 from tokenmargin.dynamics.flow import FinitePart, FlowPath, FlowSettings, Rounding, flow
 from tokenmargin.dynamics.interrupts import whole_runs
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
-from tokenmargin.dynamics.regularisation import RegularisationPath, regularisation_path
-from tokenmargin.dynamics.ridge import RidgePath, ridge_path
+from tokenmargin.dynamics.paths.ball import RegularisationPath, regularisation_path
+from tokenmargin.dynamics.paths.cone import ConePath, cone_path
+from tokenmargin.dynamics.paths.joint import RidgePath, ridge_path
+from tokenmargin.objective.first_step import FirstStep, first_step
 
 __all__ = [
     "OBSERVABLES",

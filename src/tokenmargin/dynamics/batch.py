@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import PromptObjective
+from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.dynamics.span import Span
-from tokenmargin.geometry import Coordinates
-from tokenmargin.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["BatchResult", "evolve_many"]
 
@@ -97,7 +97,7 @@ def evolve_many(
     Memory stays bounded: runs are taken in chunks. Ctrl-C ends early and returns what was reached.
 
     >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
-    >>> from tokenmargin.instances import random_problem
+    >>> from tokenmargin.problem.instances import random_problem
     >>> rng = np.random.default_rng(0)
     >>> runs = evolve_many(
     ...     [random_problem(4, 6, 100, rng=rng) for _ in range(3)], NormalizedGradientDescent(1.0), steps=200
@@ -172,7 +172,7 @@ def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Ch
 class _Group:
     """The runs of one chunk: lanes in progress, and what is known of those that have left."""
 
-    lanes: Lanes
+    lanes: BatchState
     methods: tuple[AbstractMethod, ...]
     logits: Float[Array, "n T runs"]
     weights: Float[Array, "n T runs"]
@@ -201,7 +201,7 @@ class _Group:
         if len(here) > 1 and count > 1:
             tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
         weights = np.zeros_like(logits)
-        return cls(Lanes(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
+        return cls(BatchState(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
 
     def run(self, budget: Int[Array, " runs"], until: float | None, tell: Callable[[int], None] | None) -> bool:
         """Advance until every run is finished; True when interrupted."""
@@ -236,7 +236,7 @@ class _Group:
     def store(self, result: BatchResult, chunk: Chunk) -> None:
         """Write the ends of the runs into the result."""
         shape = result.saturation[chunk].shape
-        ends = Lanes(self.lanes.tokens, result.loss, self.logits, self.weights)
+        ends = BatchState(self.lanes.tokens, result.loss, self.logits, self.weights)
         result.selected[chunk] = ends.selected.reshape(*shape, -1)
         result.saturation[chunk] = ends.saturation.reshape(shape)
         result.steps[chunk] = self.steps.reshape(shape)

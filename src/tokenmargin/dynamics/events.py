@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractObjective
+from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import angle, saturation, select
 
 __all__ = ["AbstractEvent", "AngleReached", "Crossing", "NormReached", "Saturated", "SelectionChanged", "WhenTrue"]

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractObjective
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod
+from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import attention_weights, saturation, select
 
 __all__ = ["OBSERVABLES", "Trajectory", "evolve"]
@@ -100,10 +100,10 @@ def evolve(
 
         Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
-        >>> from tokenmargin.attention import PromptObjective
+        >>> from tokenmargin.objective.attention import PromptObjective
         >>> from tokenmargin.dynamics.interrupts import interrupted_run
     from tokenmargin.dynamics.methods import NormalizedGradientDescent
-        >>> from tokenmargin.instances import figure1a
+        >>> from tokenmargin.problem.instances import figure1a
         >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
         >>> path.selected, bool(path.saturation > 0.999)
         (array([0]), True)

@@ -19,13 +19,13 @@ from numpy import ndarray as Array
 from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
-from tokenmargin.attention import AbstractObjective
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
-from tokenmargin.dynamics.follow import Field, FlowSettings, Run, Stop
+from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField
 from tokenmargin.dynamics.quadrature import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, FinitePart
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import saturation, select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow"]
@@ -53,7 +53,7 @@ class FlowPath:
     final: Float[Array, " D"]
     stop: Stop
     crossings: tuple[Crossing, ...]
-    _field: Field = field(repr=False)
+    _field: UnitField = field(repr=False)
     _pieces: tuple[DenseOutput, ...] = field(repr=False)
     finite_part: FinitePart | None = None
 
@@ -172,7 +172,7 @@ class FlowPath:
         """Go on from the end; the path returned is the whole one."""
         if self.stop == "stationary":
             return self
-        run = Run(self._field, self.settings, until_norm, tuple(events), progress)
+        run = Integration(self._field, self.settings, until_norm, tuple(events), progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
         return replace(
             self,
@@ -207,8 +207,8 @@ def flow(
     Ctrl-C ends the run early and returns what was reached; `resume` goes on from there. Within `whole_runs` it is
     raised instead.
 
-    >>> from tokenmargin.attention import PromptObjective
-    >>> from tokenmargin.instances import figure1a
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1a
     >>> path = flow(PromptObjective(figure1a()), until_norm=1e8)
     >>> path.stop, path.selected, (path.prompt / path.norm).round(6)
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
@@ -222,8 +222,8 @@ def flow(
         )
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    along = Field(Reduced.of(objective), theta, settings.coupling)
-    run = Run(along, settings, until_norm, tuple(events), progress)
+    along = UnitField(Reduced.of(objective), theta, settings.coupling)
+    run = Integration(along, settings, until_norm, tuple(events), progress)
     run.follow(along.reduce(theta), 0.0)
     return FlowPath(
         objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite

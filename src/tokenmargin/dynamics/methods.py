@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit
 
-from tokenmargin.attention import AbstractObjective, Descent, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
 
 __all__ = ["AbstractMethod", "GradientDescent", "NormalizedGradientDescent"]
 

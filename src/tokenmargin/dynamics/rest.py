@@ -16,14 +16,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractObjective, Attention, PromptObjective, attend
-from tokenmargin.geometry import Coordinates
-from tokenmargin.losses import CorrelationLoss
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import AbstractObjective, Attention, PromptObjective, attend
+from tokenmargin.objective.losses import CorrelationLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 if TYPE_CHECKING:
     from tokenmargin.dynamics.flow import FlowPath
-    from tokenmargin.dynamics.follow import Field
+    from tokenmargin.dynamics.integrate import UnitField
 
 __all__ = ["NEAR_STATIONARY", "STATIONARY", "FinitePart", "finite_part", "polish"]
 
@@ -108,7 +108,7 @@ class FinitePart:
         return np.asarray(self._rest + self.point + z @ self._basis)
 
 
-def finite_part(along: Field, y: Float[Array, " r"]) -> FinitePart | None:
+def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
     objective = along.objective
     if not isinstance(objective, PromptObjective):

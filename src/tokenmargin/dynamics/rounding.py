@@ -22,7 +22,7 @@ from scipy.integrate import DenseOutput
 from scipy.linalg import expm
 
 if TYPE_CHECKING:
-    from tokenmargin.dynamics.follow import Field
+    from tokenmargin.dynamics.integrate import UnitField
 
 __all__ = ["Rounding", "rounding_along"]
 
@@ -56,7 +56,7 @@ class Rounding:
 
 
 def rounding_along(
-    along: Field, arcs: Float[Array, " knots"], pieces: Sequence[DenseOutput], *, tolerance: float
+    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[DenseOutput], *, tolerance: float
 ) -> Rounding:
     """Follow the covariance of all rounding along the steps of a path, until it decides or the path ends.
 
@@ -87,7 +87,7 @@ def rounding_along(
     return Rounding(np.log(sizes), growth, False, np.nan, np.nan, None)
 
 
-def _longest(along: Field) -> float:
+def _longest(along: UnitField) -> float:
     """Longest difference of two tokens of an input, over the blocks; 1 where all are equal."""
     blocks = [span.tokens for span in along.reduced.spans]
     spread = [np.where(b.mask[..., None], b.laid_out - b.laid_out[:, :1], 0.0) for b in blocks]
@@ -95,12 +95,12 @@ def _longest(along: Field) -> float:
     return longest if longest > 0 else 1.0
 
 
-def _added(along: Field, y: Float[Array, " r"], longest: float) -> float:
+def _added(along: UnitField, y: Float[Array, " r"], longest: float) -> float:
     return _ROUNDINGS * _EPS * (along.norm(y) + 1 / longest)
 
 
 def _propagators(
-    along: Field, arcs: Float[Array, " k"], pieces: Sequence[DenseOutput], longest: float
+    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[DenseOutput], longest: float
 ) -> Float[Array, "steps r r"]:
     middles = (arcs[1:] + arcs[:-1]) / 2
     exponents = []
@@ -119,7 +119,7 @@ def _deviation(covariance: Float[Array, "r r"]) -> float:
     return float(np.sqrt(max(np.linalg.eigvalsh(covariance)[-1], 0.0))) if covariance.size else 0.0
 
 
-def _least_stable(along: Field, covariance: Float[Array, "r r"]) -> Float[Array, " D"] | None:
+def _least_stable(along: UnitField, covariance: Float[Array, "r r"]) -> Float[Array, " D"] | None:
     if not np.isfinite(covariance).all():
         return None
     vector = along.reduced.lift(np.linalg.eigh(covariance)[1][:, -1])

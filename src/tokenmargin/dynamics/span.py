@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractObjective
-from tokenmargin.geometry import AbstractGeometry, Coordinates
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["Reduced", "Span"]
 

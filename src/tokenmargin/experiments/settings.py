@@ -47,7 +47,7 @@ def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
     """The command that runs exactly this experiment.
 
     >>> from dataclasses import replace
-    >>> from tokenmargin.experiments.prompt_paths import Figure1a
+    >>> from tokenmargin.experiments.figures.prompt_paths import Figure1a
     >>> command(replace(Figure1a.quick(), steps=50))
     'tokenmargin reproduce fig1a --steps 50'
     """
@@ -79,7 +79,7 @@ class Axis:
 def parse_axis(experiment: type[AbstractExperiment], text: str) -> Axis:
     """`d=2,5,10`, `seed=0..999` (both ends included), or `scores=1,2;1,3` for settings that are tuples.
 
-    >>> from tokenmargin.experiments.prompt_paths import Figure1a
+    >>> from tokenmargin.experiments.figures.prompt_paths import Figure1a
     >>> parse_axis(Figure1a, "steps=10,20").values
     (10, 20)
     >>> parse_axis(Figure1a, "steps=0..999").values
@@ -107,7 +107,7 @@ def parse_axis(experiment: type[AbstractExperiment], text: str) -> Axis:
 class Grid:
     """All combinations of the axes' values, as experiments by cell number; the last axis varies fastest.
 
-    >>> from tokenmargin.experiments.prompt_paths import Figure1a
+    >>> from tokenmargin.experiments.figures.prompt_paths import Figure1a
     >>> grid = Grid(Figure1a.quick(), (Axis("step", (0.1, 0.2)), Axis("steps", range(10, 13))))
     >>> len(grid), grid.settings(4)
     (6, {'step': 0.2, 'steps': 11})

@@ -10,9 +10,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import limit_direction, max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
 __all__ = [

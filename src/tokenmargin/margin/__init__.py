@@ -10,7 +10,6 @@ from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.choices import choice_margin
 from tokenmargin.margin.constraints import (
     Constraints,
     attention_constraints,
@@ -18,13 +17,21 @@ from tokenmargin.margin.constraints import (
     label_constraints,
     relaxed_constraints,
 )
-from tokenmargin.margin.corpus import corpus_margin
-from tokenmargin.margin.limits import Atlas, Kind, LimitDirection, limit_constraints, limit_direction, tied_direction
-from tokenmargin.margin.pairs import RowPairs, argmax_pairs, selected_pairs
+from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
+from tokenmargin.margin.corpus.solve import corpus_margin
+from tokenmargin.margin.limit_directions import (
+    Atlas,
+    Kind,
+    LimitDirection,
+    limit_constraints,
+    limit_direction,
+    tied_direction,
+)
 from tokenmargin.margin.plane import plane_atlas
+from tokenmargin.margin.several_optima import choice_margin
+from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.solver import solve
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection
 
 __all__ = [
@@ -62,7 +69,7 @@ __all__ = [
 def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
 
-    >>> from tokenmargin.instances import figure1b
+    >>> from tokenmargin.problem.instances import figure1b
     >>> max_margin(figure1b(), [0]).vector.round(4)
     array([-0.099 ,  0.9901,  0.    ])
     """
@@ -98,7 +105,7 @@ def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: flo
 def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
 
-    >>> from tokenmargin.instances import figure3b
+    >>> from tokenmargin.problem.instances import figure3b
     >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6) + 0.0
     array([1., 0.])
     """

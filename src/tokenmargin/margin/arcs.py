@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import Coordinates
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
 __all__ = ["Arc", "is_planar", "selection_arcs"]
@@ -43,7 +43,7 @@ def selection_arcs(problem: TokenProblem) -> tuple[Arc, ...]:
 
     The ends are exact: directions where two keys of one input tie, perpendicular to their difference.
 
-    >>> from tokenmargin.instances import figure8
+    >>> from tokenmargin.problem.instances import figure8
     >>> [(round(float(np.degrees(arc.start)), 1), arc.selected.tolist()) for arc in selection_arcs(figure8())]
     [(63.4, [0, 0]), (90.0, [1, 0]), (243.4, [1, 1]), (270.0, [0, 1])]
     """

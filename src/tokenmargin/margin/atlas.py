@@ -23,11 +23,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import Coordinates
-from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
+from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.limits import (
+from tokenmargin.margin.limit_directions import (
     Atlas,
     LimitDirection,
     limit_constraints,
@@ -35,11 +34,12 @@ from tokenmargin.margin.limits import (
     read_direction,
     shares_differences,
 )
-from tokenmargin.margin.rescue import proof
+from tokenmargin.margin.single.refine import proof
+from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.margin.solver import solve
-from tokenmargin.margin.system import Verdicts, solve_systems
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
 __all__ = ["atlas"]
@@ -113,7 +113,7 @@ def atlas(
     - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
     - `progress`: called with the number of selections decided, after every block.
 
-    >>> from tokenmargin.instances import figure8
+    >>> from tokenmargin.problem.instances import figure8
     >>> for limit in atlas(figure8()).limits:
     ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
     [0 0] [1. 3. 0.] True
@@ -271,7 +271,7 @@ class _Walk:
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
         return alive
 
-    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], Verdicts]:
+    def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
         """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
         systems = concatenated([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
         if isinstance(self.problem.keys, Coordinates):
@@ -282,7 +282,7 @@ class _Walk:
                         verdicts.farkas.residual[b] = np.inf
             scale = systems.scale[:, None]
             return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
-        verdicts = Verdicts.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        verdicts = StackResult.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
         multipliers = np.zeros_like(verdicts.multipliers)
         for b, prefix in enumerate(prefixes):
             own = self._constraints(prefix).systems()

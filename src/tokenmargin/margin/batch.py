@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.answers import OUT_OF_RANGE, RAY, UNDECIDED, Answers
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
+from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
+from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.margin.system import MANY, solve_systems
 
 __all__ = ["MarginBatch", "max_margin_batch"]
 
@@ -111,7 +111,7 @@ def max_margin_batch(
     keys, selected = _checked(keys, selected)
     B, n = selected.shape
     T, d = keys.shape[2:]
-    answers = Answers.empty(B, n * (T - 1), d)
+    answers = StackBuffers.empty(B, n * (T - 1), d)
     block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
     works = (lambda where=where: _answer(keys, selected, where, answers) for where in blocks)
@@ -173,9 +173,9 @@ def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
     return np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, k, 2)
 
 
-def _answer(keys: Array, selected: Array, where: slice, answers: Answers) -> None:
+def _answer(keys: Array, selected: Array, where: slice, answers: StackBuffers) -> None:
     """Answer a block of problems: in compiled code, and the rest as a stack."""
-    from tokenmargin.margin.stack import solve_keys  # compiled code, loaded where it is used
+    from tokenmargin.margin.compiled.stack import solve_keys  # compiled code, loaded where it is used
 
     if answers.multipliers.shape[1] <= MANY:
         solve_keys(keys, selected, where.start, where.stop, answers)
@@ -187,7 +187,7 @@ def _answer(keys: Array, selected: Array, where: slice, answers: Answers) -> Non
         _answer_as_stack(keys, selected, left, answers)
 
 
-def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: Answers) -> None:
+def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackBuffers) -> None:
     """Answer the given problems through `solve_systems`, in the units of the problem."""
     first = which[:, None] if len(keys) > 1 else np.zeros((1, 1), dtype=np.intp)
     inputs, alpha = np.arange(keys.shape[1]), selected[which]

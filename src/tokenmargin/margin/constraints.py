@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.geometry import AbstractGeometry, Coordinates, Gram
 from tokenmargin.margin.certificate import Systems, normalised
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
 __all__ = [

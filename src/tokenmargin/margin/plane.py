@@ -11,11 +11,11 @@ import time
 
 import numpy as np
 
-from tokenmargin.losses import AbstractLoss
 from tokenmargin.margin.arcs import selection_arcs
-from tokenmargin.margin.limits import Atlas, limit_constraints, name_global, read_direction
-from tokenmargin.margin.solver import solve
-from tokenmargin.problem import TokenProblem
+from tokenmargin.margin.limit_directions import Atlas, limit_constraints, name_global, read_direction
+from tokenmargin.margin.single.solver import solve
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["plane_atlas"]
 
@@ -26,7 +26,7 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
     Selections are counted as feasible when they own an arc; the others are infeasible by geometry, and no Farkas vector
     is computed for them (`max_margin` gives one). Copies of one key are one token.
 
-    >>> from tokenmargin.instances import figure8
+    >>> from tokenmargin.problem.instances import figure8
     >>> for limit in plane_atlas(figure8()).limits:
     ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
     [0 0] [1. 3. 0.] True

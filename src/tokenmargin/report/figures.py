@@ -15,9 +15,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
-from tokenmargin.basins import Basins
-from tokenmargin.corpora import IRRELEVANT
 from tokenmargin.experiments import Result
+from tokenmargin.limits.shares import Basins
+from tokenmargin.problem.corpus_generators import IRRELEVANT
 from tokenmargin.report.planes import draw_cone, draw_joint_paths, draw_loss_bias, draw_prompt_paths
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, INPUT_COLOURS, LOCAL, MUTED, RELAXED, panels

@@ -7,11 +7,12 @@
 """
 
 from difflib import get_close_matches
+from typing import Any
 
 from tokenmargin.theory import paper_a, paper_b
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
-from tokenmargin.theory.instances import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.probability import binomial_interval
+from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.statements import STATEMENTS, Statement
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "binomial_interval",
     "claim",
     "needed",
+    "verify",
 ]
 
 CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS)
@@ -44,3 +46,13 @@ def claim(name: str) -> Claim:
         f"did you mean {', '.join(found[match].name for match in near)}?" if near else "see tokenmargin verify --list"
     )
     raise ValueError(f"there is no claim {name!r}; {hint}")
+
+
+def verify(name: str, instance: Any = None) -> tuple[Report, ...]:
+    """Check a claim on the instances it ships with, or on one given.
+
+    >>> [report.verdict for report in verify("B.lemma3")][0]
+    'holds'
+    """
+    found = claim(name)
+    return tuple(found.own()) if instance is None else (found.on(instance),)

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractLoss, LogisticLoss, PromptObjective
 from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.margin import MarginSolution, class_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import AbstractLoss, LogisticLoss, PromptObjective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Slack, below, seen
 

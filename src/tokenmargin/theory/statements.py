@@ -38,10 +38,10 @@ class Statement:
 
 
 _A = (
-    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.corpus.TokenCorpus.completely"),
+    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.problem.corpus.TokenCorpus.completely"),
     ("lemma", "the first step adds eta_0 alpha_s v / 2 to each token"),
     ("lemma", "the max-margin problem of a selection has one solution"),
-    ("assumption", "one important token in every sequence", "tokenmargin.corpus.TokenCorpus.assumption4"),
+    ("assumption", "one important token in every sequence", "tokenmargin.problem.corpus.TokenCorpus.assumption4"),
     ("theorem", "the limit is a max-margin direction that selects all important tokens"),
     ("lemma", "the limit does not select every token"),
     ("lemma", "the gradients"),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy import ndarray as Array
 
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
 from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.geometry import Coordinates
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.training.batches import Sequences
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.one_layer import Model

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.geometry import Coordinates
-from tokenmargin.instances import figure1a, figure1b, figure1c, figure5, figure8, figure9, three_limits
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure5, figure8, figure9, three_limits
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["STORIES", "Story"]
 

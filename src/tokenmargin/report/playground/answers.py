@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tokenmargin.margin import limit_direction
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.words import listed
 from tokenmargin.report.playground.words import named as token_name
 from tokenmargin.selection import cone_constants

@@ -11,15 +11,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import JointObjective, PromptObjective
+from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.evolve import evolve
 from tokenmargin.dynamics.flow import FlowSettings, flow
-from tokenmargin.dynamics.lanes import Lanes, Tokens
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
-from tokenmargin.geometry import AbstractGeometry, Coordinates
-from tokenmargin.losses import LOSSES, AbstractLoss
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.losses import LOSSES, AbstractLoss
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
 from tokenmargin.report.playground.schema import PlaneRequest
 from tokenmargin.report.playground.words import note
@@ -118,7 +118,7 @@ def _descend(problem: TokenProblem, request: PlaneRequest, starts: Float[Array, 
     loss, (method, steps) = _loss(request), _method(request)
     tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.shared_scores[None])
     logits = np.ascontiguousarray(np.moveaxis(problem.keys.logits(starts), 0, -1))
-    lanes = Lanes(tokens, loss, logits, np.zeros_like(logits))
+    lanes = BatchState(tokens, loss, logits, np.zeros_like(logits))
     every = max(steps // FINE_FRAMES, 1)
     deadline = time.perf_counter() + (DRAFT_SECONDS if request.draft else FINE_SECONDS)
     points, at = [starts], [0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.instances import NAMED_PROBLEMS, figure5, figure9
 from tokenmargin.margin import label_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import NAMED_PROBLEMS, figure5, figure9
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.schema import plane_inputs
 
 __all__ = ["PAPER", "PRESETS", "Preset"]

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from tokenmargin.geometry import Coordinates
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["MOST_INPUTS", "MOST_TOKENS", "Input", "PlaneRequest", "TextRequest", "Token", "plane_inputs"]
 

@@ -8,9 +8,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin import Constraints, MarginSolution, class_margin, solve
 from tokenmargin.margin.constraints import class_constraints
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
-from tokenmargin.theory.instances import EmbeddingInstance
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "RESIDUAL", "printed_constraints"]
 

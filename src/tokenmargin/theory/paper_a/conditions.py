@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from tokenmargin.theory.claim import Findings, Slack, above, below, equal, seen
-from tokenmargin.theory.instances import EmbeddingInstance, enough_step
 from tokenmargin.theory.probability import rarely
+from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 __all__ = [
     "IMPLIED",

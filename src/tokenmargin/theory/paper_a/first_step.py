@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.attention import LogisticLoss
 from tokenmargin.dynamics import FirstStep
-from tokenmargin.embedding import EmbeddingObjective
+from tokenmargin.objective.attention import LogisticLoss
+from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.theory.claim import Claim, Findings
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.paper_a.conditions import (
     concentrated,
     flat_attention,
@@ -18,6 +17,7 @@ from tokenmargin.theory.paper_a.conditions import (
     one_length,
     typical,
 )
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "first_step_parts", "overlap_changes", "risk_bound"]
 

@@ -9,11 +9,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import PromptObjective
 from tokenmargin.margin.constraints import class_constraints
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.limits import Limit
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
@@ -25,6 +24,7 @@ from tokenmargin.theory.paper_a.conditions import (
     typical,
     without_subject,
 )
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = [
     "CLAIMS",

@@ -8,18 +8,18 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import PromptObjective
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.embedding import EmbeddingObjective, Embeddings
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import class_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.embedding import EmbeddingObjective, Embeddings
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.limits import selects
 from tokenmargin.theory.paper_a.flow import length_reached, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "printed_gradients"]
 

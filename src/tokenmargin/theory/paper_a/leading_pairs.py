@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import LogisticLoss, PromptObjective
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import LogisticLoss, PromptObjective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.paper_a.definitions import Choices, local_optimality, ranked_choices
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "Pairs", "rounding"]
 

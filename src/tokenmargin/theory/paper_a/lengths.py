@@ -8,12 +8,11 @@ from numpy import ndarray as Array
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from tokenmargin.corpus import TokenCorpus
-from tokenmargin.embedding import Embeddings
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import MarginSolution, class_margin
+from tokenmargin.objective.embedding import Embeddings
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.paper_a.classes import RESIDUAL
 from tokenmargin.theory.paper_a.conditions import (
     concentrated,
@@ -23,6 +22,7 @@ from tokenmargin.theory.paper_a.conditions import (
     typical,
     without_subject,
 )
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "balanced_flow", "from_orthogonal", "length", "nearly_orthogonal"]
 

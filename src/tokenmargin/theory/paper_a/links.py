@@ -10,13 +10,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import LogisticLoss, PromptObjective
-from tokenmargin.corpus import TokenCorpus
 from tokenmargin.dynamics import FirstStep
-from tokenmargin.embedding import EmbeddingObjective
 from tokenmargin.margin import class_margin
+from tokenmargin.objective.attention import LogisticLoss, PromptObjective
+from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.limits import Limit
 from tokenmargin.theory.paper_a.conditions import mostly, regime, without_subject
 from tokenmargin.theory.paper_a.definitions import choices, local_optimality
@@ -24,6 +23,7 @@ from tokenmargin.theory.paper_a.first_step import risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, limit_seen
 from tokenmargin.theory.paper_a.leading_pairs import Pairs
 from tokenmargin.theory.paper_a.only_important import largest_mu
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "after_first_step"]
 

@@ -13,17 +13,17 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-from tokenmargin.corpus import TokenCorpus
 from tokenmargin.margin import MarginSolution, class_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.limits import Limit
 from tokenmargin.theory.paper_a.classes import RESIDUAL
 from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, lacking, regime, typical, without_subject
 from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, limit_seen
 from tokenmargin.theory.paper_a.lengths import length
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "aligned_start", "dimension_in_mu", "largest_mu", "smallest_rival"]
 

@@ -6,10 +6,10 @@ import numpy as np
 from scipy.special import erfc
 from scipy.stats import chi2
 
-from tokenmargin.corpus import TokenCorpus
+from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, searched
-from tokenmargin.theory.instances import EmbeddingInstance
 from tokenmargin.theory.paper_a.conditions import concentrated, deviation, mostly
+from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "probability_beyond"]
 

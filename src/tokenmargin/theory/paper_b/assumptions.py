@@ -15,10 +15,10 @@ from numpy import ndarray as Array
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from tokenmargin.attention import AbstractLoss, AbstractObjective, CustomLoss
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import Constraints, MarginSolution, relaxed_max_margin, solve
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, CustomLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import Slack, above, below, sampled
 

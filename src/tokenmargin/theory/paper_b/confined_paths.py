@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import cone_path
-from tokenmargin.geometry import Coordinates
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, directional_neighbours, is_locally_optimal, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.assumptions import general_position
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS"]
 

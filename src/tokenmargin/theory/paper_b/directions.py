@@ -6,13 +6,13 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.instances import random_problem
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import directional_neighbours, optimal_tokens, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.gradients import key_map
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "three_tokens"]
 

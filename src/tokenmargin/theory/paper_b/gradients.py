@@ -6,17 +6,17 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.attention import AbstractLoss, AbstractObjective, CorrelationLoss, PromptObjective
-from tokenmargin.geometry import Coordinates
-from tokenmargin.heads import HeadObjective, NonlinearHead
-from tokenmargin.instances import figure1a, figure1b, figure1c, figure8, random_problem
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, CorrelationLoss, PromptObjective
+from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.local_cone import cone
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "alike", "key_map", "mirrored", "printed_smoothness"]
 

@@ -14,17 +14,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.attention import JointObjective
 from tokenmargin.dynamics import RidgePath, ridge_path
-from tokenmargin.instances import figure3a, figure3b
 from tokenmargin.margin import MarginSolution, label_margin, max_margin, relaxed_max_margin, solve, support_inputs
 from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective
+from tokenmargin.problem.instances import figure3a, figure3b
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, margins
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.limits import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "Joint", "joint_findings", "nearly_support", "phase_direction", "second", "smaller_label_margin"]
 

@@ -7,13 +7,13 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import logsumexp
 
-from tokenmargin.instances import figure1b
 from tokenmargin.margin import max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure1b
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import ConeConstants, cone_constants, neighbours, score_gaps
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.assumptions import assumption_a
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "along_the_axis", "behind_its_neighbour", "cone", "locally_optimal", "without_neighbours"]
 

@@ -8,17 +8,17 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.heads import NonlinearHead, optimal_sets
 from tokenmargin.margin import choice_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.nonlinear_heads import NonlinearHead, optimal_sets
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.limits import vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_d, log_outside, values_of
 from tokenmargin.theory.paper_b.directions import three_tokens
 from tokenmargin.theory.paper_b.gradients import mirrored
 from tokenmargin.theory.paper_b.prompt_limits import path_angles, two_optima
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS"]
 

@@ -7,16 +7,16 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import regularisation_path
-from tokenmargin.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.margin import MarginSolution, max_margin
-from tokenmargin.problem import TokenProblem
+from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cone_constants, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.limits import Limit, follow, vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "path_angles", "two_optima"]
 

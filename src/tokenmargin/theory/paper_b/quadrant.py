@@ -8,17 +8,16 @@ from numpy import ndarray as Array
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, NonlinearConstraint, minimize
 
-from tokenmargin.attention import JointObjective, PromptObjective
-from tokenmargin.dynamics.regularisation import prompt_landscape
-from tokenmargin.dynamics.ridge import RidgePath, head_landscape
-from tokenmargin.dynamics.sphere import Landscape, Sphere, minimise
-from tokenmargin.geometry import Coordinates
-from tokenmargin.instances import figure3b
+from tokenmargin.dynamics.paths.ball import prompt_landscape
+from tokenmargin.dynamics.paths.joint import RidgePath, head_landscape
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.margin.constraints import attention_constraints
-from tokenmargin.problem import TokenProblem
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure3b
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, margins
 from tokenmargin.theory.claim import Claim, Findings, above, seen, true
-from tokenmargin.theory.instances import ProblemInstance
 from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
     joint_findings,
@@ -26,6 +25,7 @@ from tokenmargin.theory.paper_b.joint_limits import (
     second,
     smaller_label_margin,
 )
+from tokenmargin.theory.settings import ProblemInstance
 
 __all__ = ["CLAIMS", "confine", "quadrant_point"]
 
@@ -106,7 +106,7 @@ def quadrant_point(
 
 
 def _within(
-    landscape: Landscape, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
+    landscape: SecondOrderFunction, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
 ) -> Float[Array, " P"]:
     """The lowest point of the quadrant at |p| = radius: which walls hold it, roughly, then along them, exactly."""
 

@@ -1,0 +1,125 @@
+"""What the commands share: reading problems and numbers, speaking to people and to machines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from tokenmargin.engines import AbstractEngine
+    from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = [
+    "UsageError",
+    "choose_engine",
+    "complain",
+    "emit_json",
+    "needs_extra",
+    "numbers",
+    "progress_bar",
+    "read_problem",
+    "say",
+    "usage_errors",
+]
+
+Number = TypeVar("Number", int, float)
+
+
+class UsageError(Exception):
+    """Something the user gave cannot be used; the message says what and how to mend it."""
+
+
+def say(message: str = "") -> None:
+    """A message for people, on standard error."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """An error for people; plain, so that it survives any terminal and any brackets in the message."""
+    print(f"error: {message}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Validation errors of the library, raised on what the user gave, become bad usage."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """A missing optional dependency becomes a message that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(f"this needs {error.name}: install it with pip install 'tokenmargin[{extra}]'") from error
+
+
+def read_problem(source: str) -> TokenProblem:
+    """A problem from a file, or a figure's problem by its name."""
+    from tokenmargin.problem.instances import NAMED_PROBLEMS
+    from tokenmargin.problem.token_problem import load_problem
+
+    if source in NAMED_PROBLEMS:
+        return NAMED_PROBLEMS[source]()
+    if not Path(source).suffix:
+        raise UsageError(f"{source}: give a .npz or .json file, or one of {', '.join(NAMED_PROBLEMS)}")
+    with usage_errors():
+        return load_problem(source)
+
+
+def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngine:
+    """The engine that `--engine`, `--jobs` and `--address` ask for."""
+    from tokenmargin.engines import LocalEngine, RayEngine, SerialEngine
+
+    if name == "ray":
+        return RayEngine(address)
+    if address is not None:
+        raise UsageError("--address is for --engine ray")
+    if jobs == 0 or jobs < -1:
+        raise UsageError(f"--jobs must be a positive number, or -1 for one per core, got {jobs}")
+    return SerialEngine() if name == "here" else LocalEngine(jobs)
+
+
+def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:
+    """Parse `1,2,3`."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"{option} must be numbers separated by commas, got {text!r}") from error
+
+
+def emit_json(data: object) -> None:
+    """One JSON document on standard output; numbers that JSON cannot write become null."""
+    from tokenmargin._files import plain
+
+    print(json.dumps(plain(data), allow_nan=False))
+
+
+@contextlib.contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar on standard error for people; nothing when standard error is a file.
+
+    The function given takes the steps done and, to change what stands before the bar, a new label.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done, label=label: bar.update(task, completed=done, description=label)

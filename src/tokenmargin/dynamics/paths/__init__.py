@@ -1,0 +1,1 @@
+"""Regularisation paths: minimisers on spheres, in cones and jointly with the head, followed by Newton's method."""

@@ -1,0 +1,254 @@
+"""Regularisation paths: the minimiser of the risk over `|p| <= R`, as R grows.
+
+Values are compared as logarithms of the excess risk, which tell minima apart when the risk itself has rounded to its
+infimum. Minima are continued from radius to radius; fresh random starts at every moderate radius look for others. The
+global minimum is the lowest one found: a claim about the search, not a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
+from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.selection import select
+
+__all__ = ["Branch", "RegularisationPath", "prompt_landscape", "regularisation_path"]
+
+_RATIO = 2.0  # largest factor between two radii of the continuation
+_SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
+_STATIONARY = 1e-9  # of the balance at a minimum inside the ball
+_SAME = 1e-6  # of the radius: minima closer than this are one
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One local minimum over the ball, followed along the radii.
+
+    - `points`: the minimisers, shape (radii, D); NaN at radii where this minimum was not there.
+    - `log_excess`: logarithm of risk minus infimum; infinity where it was not there.
+    - `residuals`: departure from stationarity, see `Minimum`.
+    - `bounded`: whether the minimiser lies inside the ball.
+    """
+
+    points: Float[Array, "radii D"]
+    log_excess: Float[Array, " radii"]
+    residuals: Float[Array, " radii"]
+    bounded: Array
+
+
+@dataclass(frozen=True, eq=False)
+class RegularisationPath:
+    """The minima found over balls of growing radius; the first branch is the lowest at the largest radius.
+
+    - `objective`: whose risk.
+    - `radii`: the radii.
+    - `branches`: local minima, sorted by their excess risk at the largest radius.
+    """
+
+    objective: AbstractObjective
+    radii: Float[Array, " radii"]
+    branches: tuple[Branch, ...]
+    interrupted: bool = False
+
+    @property
+    def lowest(self) -> Int[Array, " radii"]:
+        """Number of the branch with the smallest risk at each radius."""
+        return np.argmin(np.stack([branch.log_excess for branch in self.branches]), axis=0)
+
+    @property
+    def points(self) -> Float[Array, "radii D"]:
+        """The minimiser over the ball at each radius: the regularisation path of Theorem 1."""
+        stacked = np.stack([branch.points for branch in self.branches])
+        return np.asarray(stacked[self.lowest, np.arange(len(self.radii))])
+
+    @property
+    def residuals(self) -> Float[Array, " radii"]:
+        """Departure from stationarity along `points`."""
+        stacked = np.stack([branch.residuals for branch in self.branches])
+        return np.asarray(stacked[self.lowest, np.arange(len(self.radii))])
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The tokens selected at the largest radius."""
+        return select(self.objective.problem.keys, self.objective.prompt(self.points[-1]))
+
+
+def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | None = None) -> SecondOrderFunction:
+    """Logarithm of the excess risk over that of a selection, with gradient and Hessian, in coordinates.
+
+    Over the best tokens it tells all points apart but is flat around a local minimum of large norm, where the risk is
+    that of another selection up to rounding; over that selection it resolves the local minimum.
+    """
+
+    def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
+        value = objective.log_excess(y, selected)
+        descent, relative, _ = objective.linearise(y)
+        steep = float(np.exp(descent.log_norm[0] - value)) if np.isfinite(value) else np.nan
+        gradient = -steep * descent.direction
+        return value, gradient, -steep * relative - np.outer(gradient, gradient)
+
+    return landscape
+
+
+def regularisation_path(
+    objective: AbstractObjective,
+    radii: Sequence[float] | Float[Array, " radii"],
+    *,
+    rng: np.random.Generator,
+    starts: int = 16,
+    directions: Float[Array, "k D"] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> RegularisationPath:
+    """`argmin over |p| <= R` of the risk for each R of `radii`, with the other local minima found.
+
+    **Arguments**
+    - `objective`: a prompt objective (with a linear head, or a nonlinear one under which no mixture of tokens does
+      better than the best single ones), in either geometry.
+    - `radii`: growing.
+    - `rng`: for the random starts.
+    - `starts`: random starts at each radius up to 50.
+    - `directions`: directions to start from as well, at every radius. Random starts can miss the branch of a minimum
+      that attracts few of them; with the directions of a complete atlas no limit is missed.
+    - `progress`: called with the share of the radii done.
+
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> path = regularisation_path(PromptObjective(figure1b()), [1.0, 1e3], rng=np.random.default_rng(0), starts=1)
+    >>> path.selected, (path.points[-1] / 1e3).round(3)
+    (array([0]), array([-0.1  ,  0.995,  0.   ]))
+    """
+    grid = checked_radii(radii)
+    reduced = Reduced.of(objective)
+    ball = _Ball(reduced.objective)
+    guided = reduced.reduce(np.zeros((0, objective.dimension)) if directions is None else directions)
+    branches: list[list[Minimum | None]] = []
+    interrupted, done = False, 0
+    try:
+        for done, radius in enumerate(grid.tolist()):
+            found = [None if branch[-1] is None else ball.continued(branch[-1], radius) for branch in branches]
+            fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
+            fresh = np.concatenate([fresh, guided])
+            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius))
+            if progress is not None:
+                progress((done + 1) / len(grid))
+    except KeyboardInterrupt:
+        if not np.any(grid[:done] >= np.asarray(radii, dtype=float)[0]):
+            raise  # nothing is there to be kept
+        interrupted, grid = interrupted_run(), grid[:done]
+        branches = [branch[:done] for branch in branches]
+    wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
+    pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]
+    pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
+    return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
+
+
+def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
+    """The radii with others between them, so that none is more than twice the one before, from at most `first` on."""
+    wanted = np.asarray(radii, dtype=np.float64)
+    if (
+        wanted.ndim != 1
+        or wanted.size == 0
+        or not np.isfinite(wanted).all()
+        or wanted[0] <= 0
+        or (np.diff(wanted) <= 0).any()
+    ):
+        raise ValueError(f"radii must be positive and growing, got {radii!r}")
+    grid = [np.array([min(first, wanted[0])])]
+    for radius in wanted:
+        last = grid[-1][-1]
+        if radius > last:
+            steps = int(np.ceil(np.log(radius / last) / np.log(_RATIO)))
+            between = last * (radius / last) ** (np.arange(1, steps + 1) / steps)
+            between[-1] = radius
+            grid.append(between)
+    return np.concatenate(grid)
+
+
+class _Ball:
+    """Local minima of an objective over balls, judged by the scale-free residuals of its log-domain field."""
+
+    def __init__(self, objective: AbstractObjective) -> None:
+        self.objective = objective
+        self.overall = prompt_landscape(objective)
+
+    def minimum(self, start: Float[Array, " r"], radius: float) -> Minimum | None:
+        """A minimum over the ball reached from `start`: on the sphere, or inside; None when none was settled."""
+        sphere = Sphere(radius)
+        if np.isnan(self.overall(sphere.coordinates(start))[0]):
+            raise ValueError(
+                "the risk falls below that of every choice of one token per input, so that a mixture of tokens is best "
+                "and no regularisation path selects tokens; give a head under which single tokens are best"
+            )
+        found = minimise(self.overall, start, sphere=sphere, max_iterations=100)
+        if not found.converged:
+            found = self._resolved(found, sphere) or found
+        if found.outward > 0:
+            return found if found.converged else None
+        return self._inside(found.point, radius)
+
+    def continued(self, tip: Minimum, radius: float) -> Minimum | None:
+        """The minimum at the next radius: an inner one stays, one on the sphere moves out with it."""
+        if tip.outward == 0:
+            return tip
+        start = tip.point * (radius / np.linalg.norm(tip.point))
+        found = self._resolved(replace(tip, point=start), Sphere(radius))
+        settled = found is not None and found.converged and found.outward > 0
+        return found if settled else self.minimum(start, radius)
+
+    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
+        """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
+        local = prompt_landscape(self.objective, select(self.objective.problem.keys, rough.point))
+        if not np.isfinite(local(sphere.coordinates(rough.point))[0]):
+            return None
+        found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
+        return replace(found, value=self.objective.log_excess(found.point))
+
+    def _inside(self, start: Float[Array, " r"], radius: float) -> Minimum | None:
+        found = minimise(self.overall, start, max_iterations=100)
+        balance = float(self.objective.linearise(found.point).balance.max())
+        if balance > _STATIONARY or np.linalg.norm(found.point) >= radius:
+            return None
+        return replace(found, residual=balance, outward=0.0, converged=True)
+
+
+def _file(
+    branches: list[list[Minimum | None]],
+    continued: list[Minimum | None],
+    fresh: list[Minimum | None],
+    at: tuple[int, float],
+) -> None:
+    """Append each minimum to the branch it continues, or open a new one; copies of one minimum are dropped."""
+    number, radius = at
+    kept: list[Minimum] = []
+
+    def new(minimum: Minimum | None) -> Minimum | None:
+        if minimum is None or any(np.linalg.norm(minimum.point - other.point) <= _SAME * radius for other in kept):
+            return None
+        kept.append(minimum)
+        return minimum
+
+    for branch, minimum in zip(branches, continued, strict=True):
+        branch.append(new(minimum))  # where two branches meet, the earlier one goes on
+    for minimum in fresh:
+        opened: list[Minimum | None] = [None] * number
+        if new(minimum) is not None:
+            branches.append([*opened, minimum])
+
+
+def _branch(minima: Sequence[Minimum | None], reduced: Reduced) -> Branch:
+    missing = np.full(reduced.objective.dimension, np.nan)
+    points = np.stack([missing if minimum is None else minimum.point for minimum in minima])
+    return Branch(
+        reduced.lift(points),
+        np.array([np.inf if minimum is None else minimum.value for minimum in minima]),
+        np.array([np.nan if minimum is None else minimum.residual for minimum in minima]),
+        np.array([minimum is not None and minimum.outward == 0.0 for minimum in minima]),
+    )

@@ -1,0 +1,180 @@
+"""The regularisation path in a cone: `argmin over p in cone(q), R0 <= |p| <= R` (Theorem 4).
+
+Theorem 4: unless q is locally optimal, the path either stays bounded or does not converge to q. In a thin cone the risk
+differs from that of what q selects by numbers of either sign that underflow, so points are compared by the logarithm
+and the sign of that difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+from scipy.linalg import null_space
+
+from tokenmargin.dynamics.paths.ball import checked_radii
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
+from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.selection import select
+
+__all__ = ["ConePath", "cone_path"]
+
+_INSIDE = 1e-9  # of the cosine
+_NARROW = 1e-6  # of the norm, where the minimiser lies inside
+_GOLDEN = (np.sqrt(5) - 1) / 2
+_ITERATIONS = 40  # a minimum that takes longer is found again, better, from the next radius
+
+
+@dataclass(frozen=True, eq=False)
+class ConePath:
+    """The minimisers over a cone around `direction`, between the first radius and each radius.
+
+    - `direction`: q, of unit length.
+    - `width`: the cone holds the p with cosine to q at least `1 - width`.
+    - `radii`: the largest norm allowed; the first is R0.
+    - `points`: the minimisers found.
+    - `norms`, `angles`: their lengths, and their angles to q.
+    - `on_border`: whether the cone holds them back.
+    """
+
+    objective: AbstractObjective
+    direction: Float[Array, " D"]
+    width: float
+    radii: Float[Array, " radii"]
+    points: Float[Array, "radii D"]
+    norms: Float[Array, " radii"]
+    angles: Float[Array, " radii"]
+    on_border: Bool[Array, " radii"]
+
+    @property
+    def verdict(self) -> str:
+        """ "bounded" when the last doubling of the radius did not move the minimiser, "leaves" when its direction is
+        held by the border or settles away from q, and "converges" when its angle to q falls with the radius."""
+        if self.norms[-1] < 0.5 * self.radii[-1]:
+            return "bounded"
+        falls = self.angles[-1] < 0.5 * self.angles[len(self.angles) // 2] or self.angles[-1] < 1e-7
+        return "converges" if falls and not self.on_border[-1] else "leaves"
+
+
+def cone_path(
+    objective: AbstractObjective,
+    direction: Float[Array, " D"],
+    radii: Sequence[float] | Float[Array, " radii"],
+    *,
+    width: float,
+    rng: np.random.Generator,
+    starts: int = 2,
+) -> ConePath:
+    """The local regularisation path of `direction`: (9) of *Max-Margin Token Selection*.
+
+    **Arguments**
+    - `objective`: a prompt objective in either geometry.
+    - `direction`: q, in the span of the tokens.
+    - `radii`: growing; the first one is R0.
+    - `width`: the cone's epsilon, between 0 and 1.
+    - `rng`, `starts`: random starts in the cone at every radius, besides q and the last minimiser.
+
+    The norm is searched on the radii and on others between them, at most a factor of two apart; where the lowest of
+    these lies inside, its neighbourhood is narrowed down by golden sections.
+    """
+    if not 0 < width < 1:
+        raise ValueError(f"width must lie between 0 and 1, got {width}")
+    reduced = Reduced.of(objective)
+    q = reduced.reduce(np.asarray(direction, dtype=np.float64))
+    length = float(np.linalg.norm(q))
+    if length == 0 or length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):
+        raise ValueError("direction must be a non-zero vector in the span of the tokens")
+    cap = _Cap(reduced.objective, q / length, width)
+    grid = checked_radii(radii, first=float(np.asarray(radii, dtype=float)[0]))
+    found: list[Ranked] = []
+    for radius in grid.tolist():
+        near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]
+        found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
+    wanted = [_lowest(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
+    points = np.stack([point for _, point in wanted])
+    norms = np.linalg.norm(points, axis=1)
+    units = points / norms[:, None]
+    angles = 2 * np.arctan2(np.linalg.norm(units - cap.q, axis=1), np.linalg.norm(units + cap.q, axis=1))
+    return ConePath(
+        objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), reduced.lift(points), norms,
+        angles, units @ cap.q <= 1 - width + _INSIDE,
+    )  # fmt: skip
+
+
+Ranked = tuple[tuple[float, float], Array]
+"""A point after its rank."""
+
+
+def _lowest(cap: _Cap, grid: Float[Array, " radii"], found: Sequence[Ranked]) -> Ranked:
+    """The lowest of the minimisers on the first radii, and between the radii next to it where it is an inner one."""
+    last = len(found) - 1
+    j = min(range(len(found)), key=lambda k: found[k][0])
+    towards = found[j][1] / np.linalg.norm(found[j][1])
+    outermost = j == last and found[j][0] <= cap.minimum((1 - _NARROW) * float(grid[j]), [towards])[0]
+    if j == 0 or outermost:
+        return found[j]
+    low, high = float(grid[j - 1]), float(grid[min(j + 1, last)])
+    inner, outer = (cap.minimum(low + part * (high - low), [towards]) for part in (1 - _GOLDEN, _GOLDEN))
+    while high - low > _NARROW * high:
+        if inner[0] < outer[0]:
+            high = low + _GOLDEN * (high - low)
+            inner, outer = cap.minimum(low + (1 - _GOLDEN) * (high - low), [towards]), inner
+        else:
+            low = high - _GOLDEN * (high - low)
+            inner, outer = outer, cap.minimum(low + _GOLDEN * (high - low), [towards])
+    return min(found[j], inner, outer, key=lambda candidate: candidate[0])
+
+
+class _Cap:
+    """The points of a sphere within a cone, and the excess risk over what its axis selects."""
+
+    def __init__(self, objective: AbstractObjective, q: Float[Array, " r"], width: float) -> None:
+        self.objective, self.q, self.width = objective, q, width
+        self.selected: Int[Array, " n"] = select(objective.problem.keys, q)
+        self.across = null_space(q[None]).T
+
+    def random(self, count: int, rng: np.random.Generator) -> list[Float[Array, " r"]]:
+        """Unit vectors in the cone."""
+        tilt = np.arccos(1 - self.width) * rng.random(count)
+        sides = rng.standard_normal((count, len(self.across))) @ self.across
+        sides /= np.linalg.norm(sides, axis=1, keepdims=True)
+        return list(np.cos(tilt)[:, None] * self.q + np.sin(tilt)[:, None] * sides)
+
+    def minimum(self, radius: float, starts: Sequence[Float[Array, " r"]]) -> Ranked:
+        """The lowest point found on the sphere within the cone, after its rank."""
+        cosine = 1 - self.width
+        border = Sphere(radius * float(np.sqrt(1 - cosine**2)), radius * cosine * self.q, self.across)
+        found = []
+        for start in starts:
+            point = radius * start
+            found.append((self.rank(point), point))
+            inside = minimise(self.landscape(point), point, sphere=Sphere(radius), max_iterations=_ITERATIONS).point
+            if inside @ self.q >= (cosine - _INSIDE) * radius:
+                found.append((self.rank(inside), inside))
+            edge = border.embed(border.coordinates(point))
+            held = minimise(self.landscape(edge), edge, sphere=border, max_iterations=_ITERATIONS).point
+            found.append((self.rank(held), held))
+        return min(found, key=lambda candidate: candidate[0])
+
+    def rank(self, y: Float[Array, " r"]) -> tuple[float, float]:
+        """A key that sorts points by their risk: below the selection's first, the further the better."""
+        size, sign = self.objective.excess(y, self.selected)
+        return float(sign), float(sign * size) if sign else 0.0
+
+    def landscape(self, start: Float[Array, " r"]) -> SecondOrderFunction:
+        """The logarithm of the excess on the start's side of zero, so that lower is better; NaN on the other side."""
+        side = float(self.objective.excess(start, self.selected)[1])
+
+        def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
+            size, sign = self.objective.excess(y, self.selected)
+            descent, relative, _ = self.objective.linearise(y)
+            steep = float(np.exp(descent.log_norm[0] - size)) if sign == side else np.nan
+            gradient = -steep * descent.direction
+            hessian = -steep * relative - side * np.outer(gradient, gradient)
+            return float(side * size) if sign == side else np.nan, gradient, hessian
+
+        return landscape

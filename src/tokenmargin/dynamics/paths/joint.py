@@ -1,0 +1,151 @@
+"""The joint ridge path: head and prompt minimising the risk together over `|v| <= r` and `|p| <= R` (Theorems 5 and 6).
+
+The two blocks are minimised in turn, each on its own sphere: the head by the logarithm of the risk, which is convex in
+it, and the prompt by the logarithm of the excess risk of the scores that the head gives, which resolves its direction
+when its effect on the risk itself is below rounding. Where both are stationary, the pair is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+from scipy.special import logsumexp
+
+from tokenmargin.dynamics.paths.ball import prompt_landscape
+from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
+from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import attention_weights, select
+
+__all__ = ["RidgePath", "head_landscape", "ridge_path"]
+
+_ROUNDS = 60
+_RATIO = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class RidgePath:
+    """The joint minimisers found along growing radii.
+
+    - `radii`: pairs (r, R), shape (k, 2).
+    - `heads`, `prompts`: the minimisers, of lengths r and R.
+    - `log_risk`: logarithm of the risk there.
+    - `residuals`: departure from stationarity of head and prompt, shape (k, 2).
+    - `other`: logarithm of the risk at the largest radii of the other local minima found.
+    """
+
+    objective: JointObjective
+    radii: Float[Array, "k 2"]
+    heads: Float[Array, "k D_head"]
+    prompts: Float[Array, "k D_keys"]
+    log_risk: Float[Array, " k"]
+    residuals: Float[Array, "k 2"]
+    other: Float[Array, " others"]
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The tokens selected at the largest radii."""
+        return select(self.objective.problem.keys, self.prompts[-1])
+
+
+def ridge_path(
+    objective: JointObjective,
+    radii: Sequence[tuple[float, float]],
+    *,
+    rng: np.random.Generator,
+    starts: int = 8,
+    also: Float[Array, "k D"] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> RidgePath:
+    """`argmin over |v| <= r, |p| <= R` of the risk for each pair (r, R), with a positive loss.
+
+    The starts at the first pair are continued through all of them; the path returned is the one of lowest risk at
+    the last pair. The minimiser lies on both spheres whenever more norm lowers the risk, as it does in the theorems.
+
+    **Arguments**
+    - `objective`: head and prompt together, with a positive loss.
+    - `radii`: pairs (r, R), both growing.
+    - `rng`, `starts`: the random starts.
+    - `also`: parameters (v, p) to start from as well.
+    - `progress`: called with the share of the starts done.
+    """
+    pairs = np.asarray(radii, dtype=np.float64)
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
+        raise ValueError(f"radii must be pairs (r, R) of positive numbers that do not shrink, got {radii!r}")
+    reduced = Reduced.of(objective)
+    inner = reduced.objective
+    assert isinstance(inner, JointObjective), "a reduced objective is of its own kind"
+    given = [] if also is None else list(reduced.reduce(also))
+    begin = [*given, *rng.standard_normal((starts, inner.dimension))]
+    found = []
+    for k, start in enumerate(begin):
+        found.append(_follow(inner, pairs, start))
+        if progress is not None:
+            progress((k + 1) / len(begin))
+    found.sort(key=lambda path: float(path[1][-1]))
+    points, log_risk, residuals = found[0]
+    lifted = objective.split(reduced.lift(points))
+    same = 1e-9 * (1 + abs(log_risk[-1]))
+    other = np.array([path[1][-1] for path in found[1:] if path[1][-1] > log_risk[-1] + same])
+    return RidgePath(objective, pairs, lifted["head"], lifted["prompt"], log_risk, residuals, other)
+
+
+def _follow(
+    objective: JointObjective, pairs: Float[Array, "k 2"], start: Float[Array, " r"]
+) -> tuple[Float[Array, "k r"], Float[Array, " k"], Float[Array, "k 2"]]:
+    """One local minimum, continued through the radii in steps of at most a factor of two."""
+    parts = objective.split(start)
+    v, p = parts["head"], parts["prompt"]
+    points, risks, residuals, before = [], [], [], pairs[0]
+    for pair in pairs:
+        steps = max(int(np.ceil(np.log(np.max(pair / before)) / np.log(_RATIO))), 1)
+        for share in np.arange(1, steps + 1) / steps:
+            v, p, risk, residual = _alternate(objective, v, p, before * (pair / before) ** share)
+        points.append(np.concatenate([v, p]))
+        risks.append(risk)
+        residuals.append(residual)
+        before = pair
+    return np.stack(points), np.array(risks), np.array(residuals)
+
+
+def _alternate(
+    objective: JointObjective, v: Float[Array, " a"], p: Float[Array, " b"], pair: Float[Array, " 2"]
+) -> tuple[Float[Array, " a"], Float[Array, " b"], float, tuple[float, float]]:
+    """Minimise in the head and in the prompt by turns, until the direction of neither moves."""
+    problem = objective.problem
+    risk, residual = np.inf, (np.inf, np.inf)
+    for _ in range(_ROUNDS):
+        head = minimise(head_landscape(problem, objective.loss, p), v, sphere=Sphere(float(pair[0])))
+        moved = np.linalg.norm(head.point - v)
+        v, risk = head.point, head.value
+        scores = problem.labels[:, None] * problem.values.gather(problem.values.project(v))
+        given = PromptObjective(TokenProblem(problem.keys, problem.labels, scores=scores), objective.loss)
+        prompt = minimise(prompt_landscape(given), p, sphere=Sphere(float(pair[1])))
+        moved = max(moved / pair[0], np.linalg.norm(prompt.point - p) / pair[1])
+        p, residual = prompt.point, (head.residual, prompt.residual)
+        if moved < 1e-12:
+            break
+    return v, p, risk, residual
+
+
+def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> SecondOrderFunction:
+    """Logarithm of the risk as a function of the head, at the features that `p` attends to."""
+    weights = attention_weights(problem.keys, p)
+    values = problem.values.laid_out  # type: ignore[attr-defined]  # reduced problems have coordinates
+    features = problem.labels[:, None] * np.einsum("nt,ntd->nd", weights, values)
+
+    def landscape(v: Float[Array, " a"]) -> tuple[float, Array, Array]:
+        u = features @ v
+        value = float(logsumexp(loss.log_value(u)) - np.log(len(u)))
+        share = np.exp(loss.log_slope(u) - np.log(len(u)) - value)  # -loss' / (n risk)
+        gradient = -share @ features
+        bend = -share * loss.log_slope_derivative(u)
+        return value, gradient, np.einsum("n,nd,ne->de", bend, features, features) - np.outer(gradient, gradient)
+
+    return landscape

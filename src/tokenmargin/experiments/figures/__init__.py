@@ -1,0 +1,1 @@
+"""One module per figure or study of the papers: settings, run, tables and findings; no drawing."""

@@ -1,0 +1,203 @@
+"""limit_of: where gradient flow goes, named and proven: a certified direction, a stationary point, or neither yet.
+
+This is where the dynamics meet the max-margin problems; the two rooms themselves do not know each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tied_direction
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import angle
+
+__all__ = ["Limit", "Outcome", "limit_of"]
+
+Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
+
+SATURATED = 1 - 1e-5
+_ROUNDING = 1e-13  # angles below it are rounding, and have no rate
+_FITTED = 3.0  # decades of the norm over which the rate is fitted
+
+
+@dataclass(frozen=True, eq=False)
+class Limit:
+    """Where a path of gradient flow goes.
+
+    **Attributes**
+    - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
+      point; "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
+      had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
+    - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
+      weight; empty where the outcome says all.
+    - `named`: the direction of the tokens of largest weight at the end: solved with its certificate, and what it is.
+    - `angle`: between the end of the path and that direction, in radians; NaN without one.
+    - `rate`: fitted exponent of the angle as a power of the norm over the last three decades; NaN where the angle is
+      rounding or the path too short.
+    - `log_gradient`: logarithm of the gradient norm at the end: the evidence for a stationary point.
+    - `path`: the flow itself.
+    """
+
+    outcome: Outcome
+    reason: str
+    named: LimitDirection
+    angle: float
+    rate: float
+    log_gradient: float
+    path: FlowPath
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
+
+    @property
+    def chosen(self) -> Bool[Array, "n T"]:
+        """All selected tokens: several in an input where they are copies, or tie in score and in logit."""
+        return self.named.chosen
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The max-margin problem of the selection, solved with its certificate."""
+        return self.named.solution
+
+    @property
+    def kind(self) -> Kind:
+        """What that direction is: GMM, LMM, not locally optimal, or why there is none."""
+        return self.named.kind
+
+    @property
+    def point(self) -> Float[Array, " D"]:
+        """The end of the path: the stationary point, when it is bounded."""
+        return self.path.final
+
+    def __repr__(self) -> str:
+        match self.outcome:
+            case "direction":
+                detail = f"{self.kind}, angle={self.angle:.1e} at |p|={self.path.norm:.3g}, rate={self.rate:.3f}"
+            case "bounded":
+                detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
+            case "finite part":
+                detail = f"{self.reason}, angle={self.angle:.1e}"
+            case _:
+                detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
+        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
+
+
+def limit_of(
+    problem: TokenProblem,
+    start: Float[Array, " D"] | None = None,
+    *,
+    loss: AbstractLoss | None = None,
+    until_norm: float = 1e8,
+    tolerance: float = 1e-6,
+    settings: FlowSettings | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Limit:
+    """Follow gradient flow from `start` and name its limit.
+
+    The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
+    1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
+    a certificate, and the angle to its solution is at most `tolerance`. A stationary point is settled when Newton's
+    method has found it and the gradient there is zero to rounding. A finite part is settled when besides the direction
+    that keeps the ties, followed by itself, is within `tolerance` of its certificate. Anything else is "undecided",
+    with the reason and what was reached.
+
+    **Arguments**
+    - `problem`: in either geometry.
+    - `start`: where the flow begins; zero by default.
+    - `loss`: logistic by default.
+    - `until_norm`: how far to follow a diverging path.
+    - `tolerance`: largest angle called settled.
+    - `settings`: of the flow.
+    - `progress`: called with the norm.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> limit = limit_of(figure1b(), np.array([0.0, -1.5, 0.0]))
+    >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
+    ('direction', 'LMM', array([1]), -1.0)
+    """
+    objective = PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss)
+    path = flow(
+        objective,
+        start=start, until_norm=until_norm, settings=settings, progress=progress,
+    )  # fmt: skip
+    if path.finite_part is not None:
+        return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+    named = limit_direction(problem, path.selected, loss=objective.loss)
+    known = named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)
+    off = float(angle(problem.keys, path.prompt, named.solution.vector)) if known else np.nan
+    outcome, reason = _judged(path, named, off, tolerance)
+    rate = _rate(path, named.solution) if outcome == "direction" else np.nan
+    return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
+
+
+def _as_seen(problem: TokenProblem) -> TokenProblem:
+    """The same training problem with one score for all copies of a key: nothing then cancels that grows small."""
+    if (problem.shared_scores == problem.scores).all():
+        return problem
+    return TokenProblem(problem.keys, problem.labels, problem.values, scores=problem.shared_scores)
+
+
+def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
+    """What was settled, and what was not."""
+    if path.decided_by_rounding:
+        return "rounding", _where_rounding_decides(path)
+    if path.stop == "stationary":
+        return "bounded", ""
+    if path.stop != "norm":
+        return "undecided", f"stopped by {path.stop}"
+    if path.saturation < SATURATED:
+        return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
+    if not named.solution.is_optimal:
+        return "undecided", f"the selection is {named.solution.status}"
+    if not off <= tolerance:
+        return "undecided", f"the angle is above {tolerance:g}"
+    if not named.is_limit:
+        return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
+    return "direction", ""
+
+
+def _where_rounding_decides(path: FlowPath) -> str:
+    if not path.rounding.decided:
+        return "it rests at a stationary point that is no minimum: starts beside it go elsewhere"
+    return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
+
+
+def _with_finite_part(
+    problem: TokenProblem, path: FlowPath, part: FinitePart, until_norm: float, tolerance: float
+) -> Limit:
+    """The limit `R q + w`: q is followed by itself, and compared with the certified direction that keeps the ties."""
+    named = tied_direction(problem, part.tied)
+    tail = part.follow(until_norm=until_norm)
+    known = named.solution.is_optimal and np.isfinite(named.solution.margin)
+    off = float(angle(problem.keys, part.lift(tail.final), named.solution.vector)) if known else np.nan
+    held = f"{int(part.tied.sum())} tied tokens keep their weights"
+    if tail.decided_by_rounding:
+        return Limit("rounding", f"{held}; beside them, {_where_rounding_decides(tail)}", named, off, np.nan,
+                     path.log_gradient, path)  # fmt: skip
+    if off <= tolerance:
+        return Limit("finite part", held, named, off, np.nan, path.log_gradient, path)
+    reason = f"{held}; the direction beside them is not settled (stopped by {tail.stop} at |p| = {tail.norm:.3g})"
+    return Limit("undecided", reason, named, off, np.nan, path.log_gradient, path)
+
+
+def _rate(path: FlowPath, solution: MarginSolution) -> float:
+    """Slope of log angle against log norm over the last decades, where the angle is more than rounding."""
+    keys = path.objective.problem.keys
+    first = np.log10(max(float(np.linalg.norm(path.objective.norms(path(0.0)))), 1.0)) + 0.5
+    decades = np.linspace(max(np.log10(path.norm) - _FITTED, first), np.log10(path.norm) - 1e-9, 7)
+    if decades[0] >= decades[-1]:
+        return np.nan
+    angles = np.array([float(angle(keys, path.at_norm(norm), solution.vector)) for norm in 10**decades])
+    return float(np.polyfit(decades, np.log10(angles), 1)[0]) if (angles > _ROUNDING).all() else np.nan

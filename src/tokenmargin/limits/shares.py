@@ -1,0 +1,175 @@
+"""Basins: which share of the starts goes to which limit, and a map of them in a plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin._statistics import wilson_interval
+from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
+from tokenmargin.dynamics.span import Span
+from tokenmargin.limits.limit import SATURATED
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts"]
+
+
+@dataclass(frozen=True, eq=False)
+class Basin:
+    """The starts that end with one selection.
+
+    - `named`: its certified direction, and what it is.
+    - `count`, `share`, `interval`: how many starts, and their share with Wilson's 95% confidence interval.
+    """
+
+    named: LimitDirection
+    count: int
+    share: float
+    interval: tuple[float, float]
+
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """The token of each input; of a set, the first."""
+        return tuple(self.named.selected.tolist())
+
+    @property
+    def kind(self) -> Kind:
+        """What the direction is."""
+        return self.named.kind
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The certified direction."""
+        return self.named.solution
+
+
+@dataclass(frozen=True, eq=False)
+class Basins:
+    """The limits reached from many starts, largest basin first.
+
+    - `starts`: where the runs began, shape (starts, D).
+    - `runs`: where they ended, after how many steps.
+    - `labels`: for each start the number of its basin, or -1 when softmax had not saturated.
+    - `basins`: one per selection reached.
+    """
+
+    starts: Float[Array, "starts D"]
+    runs: BatchResult
+    labels: Int[Array, " starts"]
+    basins: tuple[Basin, ...]
+
+    @property
+    def finals(self) -> Float[Array, "starts D"]:
+        """Where the runs ended."""
+        return self.runs.finals[0]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C stopped the runs."""
+        return self.runs.interrupted
+
+    @property
+    def unsettled(self) -> float:
+        """Share of starts without a saturated softmax at the end."""
+        return float((self.labels < 0).mean())
+
+    def resume(self, *, steps: int, progress: Callable[[float], None] | None = None) -> Basins:
+        """Go on until every run has saturated or taken `steps` steps in all."""
+        return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
+
+
+def random_starts(
+    problem: TokenProblem, count: int, *, radius: float, rng: np.random.Generator
+) -> Float[Array, "starts D"]:
+    """Starts of length `radius` in uniform directions of the span of the tokens."""
+    span = Span.of(problem.keys, exact=True)
+    directions = span.lift(rng.standard_normal((count, span.dimension)))
+    return np.asarray(radius * directions / problem.keys.norm(directions)[:, None])
+
+
+def basins(
+    problem: TokenProblem,
+    starts: Float[Array, "starts D"],
+    *,
+    method: AbstractMethod | None = None,
+    steps: int = 10_000,
+    loss: AbstractLoss | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Basins:
+    """Run every start until softmax saturates, and sort the starts by the selection they reach.
+
+    **Arguments**
+    - `problem`: in either geometry.
+    - `starts`: one row each; `random_starts` draws them.
+    - `method`: normalised descent with step 0.1 by default. It follows gradient flow to a tenth of a unit of length;
+      a start closer to the border of two basins than that may be filed on its other side.
+    - `steps`: limit for the runs that do not saturate.
+    - `loss`: logistic by default.
+    - `progress`: called with the share of the work done.
+
+    Ctrl-C ends early and returns what was reached; `Basins.resume` goes on from there.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> plane = np.array([[0.0, 1.0, 0.0], [0.0, -1.5, 0.0], [0.0, 0.5, 0.0]])
+    >>> [(basin.selected, basin.kind, basin.count) for basin in basins(figure1b(), plane).basins]
+    [((0,), 'GMM', 2), ((1,), 'LMM', 1)]
+    """
+    rule = NormalizedGradientDescent(0.1) if method is None else method
+    runs = evolve_many(
+        [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=progress
+    )
+    return _sorted(starts, runs)
+
+
+def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
+    """The runs of one problem by the selection they reached, each with its certified direction."""
+    problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
+    reached, which = np.unique(runs.selected[0][settled], axis=0, return_inverse=True)
+    # Several selections are one limit where copies, or equals that tie, are selected together.
+    limits = [limit_direction(problem, selected, loss=runs.loss) for selected in reached]
+    sets = [(limit.chosen.tobytes(), limit.solution.status) for limit in limits]
+    distinct = list(dict.fromkeys(sets))
+    labels = np.full(len(settled), -1)
+    labels[settled] = np.array([distinct.index(name) for name in sets], dtype=int)[which.ravel()]
+    found = []
+    for number, name in enumerate(distinct):
+        count = int((labels == number).sum())
+        interval = wilson_interval(count, len(settled))
+        found.append(Basin(limits[sets.index(name)], count, count / len(settled), interval))
+    order = sorted(range(len(found)), key=lambda j: -found[j].count)
+    rank = np.append(np.argsort(order), -1).astype(int)  # the last entry is for the label -1
+    return Basins(starts, runs, rank[labels], tuple(found[j] for j in order))
+
+
+def basin_map(
+    problem: TokenProblem,
+    *,
+    extent: float = 4.0,
+    resolution: int = 61,
+    plane: Float[Array, "2 D"] | None = None,
+    steps: int = 3000,
+    progress: Callable[[float], None] | None = None,
+) -> Basins:
+    """The basins of a square grid of starts in a plane through the origin, row by row from the lower left.
+
+    **Arguments**
+    - `extent`: the grid covers `-extent..extent` on both axes.
+    - `resolution`: points along each axis.
+    - `plane`: two directions; by default the first two coordinates.
+    - `steps`, `progress`: as for `basins`.
+    """
+    if plane is None:
+        if not isinstance(problem.keys, Coordinates) or problem.keys.dimension < 2:
+            raise ValueError("basin_map needs a plane: give two directions of the parameter's space")
+        plane = np.eye(2, problem.keys.dimension)
+    ticks = np.linspace(-extent, extent, resolution)
+    across, up = np.meshgrid(ticks, ticks)
+    starts = np.stack([across.ravel(), up.ravel()], axis=1) @ plane
+    return basins(problem, starts, steps=steps, progress=progress)

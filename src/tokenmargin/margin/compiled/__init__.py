@@ -1,0 +1,1 @@
+"""Stacks of small max-margin problems solved by compiled code."""

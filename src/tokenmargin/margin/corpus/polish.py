@@ -1,0 +1,146 @@
+"""The last digits: the constraints believed to be active, solved as equations.
+
+Corrections are taken small relative to each multiplier, so that they stay positive; and the rows may depend on one
+another, as they do wherever two chains of pairs lead from one token to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+from scipy.linalg import cho_factor, cho_solve
+
+from tokenmargin.margin.certificate import TOLERANCE
+from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
+
+__all__ = ["polish_farkas", "polish_solution"]
+
+ROUNDS = 12
+"""Corrections of the active set, and of the digits of its solution."""
+_MOST = 4096  # active constraints that are solved as equations, or four times the dimension
+_FLOOR = 1e-3  # least weight, relative to the mean one
+_FLOORS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)  # sizes under which a multiplier may count as none, relative to the largest
+_RIDGES = (1e-14, 1e-12, 1e-10)  # where rows depend on one another; the smallest that is stable is the quickest
+
+_Solve = Callable[[Array], Array]
+
+
+def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"]) -> Proposal:
+    """The solution whose active set this is: constraints it violates join the set, negative multipliers leave it.
+
+    The guess itself comes back where that does not bring the gap down.
+    """
+    best, least = guess, rows.gap(guess.multipliers, guess.vector)
+    for _ in range(ROUNDS):
+        which = np.flatnonzero(active)
+        if not len(which) or len(which) > max(_MOST, 4 * rows.vectors.shape[1]):
+            break
+        inner, p = _tight(rows.only(which), guess.multipliers[which])
+        multipliers = np.zeros(len(rows))
+        multipliers[which] = np.maximum(inner, 0.0)
+        reached = rows.gap(multipliers, p)
+        if reached <= least:
+            best, least = Proposal(multipliers, p), reached
+        margins = rows.times(p)
+        violation = np.where(active, 0.0, 1 - margins)
+        # The worst alone: others may be violated for want of it, and are not active together with it.
+        change = violation > max(TOLERANCE, violation.max() / 2)
+        change[which[inner < 0]] = True
+        if not change.any():
+            break
+        active = active ^ change
+    return best
+
+
+def _tight(rows: Differences, guess: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, " d"]]:
+    """Multipliers near the guess with `A A' multipliers = 1`, and `p = A' multipliers`.
+
+    p is summed up apart: multipliers of 1e8 rounded to doubles do not carry a p of 1e4 to its last digits.
+    """
+    weights = np.maximum(guess, _FLOOR * guess.mean())
+    multipliers, p = guess, rows.adjoint(guess)
+    remainder = 1 - rows.times(p)
+    k, d = len(rows), rows.vectors.shape[1]
+    for build in (_by_rows, _by_columns) if k <= d else (_by_columns, _by_rows):
+        for step_for in build(rows, weights):
+            for _ in range(ROUNDS):
+                step = step_for(remainder)
+                nearer = p + rows.adjoint(step)
+                error, before = 1 - rows.times(nearer), np.abs(remainder).max()
+                if np.abs(error).max() < before:
+                    multipliers, p, remainder = multipliers + step, nearer, error
+                if not np.abs(error).max() <= before / 2:
+                    break
+            if np.abs(remainder).max() <= TOLERANCE / 10:
+                return multipliers, p
+    return multipliers, p
+
+
+def _by_rows(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]:
+    """Steps with `A A' step` given, through the matrix of inner products: best for independent rows."""
+    root = np.sqrt(weights)
+    scaled = rows.dense(slice(None)) * root[:, None]
+    gram = scaled @ scaled.T
+
+    def step(solve: _Solve, right: Array) -> Array:
+        return root * solve(root * right)
+
+    for ridge in _RIDGES:
+        yield partial(step, _factored(gram, ridge))
+
+
+def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]:
+    """Steps with `A A' step` given, through `A' W A`: best for rows that span the space and depend on one another."""
+    matrix = rows.covariance(weights)
+
+    def step(solve: _Solve, right: Array) -> Array:
+        return weights * rows.times(solve(solve(rows.adjoint(weights * right))))
+
+    for ridge in _RIDGES:
+        yield partial(step, _factored(matrix, ridge))
+
+
+def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
+    """A refutation: multipliers near these, in relative terms, with `A' multipliers = 0`.
+
+    Rows that take no part in the contradiction keep small multipliers that nothing balances, so they are dropped at
+    several sizes.
+    """
+    best, least = multipliers, np.inf
+    for floor in _FLOORS:
+        which = np.flatnonzero(multipliers > floor * multipliers.max())
+        some, kept = rows.only(which), multipliers[which]
+        solve, weights = _factored(some.covariance(kept), _RIDGES[0]), kept
+        for _ in range(3):
+            weights = weights - kept * some.times(solve(some.adjoint(weights)))
+        if weights.min() < 0:
+            continue
+        residual = float(np.linalg.norm(some.adjoint(weights))) / float(weights @ some.lengths())
+        if residual < least:
+            best, least = np.zeros(len(rows)), residual
+            best[which] = weights
+        if residual <= TOLERANCE / 10:
+            break
+    return Proposal(best, None)
+
+
+def _factored(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
+    """The inverse of a matrix, given by its lower triangle, with so much added to its diagonal, relatively.
+
+    The ridge grows where rounding asks for it.
+    """
+    diagonal = matrix.diagonal()
+    diagonal = np.maximum(diagonal, np.finfo(float).eps * diagonal.max()) if diagonal.any() else diagonal + 1
+    while True:
+        raised = matrix.copy()
+        np.fill_diagonal(raised, (1 + ridge) * diagonal)
+        try:
+            factor = cho_factor(raised, lower=True, overwrite_a=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            ridge *= 10
+        else:
+            return lambda right: np.asarray(cho_solve(factor, right, check_finite=False))

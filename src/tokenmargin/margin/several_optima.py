@@ -1,0 +1,128 @@
+"""ATT-SVM': several optimal tokens per input. Not convex; solved exactly, all global minima returned.
+
+The problem is to find the shortest p with `max_{a in O_i} min_{b not in O_i} <k_ia - k_ib, p> >= 1` for every input
+(appendix D of *Max-Margin Token Selection in Attention Mechanism*). Choosing a token `a_i` in every `O_i` leaves a
+convex problem. Branch and bound over the choices: the norm of a partial choice's solution bounds all its completions
+from below, and a solution that satisfies the inputs not yet decided closes its branch, being the only minimiser there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.margin.constraints import choice_constraints
+from tokenmargin.margin.single.solver import solve
+from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import checked_token_sets, optimal_tokens
+
+__all__ = ["choice_margin"]
+
+SAME_NORM = 1e-9
+"""Norms within this share of the least are equal; vectors within this share of their norm are the same minimum."""
+
+
+def choice_margin(
+    problem: TokenProblem,
+    optimal: Bool[Array, "n T"] | None = None,
+    *,
+    budget: int = 100_000,
+    progress: Callable[[int], None] | None = None,
+) -> MarginSolution:
+    """The shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
+
+    The answer is one of the global minima; `minima` are all of them, distinct, each certified on the constraints of its
+    `choice`. It is "infeasible" when every branch was refuted by a Farkas vector, and "inaccurate" when the budget ran
+    out or a branch could not be decided in double precision.
+
+    **Arguments**
+    - `optimal`: the sets `O_i`; the tokens of highest score by default.
+    - `budget`: largest number of convex problems to solve.
+    - `progress`: called with the number of problems solved.
+
+    >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
+    >>> sorted(float(minimum.vector[0]) for minimum in choice_margin(line).minima)
+    [-1.0, 1.0]
+    """
+    began = time.perf_counter()
+    sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
+    least, solves, proven = np.inf, 0, True
+    refuted: list[MarginSolution] = []
+    found: list[tuple[float, dict[int, int], MarginSolution]] = []
+    order = itertools.count()  # ties in the bound: first come, first served
+    heap: list[tuple[float, int, dict[int, int]]] = [(0.0, next(order), {})]
+    while heap and heap[0][0] <= least * (1 + SAME_NORM):
+        if solves >= budget:
+            proven = False
+            break
+        _, _, choices = heapq.heappop(heap)
+        solution = solve(choice_constraints(problem, sets, choices))
+        solves += 1
+        if progress is not None:
+            progress(solves)
+        proven &= solution.status != "inaccurate"
+        if solution.status == "infeasible":
+            refuted.append(solution)
+            continue
+        norm = 1 / solution.margin
+        if norm > least * (1 + SAME_NORM):
+            continue
+        leads = _leads(problem, sets, solution.vector)
+        undecided = [i for i in range(problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
+        if not undecided:
+            least = min(least, norm)
+            found.append((norm, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
+            continue
+        worst = min(undecided, key=lambda i: float(leads[i].max()))
+        for token in np.flatnonzero(sets[worst]).tolist():
+            heapq.heappush(heap, (norm, next(order), choices | {worst: token}))
+    minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)])
+    if minima:
+        # A minimum is certified already; what the search says is whether it is global, and whether there are others.
+        answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
+    else:
+        answer = _none(problem, refuted if proven else [])
+    return replace(answer, solves=solves + len(minima), seconds=time.perf_counter() - began)
+
+
+def _none(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginSolution:
+    """No minimum: infeasible when all branches are refuted, else not known."""
+    proof = max((branch.certificate.farkas for branch in refuted), default=np.inf)
+    return MarginSolution(
+        status="infeasible" if refuted else "inaccurate",
+        vector=problem.keys.zero(),
+        margin=0.0,
+        multipliers=np.zeros(0),
+        tokens=np.zeros((0, 2), dtype=np.intp),
+        certificate=Certificate(farkas=proof),
+        parts=tuple(refuted),
+        choice=(),
+    )
+
+
+def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"]) -> Float[Array, "n T"]:
+    """For every optimal token, how far it is ahead of the best token outside its set; minus infinity for the others."""
+    logits = problem.keys.logits(p)
+    rival = np.where(problem.mask & ~sets, logits, -np.inf).max(axis=1, keepdims=True)
+    return np.where(sets, logits - rival, -np.inf)
+
+
+def _distinct(
+    problem: TokenProblem, sets: Bool[Array, "n T"], found: list[tuple[float, dict[int, int], MarginSolution]]
+) -> list[MarginSolution]:
+    """One solution per minimiser, certified on the constraints of all inputs."""
+    kept: list[MarginSolution] = []
+    for norm, choices, solution in found:
+        distances = (problem.keys.norm(solution.vector - other.vector) for other in kept)
+        if all(distance > SAME_NORM * norm for distance in distances):
+            choice = tuple(choices[i] for i in range(problem.n))
+            kept.append(replace(solve(choice_constraints(problem, sets, choices)), choice=choice))
+    return kept

@@ -1,0 +1,402 @@
+"""Losses, and the objectives they give: value, gradient, and a direction of descent that stays right at any norm.
+
+The textbook gradient `s_t (gamma_t - f)` loses its direction once the selected weight rounds to 1: the selected
+token's coefficient is then a difference of equal numbers. Here the selected token is a pivot whose coefficient is
+minus the sum of the others, and `gamma_t - f = (gamma_t - gamma_pivot) + sum_u s_u (gamma_pivot - gamma_u)`, in which
+nothing cancels. Magnitudes are kept as logarithms, so the unit direction is right long after the gradient itself has
+underflowed.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.objective.jacobian import Block, Pivoted, head_block, pivoted, prompt_block, shifted
+from tokenmargin.objective.losses import (
+    LOSSES,
+    AbstractLoss,
+    CorrelationLoss,
+    CustomLoss,
+    ExponentialLoss,
+    LogisticLoss,
+    signed_excess,
+)
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = [
+    "LOSSES",
+    "AbstractLoss",
+    "AbstractObjective",
+    "CorrelationLoss",
+    "CustomLoss",
+    "Descent",
+    "ExponentialLoss",
+    "JointObjective",
+    "Linearisation",
+    "LogisticLoss",
+    "PromptObjective",
+]
+
+
+class Descent(NamedTuple):
+    """The direction of steepest descent, block by block, and how steep it is.
+
+    - `direction`: minus the gradient, each block scaled to unit length (zero where the gradient is exactly zero).
+    - `log_norm`: logarithm of each block's gradient norm (minus infinity where it is zero).
+    """
+
+    direction: Float[Array, "... D"]
+    log_norm: Float[Array, "... blocks"]
+
+
+class Linearisation(NamedTuple):
+    """The descent field at one point and its derivative, all relative to the gradient's own length.
+
+    - `descent`: the unit directions and log norms.
+    - `jacobian`: derivative of minus the gradient; the rows of each block are divided by that block's gradient norm.
+    - `balance`: per block, the length of the gradient over the summed lengths of its terms: a scale-free measure of
+      stationarity that does not mistake an exponentially small gradient for a zero one.
+    """
+
+    descent: Descent
+    jacobian: Float[Array, "D D"]
+    balance: Float[Array, " blocks"]
+
+
+class Attention(NamedTuple):
+    """One forward pass, with what the stable gradient needs of it. The pivot is the token of largest weight."""
+
+    weights: Float[Array, "... n T"]  # softmax weights
+    log_weights: Float[Array, "... n T"]
+    pivot: Bool[Array, "... n T"]
+    output: Float[Array, "... n"]  # Y_i f_i
+    lead: Float[Array, "... n T"]  # gamma_t - f, without cancellation
+    log_lead: Float[Array, "... n T"]  # log |gamma_t - f|, also where it is below the smallest double
+    lead_sign: Float[Array, "... n T"]
+
+
+def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
+    chosen = logits.argmax(axis=-1)[..., None]
+    pivot = chosen == np.arange(logits.shape[-1])
+    relative = logits - logits.max(axis=-1, keepdims=True)
+    weights = np.exp(relative)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total
+    best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
+    ahead = best - scores
+    shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
+    log_weights, lead = relative - np.log(total), shortfall - ahead
+    with np.errstate(divide="ignore"):
+        log_lead, sign = np.log(np.abs(lead)), np.sign(lead)
+        # A token that scores exactly what the pivot does leads by the shortfall alone, which underflows near |p| = 700.
+        equal = (ahead == 0) & ~pivot
+        if equal.any():
+            sizes, largest = shifted(log_weights + np.log(np.abs(ahead)), (-1,))
+            total = (np.sign(ahead) * sizes).sum(axis=-1)
+            log_lead = np.where(equal, (np.log(np.abs(total)) + largest)[..., None], log_lead)
+            sign = np.where(equal, np.sign(total)[..., None], sign)
+    return Attention(weights, log_weights, pivot, (best - shortfall)[..., 0], lead, log_lead, sign)
+
+
+def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
+    """Scale `exp(log_scale) sum_it w_it k_it` to unit length and report the logarithm of its length.
+
+    A sum that cancels down to rounding has no direction: it is reported as exactly zero.
+    """
+    vector = geometry.pullback(weights)
+    length = geometry.norm(vector)[..., None]
+    terms = np.einsum("...nt,nt->...", np.abs(weights), geometry.token_lengths)
+    length = np.where(length > geometry.noise * np.asarray(terms)[..., None], length, 0.0)
+    with np.errstate(divide="ignore"):
+        log_norm = log_scale + np.log(length)
+    return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
+
+
+def descent_weights(
+    state: Attention, log_slope: Float[Array, "... n"]
+) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
+    """Weights `w` on the keys with `sum_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it = exp(log_scale) sum w k`."""
+    logs = log_slope[..., None] + state.log_weights + state.log_lead
+    logs[state.pivot] = -np.inf
+    sizes, log_scale = shifted(logs, (-2, -1))
+    coefficients = np.copysign(sizes, state.lead_sign)
+    coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
+    return coefficients, log_scale
+
+
+def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
+    """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
+    coefficients, log_scale = descent_weights(state, log_slope)
+    return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
+
+
+def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
+    return Pivoted(
+        keys=pivoted(_coordinates(keys), state.pivot),
+        weights=state.weights,
+        log_weights=state.log_weights,
+        lead=state.lead,
+        log_lead=state.log_lead,
+        lead_sign=state.lead_sign,
+        log_slope=loss.log_slope(state.output),
+        bend=loss.log_slope_derivative(state.output),
+    )
+
+
+def _coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+    if not isinstance(geometry, Coordinates):
+        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
+    return geometry.laid_out
+
+
+def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
+    with np.errstate(divide="ignore"):
+        log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
+    return Linearisation(
+        Descent(np.concatenate([block.direction for block in blocks]), log_norm),
+        np.vstack([np.hstack(block.rows) for block in blocks]),
+        np.array([block.balance for block in blocks]),
+    )
+
+
+@dataclass(frozen=True)
+class AbstractObjective(abc.ABC):
+    """The training risk `mean_i loss(Y_i f(X_i))` as a function of a flat parameter made of blocks.
+
+    Every method takes parameters with leading axes: many starts are evaluated in one call.
+    """
+
+    problem: TokenProblem
+    loss: AbstractLoss = field(default_factory=LogisticLoss)
+
+    @property
+    @abc.abstractmethod
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        """Name and geometry of each block of the parameter, in order."""
+
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        """The scores of the tokens where training does not change them; copies share their mean."""
+        return None
+
+    @abc.abstractmethod
+    def start(self) -> Float[Array, " D"]:
+        """Where training starts unless told otherwise."""
+
+    @abc.abstractmethod
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        """The margins `Y_i f(X_i)`."""
+
+    @abc.abstractmethod
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        """Unit direction of steepest descent per block, and the logarithm of the gradient norm."""
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        """The descent field at one point with its Jacobian; the geometries must be coordinates."""
+        raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
+
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """Log size and sign of `risk - risk of selecting`, exact where the difference itself has underflowed.
+
+        The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
+        gives the infimum.
+        """
+        raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
+
+    def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
+        """Logarithm of the excess risk over that of a selection; NaN where the risk is below it."""
+        size, sign = self.excess(theta, selected)
+        return float(size) if sign > 0 else np.nan
+
+    @property
+    def dimension(self) -> int:
+        """Length of the flat parameter."""
+        return sum(geometry.dimension for _, geometry in self.blocks)
+
+    def split(self, theta: Float[Array, "... D"]) -> dict[str, Float[Array, "... D_block"]]:
+        """The blocks of a flat parameter by name."""
+        parts, begin = {}, 0
+        for name, geometry in self.blocks:
+            parts[name] = theta[..., begin : begin + geometry.dimension]
+            begin += geometry.dimension
+        return parts
+
+    def prompt(self, theta: Float[Array, "... D"]) -> Float[Array, "... D_keys"]:
+        """The attention parameter p: the last block."""
+        return theta[..., self.dimension - self.problem.keys.dimension :]
+
+    def expand(self, per_block: Float[Array, "... blocks"]) -> Float[Array, "... D"]:
+        """One number per block, repeated over the block's coordinates."""
+        return np.repeat(per_block, [geometry.dimension for _, geometry in self.blocks], axis=-1)
+
+    def norms(self, theta: Float[Array, "... D"]) -> Float[Array, "... blocks"]:
+        """Length of each block."""
+        parts = self.split(theta)
+        return np.stack([geometry.norm(parts[name]) for name, geometry in self.blocks], axis=-1)
+
+    def value(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """The training risk."""
+        return np.asarray(self.loss.value(self.outputs(theta)).mean(axis=-1))
+
+    def gradient(self, theta: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """The plain gradient; it underflows where `descent` does not."""
+        direction, log_norm = self.descent(theta)
+        return np.asarray(-self.expand(np.exp(log_norm)) * direction)
+
+
+@dataclass(frozen=True)
+class PromptObjective(AbstractObjective):
+    """The risk as a function of the attention parameter p alone; the head is fixed.
+
+    >>> from tokenmargin.problem.instances import figure1a
+    >>> objective = PromptObjective(figure1a())
+    >>> direction, log_norm = objective.descent(np.array([-500.0, 5000.0, 0.0]))
+    >>> direction.round(3), bool(np.exp(log_norm[0]) == 0.0)
+    (array([-0.1  ,  0.995,  0.   ]), True)
+    """
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("prompt", self.problem.keys),)
+
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        return self.problem.shared_scores
+
+    def start(self) -> Float[Array, " D"]:
+        return self.problem.keys.zero()
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self.forward(theta).output
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self.forward(theta)
+        return prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = seen_from_pivot(self.problem.keys, self.forward(theta), self.loss)
+        return linearisation((prompt_block(state),), self.problem.n)
+
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
+        reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
+        return signed_excess(self.loss, reference, self.forward(theta).log_weights, self.problem.scores)
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass at a point, with what the stable gradient needs of it."""
+        logits = self.problem.keys.logits(theta)
+        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+
+    def smoothness(self) -> float:
+        """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.
+
+        It is not the printed L_p of (6) and (24), which is `printed_smoothness`, but the bound that the proof of Lemma
+        6 reaches one line earlier, before it puts `|v| |X_i|` for `|gamma_i|` and `|X_i| |W|` for `|K_i|`. So it is
+        valid by the same proof and never larger, and it does not ask how keys and values are tied.
+        """
+        m0, m1 = self._loss_constants()
+        gamma = np.linalg.norm(self.problem.scores, axis=1)
+        return float((_largest_eigenvalues(self.problem.keys) * (m0 * gamma**2 + 3 * m1 * gamma)).mean())
+
+    def printed_smoothness(self, *, weights_norm: float | None = None) -> float:
+        """The constant L_p as (6) and (24) print it: `mean_i |W|^2 (M0 |v|^2 |X_i|^4 + 3 M1 |v| |X_i|^3)`.
+
+        All norms are spectral; X_i holds the values of input i, v is the head, and the keys are `K_i = X_i W'`. M0 and
+        M1 are those of the loss on the interval of the scores, where all outputs lie.
+
+        **Arguments**
+        - `weights_norm`: |W|; by default that of the least W with `K_i = X_i W'`, for values and keys in coordinates.
+        """
+        problem = self.problem
+        if problem.head is None:
+            raise ValueError(
+                "the printed L_p is in terms of the head v; this problem has scores alone, use smoothness()"
+            )
+        norm_of_w = _weights_norm(problem) if weights_norm is None else weights_norm
+        m0, m1 = self._loss_constants()
+        head = float(problem.values.norm(problem.head))
+        tokens = np.sqrt(_largest_eigenvalues(problem.values))  # |X_i|
+        return float((norm_of_w**2 * (m0 * head**2 * tokens**4 + 3 * m1 * head * tokens**3)).mean())
+
+    def _loss_constants(self) -> tuple[float, float]:
+        visible = self.problem.scores[self.problem.mask]
+        return self.loss.constants(float(visible.min()), float(visible.max()))
+
+
+def _largest_eigenvalues(geometry: AbstractGeometry) -> Float[Array, " n"]:
+    """`|K_i|^2` for the matrix of the tokens of each input."""
+    rows = zip(geometry.index, geometry.mask, strict=True)
+    return np.array([max(np.linalg.eigvalsh(geometry.gram_of(row[here]))[-1], 0.0) for row, here in rows])
+
+
+def _weights_norm(problem: TokenProblem) -> float:
+    """Spectral norm of the least W that takes the values to the keys."""
+    if problem.values is problem.keys:
+        return 1.0
+    keys, values = problem.keys, problem.values
+    if isinstance(keys, Coordinates) and isinstance(values, Coordinates):
+        x, k = values.laid_out[problem.mask], keys.laid_out[problem.mask]
+        w, *_ = np.linalg.lstsq(x, k, rcond=None)
+        # Backward stability of least squares: the residual of a consistent system is rounding.
+        if np.abs(x @ w - k).max() <= 1e-12 * max(np.abs(k).max(), np.finfo(float).tiny) * len(k):
+            return float(np.linalg.norm(w, 2))
+    raise ValueError("the printed L_p needs |W|, and these keys are no linear image of the values; give weights_norm=")
+
+
+@dataclass(frozen=True)
+class JointObjective(AbstractObjective):
+    """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("head", self.problem.values), ("prompt", self.problem.keys))
+
+    def start(self) -> Float[Array, " D"]:
+        head = self.problem.values.zero() if self.problem.head is None else self.problem.head
+        return np.concatenate([head, self.problem.keys.zero()])
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self.forward(theta).output
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self.forward(theta)
+        log_slope = self.loss.log_slope(state.output)
+        slopes, log_scale = shifted(log_slope, (-1,))
+        feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
+        values = self.problem.values
+        head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
+        prompt = prompt_descent(self.problem.keys, state, log_slope)
+        return Descent(
+            np.concatenate([head.direction, prompt.direction], axis=-1),
+            np.concatenate([head.log_norm, prompt.log_norm], axis=-1),
+        )
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        attention = self.forward(theta)
+        state = seen_from_pivot(self.problem.keys, attention, self.loss)
+        values = _coordinates(self.problem.values)
+        offsets = pivoted(values, attention.pivot)
+        mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
+        labels = self.problem.labels[:, None]
+        features = labels * (values[attention.pivot] + mean)
+        spread = labels[..., None] * (offsets - mean[:, None])
+        blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
+        return linearisation(blocks, self.problem.n)
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass at a point, with what the stable gradient needs of it."""
+        parts = self.split(theta)
+        values = self.problem.values
+        scores = self.problem.labels[:, None] * values.gather(values.project(parts["head"]))
+        return attend(self.problem.keys.logits(parts["prompt"]), scores)

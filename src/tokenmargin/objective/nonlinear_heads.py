@@ -1,0 +1,146 @@
+"""Nonlinear prediction heads: `f(X_i) = psi(X_i' softmax(K_i p))`, with any differentiable psi (appendix D).
+
+Around the attended vector `x_i = X_i' s_i` a head acts through its gradient: the tokens have the local scores
+`gamma_it = Y_i <grad psi(x_i), x_it>`, and the stable gradient of the linear head applies to them as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.objective.attention import (
+    AbstractObjective,
+    Attention,
+    Descent,
+    Linearisation,
+    attend,
+    linearisation,
+    prompt_descent,
+    seen_from_pivot,
+)
+from tokenmargin.objective.jacobian import pivoted, prompt_block
+from tokenmargin.objective.losses import signed_excess
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["HeadObjective", "NonlinearHead", "optimal_sets"]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+
+
+@dataclass(frozen=True)
+class NonlinearHead:
+    """A head psi, its gradient, and its Hessian, each applied to the last axis of an array of vectors.
+
+    **Arguments**
+    - `function`: `psi(x)`, from shape (..., d) to (...).
+    - `gradient`: from (..., d) to (..., d).
+    - `hessian`: from (..., d) to (..., d, d), used by the flow and the regularisation path; by default central
+      differences of the gradient over `eps^(1/3) max(1, |x_j|)`, right to about ten digits.
+
+    >>> bowl = NonlinearHead(lambda x: (x**2).sum(-1), lambda x: 2 * x)
+    >>> bowl.second(np.array([1.0, 2.0])).round(6)
+    array([[2., 0.],
+           [0., 2.]])
+    """
+
+    function: Callable[[Array], Array]
+    gradient: Callable[[Array], Array]
+    hessian: Callable[[Array], Array] | None = None
+
+    def second(self, x: Float[Array, "... d"]) -> Float[Array, "... d d"]:
+        """The Hessian, given or by differences."""
+        if self.hessian is not None:
+            return np.asarray(self.hessian(x))
+        columns = []
+        for j in range(x.shape[-1]):
+            h = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x[..., j]))[..., None]
+            shift = h * np.eye(1, x.shape[-1], j)[0]
+            columns.append((self.gradient(x + shift) - self.gradient(x - shift)) / (2 * h))
+        return np.stack(columns, axis=-1)
+
+
+def optimal_sets(problem: TokenProblem, head: NonlinearHead, *, tolerance: float = 1e-12) -> Bool[Array, "n T"]:
+    """The optimal sets `O_i` found by evaluation: the tokens of lowest loss when attended to alone.
+
+    Tokens whose `Y_i psi(x_it)` is within `tolerance` of the input's largest count as optimal together.
+    """
+    outputs = problem.labels[:, None] * head.function(_values(problem.values))
+    outputs = np.where(problem.mask, outputs, -np.inf)
+    return np.asarray(outputs >= outputs.max(axis=1, keepdims=True) - tolerance)
+
+
+@dataclass(frozen=True)
+class HeadObjective(AbstractObjective):
+    """The risk as a function of p with a nonlinear head; the values must be coordinates.
+
+    >>> from tokenmargin.problem.instances import figure1a
+    >>> bowl = NonlinearHead(lambda x: x[..., 2] ** 3, lambda x: 3 * x**2 * [0.0, 0.0, 1.0])
+    >>> direction, _ = HeadObjective(figure1a(), head=bowl).descent(np.array([0.0, 5000.0, 0.0]))
+    >>> direction.round(3)
+    array([-0.514,  0.857,  0.   ])
+    """
+
+    head: NonlinearHead = field(kw_only=True)
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("prompt", self.problem.keys),)
+
+    def start(self) -> Float[Array, " D"]:
+        return self.problem.keys.zero()
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self._state(theta)[1]
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state, output, _ = self._state(theta)
+        return prompt_descent(self.problem.keys, state, self.loss.log_slope(output))
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state, output, attended = self._state(theta)
+        seen = seen_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
+        offsets = pivoted(_values(self.problem.values), state.pivot)
+        spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
+        moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
+        bending = np.einsum("ndr,nde,neq->nrq", moved, self.head.second(attended), moved)
+        block = prompt_block(seen, bending=self.problem.labels[:, None, None] * bending)
+        return linearisation((block,), self.problem.n)
+
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        problem, values = self.problem, _values(self.problem.values)
+        state, _, attended = self._state(theta)
+        alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
+        chosen = alone.argmax(axis=1) if selected is None else selected
+        inputs = np.arange(problem.n)
+        start = values[inputs, chosen]
+        # psi(start) - psi(attended) as an integral along the segment: linear in the weights, so nothing cancels.
+        on_way = start + _NODES[:, None, None] * (attended - start)[..., None, :, :]
+        gradient = np.einsum("k,...knd->...nd", _WEIGHTS, self.head.gradient(on_way))
+        gaps = problem.labels[:, None] * np.einsum("...nd,ntd->...nt", gradient, start[:, None] - values)
+        reference = alone[inputs, chosen]
+        return signed_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
+
+    def _state(self, theta: Float[Array, "... D"]) -> tuple[Attention, Float[Array, "... n"], Float[Array, "... n d"]]:
+        """The forward pass with local scores, the outputs, and the attended vectors."""
+        problem, values = self.problem, _values(self.problem.values)
+        logits = problem.keys.logits(theta)
+        weights = attend(logits, np.zeros(logits.shape)).weights
+        attended = np.einsum("...nt,ntd->...nd", weights, values)
+        gradient = problem.labels[:, None] * self.head.gradient(attended)
+        scores = np.einsum("...nd,ntd->...nt", gradient, values)
+        return attend(logits, scores), problem.labels * self.head.function(attended), attended
+
+
+def _values(geometry: AbstractGeometry) -> Float[Array, "n T d"]:
+    if not isinstance(geometry, Coordinates):
+        raise TypeError("a nonlinear head needs the values in coordinates; keys may be known by inner products alone")
+    return geometry.laid_out

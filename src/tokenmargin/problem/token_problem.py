@@ -1,0 +1,291 @@
+"""TokenProblem: the immutable, validated data of one attention problem, and its file format.
+
+The model is `f(X_i) = sum_t s_it <v, x_it>` with `s_i = softmax(K_i p)`. A problem holds the keys `k_it`, the values
+`x_it`, the labels `Y_i` and either the head `v` or directly the scores `gamma_it = Y_i <v, x_it>`.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+from numpy.typing import ArrayLike
+
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, bilinear
+
+__all__ = ["ProblemFileError", "TokenProblem", "load_problem", "parse_problem"]
+
+FIELDS = ("keys", "values", "labels", "head", "scores", "mask")
+LARGEST_FILE = 2 << 30  # bytes after unpacking: a zip bomb is refused before it is read
+
+
+class ProblemFileError(ValueError):
+    """A problem file that cannot be read, with the file and what is wrong in the message."""
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class TokenProblem:
+    """Inputs, keys, values, labels and scores of a one-layer attention problem.
+
+    **Arguments**
+    - `keys`: geometry of the keys `k_it`.
+    - `labels`: `Y_i` in {-1, +1}.
+    - `values`: geometry of the values `x_it`; the keys by default.
+    - `head`: parameter `v` of the values' geometry.
+    - `scores`: `gamma_it = Y_i <v, x_it>`, when no head is given.
+
+    >>> problem = TokenProblem.of(keys=[[[0.0, 1.0], [1.0, 0.0]]], labels=[1], head=[1.0, 0.0])
+    >>> problem.scores
+    array([[0., 1.]])
+    """
+
+    keys: AbstractGeometry
+    labels: Float[Array, " n"]
+    values: AbstractGeometry
+    head: Float[Array, " D"] | None
+    scores: Float[Array, "n T"]
+
+    def __init__(
+        self,
+        keys: AbstractGeometry,
+        labels: ArrayLike,
+        values: AbstractGeometry | None = None,
+        *,
+        head: ArrayLike | None = None,
+        scores: ArrayLike | None = None,
+    ) -> None:
+        values = keys if values is None else values
+        if values.index.shape != keys.index.shape or (values.mask != keys.mask).any():
+            raise ValueError(
+                f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
+                f"{keys.index.shape} or different masks"
+            )
+        signs = _vector("labels", labels, keys.n, "one label per input")
+        if not np.isin(signs, (-1.0, 1.0)).all():
+            odd = signs[~np.isin(signs, (-1.0, 1.0))][0]
+            raise ValueError(f"labels must be -1 or +1, got {odd:g}; map 0/1 labels with 2 * y - 1")
+        if (head is None) == (scores is None):
+            raise ValueError("give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>)")
+        if head is not None:
+            head = _vector("head", head, values.dimension, "as long as a value vector")
+            scores = signs[:, None] * values.gather(values.project(head))
+        for name, value in (
+            ("keys", keys),
+            ("labels", signs),
+            ("values", values),
+            ("head", head),
+            ("scores", _score_array(scores, keys.mask)),
+        ):
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(
+        cls,
+        keys: ArrayLike,
+        labels: ArrayLike,
+        *,
+        head: ArrayLike | None = None,
+        scores: ArrayLike | None = None,
+        values: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> TokenProblem:
+        """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
+        geometry = None if values is None else Coordinates.of(values, mask)
+        return cls(Coordinates.of(keys, mask), labels, geometry, head=head, scores=scores)
+
+    @property
+    def n(self) -> int:
+        """Number of inputs."""
+        return self.keys.n
+
+    @property
+    def T(self) -> int:
+        """Largest number of tokens of an input."""
+        return self.keys.T
+
+    @property
+    def mask(self) -> Bool[Array, "n T"]:
+        """Which positions hold a token."""
+        return self.keys.mask
+
+    @cached_property
+    def shared_scores(self) -> Float[Array, "n T"]:
+        """The scores, copies of one key sharing their mean.
+
+        Copies have equal weights whatever p is, so training sees the mean of their scores alone.
+
+        >>> keys = [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
+        >>> TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.7]]).shared_scores
+        array([[0.5, 0.5, 0.7]])
+        """
+        if not self.keys.has_copies:
+            return self.scores
+        scores, first = self.scores.copy(), self.keys.first_copies
+        copied = np.argwhere(self.mask & (first != np.arange(self.T))).tolist()
+        for i, t in {(i, int(first[i, t])) for i, t in copied}:
+            copies = self.mask[i] & (first[i] == t)
+            if np.ptp(scores[i, copies]) > 0:  # the mean of equal numbers is that number, without rounding
+                scores[i, copies] = scores[i, copies].mean()
+        return scores
+
+    @cached_property
+    def has_ties(self) -> bool:
+        """Whether two tokens of an input have one score, copies included."""
+        ranked = np.sort(np.where(self.mask, self.shared_scores, np.inf), axis=1)
+        return bool(((ranked[:, 1:] == ranked[:, :-1]) & np.isfinite(ranked[:, 1:])).any())
+
+    def as_gram(self, starts: Float[Array, "k d"] | None = None) -> TokenProblem:
+        """The same problem known by inner products alone.
+
+        The rows after the keys' own hold `starts`, so `problem.keys.unit(m + j)` is the start `j`; the last row of the
+        values' dictionary holds the head.
+        """
+        if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
+            raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
+        keys = self.keys.as_gram(starts)
+        if self.head is None:
+            values = keys if self.values is self.keys and starts is None else self.values.as_gram()
+            return TokenProblem(keys, self.labels, values, scores=self.scores)
+        values = self.values.as_gram(self.head[None])
+        return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
+
+    def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> TokenProblem:
+        """The problem of training W in the logits `<k_it, W' z_i>` instead of p; values and scores stay."""
+        scores = self.scores if self.head is None else None
+        return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
+
+    def fields(self) -> dict[str, Array]:
+        """The arrays of the problem file by name; a problem in Gram space has no coordinates to write."""
+        if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
+            raise TypeError("only a problem in coordinates can be saved; save it before calling as_gram()")
+        arrays = {"keys": self.keys.tokens, "labels": self.labels, "mask": self.mask}
+        if self.values is not self.keys:
+            arrays["values"] = self.values.tokens
+        return arrays | ({"scores": self.scores} if self.head is None else {"head": self.head})
+
+    def save(self, path: str | Path) -> None:
+        """Write `.npz` or `.json`, by the suffix."""
+        arrays = self.fields()
+        path = Path(path)
+        match path.suffix:
+            case ".npz":
+                with path.open("wb") as file:
+                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            case ".json":
+                path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}))
+            case suffix:
+                raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
+
+
+def load_problem(path: str | Path) -> TokenProblem:
+    """Read a problem from `.npz` or `.json`: keys (n,T,d), values, labels (n), head (d) or scores (n,T), mask.
+
+    Nothing in the file is ever executed: pickled objects are refused.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ProblemFileError(f"{path}: no such file")
+    match path.suffix:
+        case ".npz":
+            arrays = _read_npz(path)
+        case ".json":
+            return parse_problem(path.read_bytes(), source=str(path))
+        case suffix:
+            raise ProblemFileError(f"{path}: a problem file ends in .npz or .json, got {suffix!r}")
+    return _assembled(arrays, str(path))
+
+
+def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProblem:
+    """A problem from the text of a `.json` problem file; `source` names it in error messages.
+
+    >>> parse_problem('{"keys": [[[0, 1], [1, 0]]], "labels": [1], "scores": [[0, 1]]}').scores
+    array([[0., 1.]])
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProblemFileError(f"{source}: not valid JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise ProblemFileError(f"{source}: a problem is a JSON object with {', '.join(FIELDS)}")
+    arrays = {}
+    for name, value in fields.items():
+        try:
+            arrays[name] = np.asarray(value)
+        except ValueError as error:
+            raise ProblemFileError(
+                f"{source}: {name} is not a rectangular array; pad short inputs and give a mask"
+            ) from error
+    return _assembled(arrays, source)
+
+
+def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
+    """Check the names of the fields and build the problem."""
+    unknown = sorted(set(arrays) - set(FIELDS))
+    missing = [name for name in ("keys", "labels") if name not in arrays]
+    if unknown or missing:
+        what = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
+        raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
+    if "mask" in arrays and arrays["mask"].dtype != bool:
+        arrays["mask"] = _as_mask(source, arrays["mask"])
+    try:
+        return TokenProblem.of(arrays.pop("keys"), arrays.pop("labels"), **arrays)
+    except (TypeError, ValueError) as error:
+        raise ProblemFileError(f"{source}: {error}") from error
+
+
+def _vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
+    """Validate a one-dimensional array of finite numbers of the given length."""
+    vector = np.asarray(value)
+    if vector.dtype.kind not in "fiub" or vector.shape != (length,):
+        raise ValueError(f"{name} must be numbers of shape ({length},) ({meaning}), got {vector.dtype} {vector.shape}")
+    if not np.isfinite(vector).all():
+        raise ValueError(
+            f"{name} must be finite, got {vector[~np.isfinite(vector)][0]} at {int(np.argmin(np.isfinite(vector)))}"
+        )
+    return vector.astype(np.float64)
+
+
+def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Array, "n T"]:
+    """Validate the scores; zero where there is no token."""
+    array = np.asarray(scores)
+    if array.shape != mask.shape or array.dtype.kind not in "fiub":
+        raise ValueError(f"scores must be numbers of shape (n, T) = {mask.shape}, got {array.dtype} {array.shape}")
+    array = np.where(mask, array.astype(np.float64), 0.0)
+    if not np.isfinite(array).all():
+        i, t = np.argwhere(~np.isfinite(array))[0].tolist()
+        raise ValueError(f"scores must be finite, got {array[i, t]} for token {t} of input {i}")
+    return array
+
+
+def _as_mask(source: str, mask: Array) -> Array:
+    if mask.dtype.kind not in "iuf" or not np.isin(mask, (0, 1)).all():
+        raise ProblemFileError(f"{source}: mask must hold booleans (or 0 and 1), got dtype {mask.dtype}")
+    return mask.astype(bool)
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(item.file_size for item in archive.infolist())
+        if size > LARGEST_FILE:
+            raise ProblemFileError(f"{path}: unpacks to {size} bytes, more than the {LARGEST_FILE} allowed")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        strange = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+        if strange:
+            raise ProblemFileError(f"{path}: {strange[0]!r} is not an array")
+        return arrays
+    except ProblemFileError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
+        raise ProblemFileError(
+            f"{path}: not a readable .npz of plain arrays ({error}); write it with TokenProblem.save"
+        ) from error
