@@ -68,7 +68,7 @@ EXPERIMENT_PLACES = (
 
 def _load(place: str) -> type[AbstractExperiment]:
     module, _, name = place.partition(":")
-    found: type[AbstractExperiment] = getattr(import_module(f"{__name__}.{module}"), name)
+    found: type[AbstractExperiment] = getattr(import_module(f"{__name__}.figures.{module}"), name)
     return found
 
 
