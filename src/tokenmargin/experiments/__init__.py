@@ -63,7 +63,7 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure10",
     "claims:ClaimsB",
 )
-"""Everything there is to reproduce, in the order of the report: module of this folder, and class."""
+"""Everything there is to reproduce, in the order of the report: module of `figures`, and class."""
 
 
 def _load(place: str) -> type[AbstractExperiment]:
