@@ -50,7 +50,7 @@ def sweep(
     Parameters
     ----------
     experiment:
-        A figure, as `tokenmargin reproduce --list` names them.
+        A figure, as `tokenmargin reproduce --list` names them, or MODULE:CLASS.
     over:
         A setting and its values: NAME=VALUE,VALUE or NAME=FIRST..LAST (both included). Give it once per setting.
     engine:

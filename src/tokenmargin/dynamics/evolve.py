@@ -101,8 +101,7 @@ def evolve(
         Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
         >>> from tokenmargin.objective.attention import PromptObjective
-        >>> from tokenmargin.dynamics.interrupts import interrupted_run
-    from tokenmargin.dynamics.methods import NormalizedGradientDescent
+        >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
         >>> from tokenmargin.problem.instances import figure1a
         >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
         >>> path.selected, bool(path.saturation > 0.999)
