@@ -5,15 +5,14 @@ Another package adds something by naming it in its `pyproject.toml`, under an en
     [project.entry-points."tokenmargin.losses"]
     hinge = "my_package:SmoothHinge"
 
-Packages are looked for when something is asked for by name, and imported when it is theirs. What cannot be loaded is left
-out with one line that names the package and the reason, and does not keep the rest from working. A name of ours stays
-ours; one that two packages ask for goes to neither. `MODULE:OBJECT` names what lies in any module that can be imported,
-the current folder included, without a package around it.
+Packages are looked for when something is asked for by name, and imported when it is theirs. What cannot be loaded is
+left out with one line that names the package and the reason, and does not keep the rest from working. A name of ours
+stays ours; one that two packages ask for goes to neither. `MODULE:OBJECT` names what lies in any module that can be
+imported, the current folder included, without a package around it.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -117,7 +116,6 @@ def _taken(entry: EntryPoint) -> PluginError:
     return PluginError(f"{_who(entry)}: tokenmargin has a {entry.name!r} of its own; choose another name")
 
 
-@functools.cache
 def _entries(group: str) -> tuple[EntryPoint, ...]:
     from importlib.metadata import entry_points  # milliseconds that importing tokenmargin shall not cost
 
@@ -158,13 +156,20 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
         wanted = f"a subclass of {kind.__name__} without abstract methods"
     else:
         found = found() if not isinstance(found, kind) and callable(found) else found
-        fits, wanted = isinstance(found, kind), f"a {kind.__name__}, or what makes one when called without arguments"
+        fits, wanted = (
+            isinstance(found, kind),
+            f"of type {kind.__name__}, or what makes one when called without arguments",
+        )
     if not fits:
-        raise TypeError(f"must be {wanted}, got {found!r}")
+        raise TypeError(f"must be {wanted}, got {_kind_of(found)}")
     called = getattr(found, NAMED_BY[group], name) if group in NAMED_BY else name
     if name is not None and called != name:
         raise ValueError(f"calls itself {called!r}; the entry point must have that name")
     return found
+
+
+def _kind_of(found: Any) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
 
 
 def _who(entry: EntryPoint) -> str:

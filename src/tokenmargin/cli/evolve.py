@@ -81,8 +81,6 @@ def evolve(
     """
     import numpy as np
 
-    from tokenmargin.dynamics.methods import method_named
-
     data = read_problem(problem)
     file = resume if save is None else save
     if file is not None and file.suffix != ".npz":
@@ -101,7 +99,7 @@ def evolve(
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
             left = max(steps - int(before["at"][-1]), 0) if before else steps
-            path, kept = _descend(objective, method_named(method, step), left, first, keep=file is not None)
+            path, kept = _descend(objective, _steps_by(method, step), left, first, keep=file is not None)
     if file is not None:
         save_run(file, _joined(before, kept), settings)
     report = _report(path)
@@ -185,8 +183,18 @@ def _objective(problem: Any, train: str, loss: str, head: str | None) -> Abstrac
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
 
 
+def _steps_by(method: str, step: float | None) -> AbstractMethod:
+    from tokenmargin.dynamics.methods import method_named
+    from tokenmargin.plugins import names
+
+    if ":" not in method and method not in names("methods"):
+        known = ", ".join((*names("methods"), "flow"))
+        raise UsageError(f"there is no method {method!r}; choose from {known}, or give MODULE:CLASS")
+    return method_named(method, step)
+
+
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
-    """What to compare the end of a path with: a solution, the problem it solves and its kind, and the tokens it selects."""
+    """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
     from tokenmargin.dynamics import FlowPath
     from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
     from tokenmargin.objective.attention import JointObjective

@@ -91,9 +91,9 @@ def verify(
     problem:
         For claims about a problem (paper B): a problem file, or a figure's name.
     corpus:
-        For claims about a corpus (paper A): labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label; words are cut
-        at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the classes of
-        Definition 1, and whether Assumption 4 holds.
+        For claims about a corpus (paper A): labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label;
+        words are cut at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the
+        classes of Definition 1, and whether Assumption 4 holds.
     n:
         For claims of paper A: number of sequences of a random corpus (even).
     T:
@@ -117,8 +117,8 @@ def verify(
     json:
         Write a JSON list to standard output.
     """
-    from tokenmargin.dynamics import whole_runs
     from tokenmargin import theory
+    from tokenmargin.dynamics import whole_runs
     from tokenmargin.theory.probability import enough_draws
 
     with usage_errors():
@@ -164,7 +164,9 @@ def _instance(
 
     example = claim.example()
     if not isinstance(example, ProblemInstance | EmbeddingInstance):
-        raise UsageError(f"{claim.name} is about a {type(example).__name__}, which this command cannot make; leave it out")
+        raise UsageError(
+            f"{claim.name} is about a {type(example).__name__}, which this command cannot make; leave it out"
+        )
     if isinstance(example, ProblemInstance):
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")

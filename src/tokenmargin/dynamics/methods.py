@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,7 @@ def method_named(name: str, step: float | None = None) -> AbstractMethod:
     >>> method_named("ngd", 0.5)
     NormalizedGradientDescent(step=0.5, guard=0.0)
     """
-    kind: type[AbstractMethod] = find("methods", name)
+    kind: Callable[..., AbstractMethod] = find("methods", name)
     if step is not None and "step" not in inspect.signature(kind).parameters:
         raise ValueError(f"the method {name} has no step to set; leave the step out")
-    return kind() if step is None else kind(**{"step": step})
+    return kind() if step is None else kind(step=step)

@@ -1,7 +1,7 @@
 """The figures of the papers as experiments, their records, and sweeps over their settings.
 
-A figure of the papers is a module in `figures` and a line in `EXPERIMENT_PLACES`. Other packages add experiments of their own
-as entry points: see `tokenmargin.plugins`.
+A figure of the papers is a module in `figures` and a line in `EXPERIMENT_PLACES`. Other packages add experiments of
+their own as entry points: see `tokenmargin.plugins`.
 """
 
 from importlib import import_module

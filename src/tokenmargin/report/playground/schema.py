@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
-from tokenmargin.plugins import names
+from tokenmargin.plugins import OWN, names
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -65,7 +65,7 @@ class PlaneRequest(Strict):
     @field_validator("loss")
     @classmethod
     def _loss_is_known(cls, loss: str) -> str:
-        if loss not in names("losses"):
+        if loss not in OWN["losses"] and loss not in names("losses"):
             raise ValueError(f"the loss must be one of {', '.join(names('losses'))}")
         return loss
 
