@@ -261,7 +261,7 @@ def test_a_selection_is_proven_possible_or_not(tab: Tab) -> None:
 def test_ties_are_named_as_sets(tab: Tab) -> None:
     page = tab.open("#settle")
     page.locator('[data-story="twice"]').click()
-    page.wait_for_function("() => document.getElementById('limits').textContent.includes('A1=A2')")
+    page.wait_for_function("() => document.getElementById('limits').textContent.includes('A1+A2')")
 
 
 @pytest.mark.parametrize("tab", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True)
