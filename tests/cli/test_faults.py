@@ -13,8 +13,12 @@ import pytest
 
 from tokenmargin._files import locked_folder, sealed, unsealed
 from tokenmargin.cli import main
+from tokenmargin.experiments import record
+from tokenmargin.experiments.figures.prompt_paths import Figure1b
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+QUICK = Figure1b(steps=5)
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -68,10 +72,9 @@ def test_a_full_disk_is_one_line(capsys, tmp_path, arguments) -> None:
 def test_a_file_where_a_folder_is_needed_is_one_line(capsys, tmp_path, corpus) -> None:
     (tmp_path / "file").write_text("")
     for arguments in (
-        ("reproduce", "fig1b", "--steps", "5", "--out", tmp_path / "file"),
+        ("sweep", "fig1b", "--over", "steps=5", "--out", tmp_path / "file"),
         ("prepare", corpus, "--out", tmp_path / "file"),
         ("prepare", corpus, "--out", tmp_path / "file" / "x.safetensors"),
-        ("demo", "--out", tmp_path / "file"),
     ):
         code, _, error = run(capsys, *arguments)
         assert code in (1, 2), arguments
@@ -79,36 +82,38 @@ def test_a_file_where_a_folder_is_needed_is_one_line(capsys, tmp_path, corpus) -
     assert (tmp_path / "file").read_bytes() == b""
 
 
-@pytest.mark.parametrize("content", [b"[]", b"5", b"", b"{", b"\xff", b"[" * 100_000, b'{"tables": 3}'])
-def test_a_damaged_record_is_listed_and_computed_again(capsys, tmp_path, content) -> None:
-    command = ("reproduce", "fig1b", "--steps", "5", "--out", tmp_path)
-    run(capsys, *command)
+def test_a_damaged_record_is_listed_and_computed_again(capsys, tmp_path) -> None:
+    said: list[str] = []
+    record(QUICK, tmp_path)
     (mark,) = tmp_path.glob("*/run.json")
-    whole = json.loads(mark.read_text())
-    mark.write_bytes(content)
-    code, out, _ = run(capsys, "runs", "list", "--out", tmp_path)
-    assert code == 0
-    assert "damaged" in out
-    code, out, _ = run(capsys, "runs", "check", "--out", tmp_path)
-    assert code == 1
-    assert "damaged: run.json" in out
-    code, _, error = run(capsys, "runs", "show", mark.parent.name, "--out", tmp_path)
-    assert code == 2
-    assert one_line(error)
-    _, _, error = run(capsys, *command)
-    assert "run.json damaged; computed again" in error
-    assert json.loads(mark.read_text())["tables"] == whole["tables"]
-
-
-def test_a_damaged_table_is_computed_again(capsys, tmp_path) -> None:
-    command = ("reproduce", "fig1b", "--steps", "5", "--out", tmp_path)
-    run(capsys, *command)
-    table = next(tmp_path.glob("*/tables/limits.parquet"))
-    whole = table.read_bytes()
-    table.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    _, _, error = run(capsys, *command)
-    assert "limits damaged; computed again" in error
-    assert table.read_bytes() == whole
+    table = mark.parent / "tables" / "limits.parquet"
+    whole, rows = mark.read_bytes(), table.read_bytes()
+    for content in (
+        b"[]",
+        b"5",
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"tables": 3}',
+        whole.replace(b"fig1b", b"fig1c"),
+    ):
+        mark.write_bytes(content)
+        code, out, _ = run(capsys, "runs", "list", "--out", tmp_path)
+        assert code == 0
+        assert "damaged" in out
+        code, out, _ = run(capsys, "runs", "check", "--out", tmp_path)
+        assert code == 1
+        assert "damaged: run.json" in out
+        code, _, error = run(capsys, "runs", "show", mark.parent.name, "--out", tmp_path)
+        assert code == 2
+        assert one_line(error)
+    record(QUICK, tmp_path, found_damaged=said.extend)
+    assert json.loads(mark.read_bytes())["tables"] == json.loads(whole)["tables"]
+    table.write_bytes(rows[:-1] + bytes([rows[-1] ^ 1]))
+    record(QUICK, tmp_path, found_damaged=said.extend)
+    assert said == ["run.json", "limits"]
+    assert table.read_bytes() == rows
 
 
 def test_a_damaged_run_is_not_resumed(capsys, tmp_path) -> None:
@@ -135,7 +140,7 @@ def test_a_flipped_bit_in_a_prepared_file_is_refused(capsys, tmp_path, corpus) -
     prepared, out = tmp_path / "text.safetensors", tmp_path / "out"
     assert run(capsys, "prepare", corpus, "--out", prepared)[0] == 0
     whole, rng = prepared.read_bytes(), np.random.default_rng(0)
-    for place in rng.choice(len(whole), 60, replace=False).tolist():
+    for place in rng.choice(len(whole), 30, replace=False).tolist():
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
         prepared.write_bytes(damaged)
