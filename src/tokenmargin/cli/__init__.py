@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
 from tokenmargin.cli._common import UsageError, complain
@@ -33,27 +33,14 @@ from tokenmargin.cli.verify import verify
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (
-    demo,
-    explore,
-    playground,
-    solve,
-    atlas,
-    evolve,
-    basins,
-    verify,
-    reproduce,
-    sweep,
-    runs,
-    data,
-    prepare,
-    train,
-    fit,
-    predict,
-    explain,
-    report,
-)
-"""The commands, each in the module of its name; what is slow to import is imported when a command runs."""
+VERBS: dict[str, tuple[Callable[..., int], ...]] = {
+    "See": (demo, explore, playground),
+    "Theory": (solve, atlas, evolve, basins, verify),
+    "Texts": (fit, explain, predict, report),
+    "Papers": (reproduce, sweep, runs),
+    "Training": (data, prepare, train),
+}
+"""The commands by what they are for, each in the module of its name; what is slow is imported when a command runs."""
 
 app = App(
     name="tokenmargin",
@@ -63,8 +50,10 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,
 )
-for _verb in VERBS:
-    app.command(_verb)
+for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
+    _group = Group(_purpose, sort_key=_place)
+    for _verb in _verbs:
+        app.command(_verb, group=_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
