@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_an_infeasible_selection_is_an_answer(capsys, tmp_path) -> None:
     assert answer["status"] == "infeasible"
     assert answer["vector"] is None
     np.testing.assert_allclose(answer["farkas"], [0.5, 0.5])
-    assert "no direction selects these tokens" in run(capsys, "solve", str(tmp_path / "p.npz"), "--select", "0")[1]
+    assert "no direction satisfies the constraints" in run(capsys, "solve", str(tmp_path / "p.npz"), "--select", "0")[1]
 
 
 def test_solve_for_people(capsys) -> None:

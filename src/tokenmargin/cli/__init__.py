@@ -72,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0
+    except MemoryError as error:
+        complain(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
+        return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
         complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
         return 1

@@ -37,11 +37,11 @@ class UsageError(Exception):
     """Something the user gave cannot be used; the message says what and how to mend it."""
 
 
-def say(message: str = "") -> None:
-    """A message for people, on standard error."""
+def say(message: str = "", *, markup: bool = False) -> None:
+    """A message for people, on standard error; brackets in it (of paths, say) are colours only where `markup`."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True, markup=markup, emoji=False)
 
 
 def complain(message: str) -> None:

@@ -82,7 +82,7 @@ def reproduce(
     count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
     count["not run"] = len(left_out)
     say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
-    say(f"The page: [bold]{page}[/bold]")
+    say(f"The page: {page}")
     return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
 
 
@@ -102,12 +102,12 @@ def _run_all(
             try:
                 run = run_one(experiment)
                 runs.append((experiment, run))
-                say(_verdict(run.result(experiment)))
+                say(_verdict(run.result(experiment)), markup=True)
             except Exception as error:
                 reason, failed = f"failed: {type(error).__name__}: {error}", True
         if reason:
             left_out.append(NotRun(experiment, reason, failed=failed))
-            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
+            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}", markup=True)
     return runs, left_out
 
 
@@ -132,6 +132,7 @@ def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result
             draw=draw,
             again=again,
             waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
+            found_damaged=lambda what: say(f"{experiment.figure}: {', '.join(what)} damaged; computed again"),
         )
 
 

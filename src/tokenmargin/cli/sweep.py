@@ -101,7 +101,7 @@ def sweep(
     if json:
         emit_json(details)
     say(f"{details['cells']} cells, {details['failed']} failed, {details['timing']['seconds']:.1f} s")
-    say(f"The table: [bold]{run.table_path(table)}[/bold]")
+    say(f"The table: {run.table_path(table)}")
     if details["failed"]:
         say(f"The failures, with tracebacks: tokenmargin runs show {run.id} --table failures --out {out}")
     return 1 if details["failed"] else 0
