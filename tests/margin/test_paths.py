@@ -5,7 +5,7 @@ import pytest
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
 from tokenmargin.margin.compiled.systems import propose, solve_systems
-from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
+from tokenmargin.margin.single.proposals import propose_by_cuts
 from tokenmargin.margin.single.at_once import solve_at_once
 
 

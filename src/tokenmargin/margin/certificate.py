@@ -8,6 +8,7 @@ bound of a system is between 1/2 and 1, and residuals mean the same in every pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -201,6 +202,11 @@ def in_doubles(
     return np.where(vanished, np.copysign(np.nextafter(0.0, 1.0), values), scaled) if vanished.any() else scaled
 
 
+@cache
+def _ones(k: int) -> Float[Array, " k"]:
+    return np.ones(k)
+
+
 def kkt_residuals(
     rows: Float[Array, "k r"],
     bound: Float[Array, " k"],
@@ -238,7 +244,7 @@ def kkt_residuals(
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     least = signed.item(signed.argmin())
     weights = multipliers if least >= 0 and equality is None else np.abs(multipliers)
-    total = np.add.reduce(weights).item()
+    total = weights.dot(_ones(len(weights))).item()
     dual = -least / weights.item(weights.argmax()) if least < 0 else 0.0
     a = np.count_nonzero(multipliers)
     rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS

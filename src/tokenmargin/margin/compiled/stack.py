@@ -94,7 +94,7 @@ def _passes(table):
 @compiled
 @no_type_check
 def _surely_positive(rows, space, a, y):
-    """As `exact._surely_positive`: `a - 1` rows span the space, and the weights `u` exceed their error bound.
+    """As `exact.surely_positive`: `a - 1` rows span the space, and the weights `u` exceed their error bound.
 
     The factor L of the rows' inner products gives the norm of the inverse, `|L^-1|`: those products and L itself are
     off by at most `3 r^2 eps`, so where `|L^-1|^2` times that is below 1/4 the true norm is at most 1.16 times it.

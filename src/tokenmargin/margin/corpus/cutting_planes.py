@@ -12,7 +12,7 @@ from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_solution
-from tokenmargin.margin.corpus.restricted_problem import RestrictedProblem
+from tokenmargin.margin.single.proposals import RestrictedProblem
 
 __all__ = ["cutting_planes"]
 
