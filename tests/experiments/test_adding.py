@@ -28,9 +28,9 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_one_file_and_one_line(package: Path) -> None:
     rooms = package / "src" / "tokenmargin" / "experiments"
     guide = (ROOT / "docs" / "extending.md").read_text()
-    example = re.search(r"```python\n(# src/tokenmargin/experiments/my_study.py.*?)```", guide, re.DOTALL)
+    example = re.search(r"```python\n(# src/tokenmargin/experiments/figures/my_study.py.*?)```", guide, re.DOTALL)
     assert example is not None
-    (rooms / "my_study.py").write_text(example[1])
+    (rooms / "figures" / "my_study.py").write_text(example[1])
     listing = rooms / "__init__.py"
     listing.write_text(
         listing.read_text().replace("EXPERIMENT_PLACES = (\n", 'EXPERIMENT_PLACES = (\n    "my_study:MyStudy",\n')

@@ -63,12 +63,12 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure10",
     "claims:ClaimsB",
 )
-"""Everything there is to reproduce, in the order of the report: module of this folder, and class."""
+"""Everything there is to reproduce, in the order of the report: module of `figures`, and class."""
 
 
 def _load(place: str) -> type[AbstractExperiment]:
     module, _, name = place.partition(":")
-    found: type[AbstractExperiment] = getattr(import_module(f"{__name__}.{module}"), name)
+    found: type[AbstractExperiment] = getattr(import_module(f"{__name__}.figures.{module}"), name)
     return found
 
 

@@ -3,7 +3,7 @@
 import { nameOf } from "./plane.js";
 
 export const listed = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} and ${items.at(-1)}` : items[0] ?? "none");
-export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("="))); 
+export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+"))); 
 const share = (w) => (w > 0.9995 && w < 1 ? "over 99.9%" : `${+(100 * w).toFixed(w > 0.99 ? 2 : 0)}%`);
 const short = (x) => (Math.abs(x) >= 1e4 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(1).replace("e+", "e") : `${+x.toPrecision(3)}`);
 const degrees = (radians) => `${+((radians * 180) / Math.PI).toPrecision(2)}°`;

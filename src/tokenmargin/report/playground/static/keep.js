@@ -27,12 +27,18 @@ ${rows((k) => `[${number(k.x)}, ${number(k.y)}]`, "[0, 0]")}
 ${rows((k) => number(k.score), "0")}
     ],${ragged ? `\n    mask=[\n${rows(() => "True", "False")}\n    ],` : ""}
 )
+
+
+def named(selected):  # the names of the page: A1 is the first token of the first input
+    return " ".join(f"{'ABCDEF'[i]}{t + 1}" for i, t in enumerate(selected))
+
+
 for limit in atlas(problem).limits:
-    print(limit.selected, "margin", round(limit.solution.margin, 6), "best" if limit.is_global else "")
+    print(named(limit.selected), "margin", round(limit.solution.margin, 6), "best" if limit.is_global else "")
 
 objective = tm.PromptObjective(problem, tm.${loss}())
 ${run}
-print("training selects", path.selected)
+print("training selects", named(path.selected))
 `;
 }
 
