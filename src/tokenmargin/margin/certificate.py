@@ -1,4 +1,4 @@
-"""What makes an answer true: residuals of an optimal vector and of a refutation, rounding counted against both.
+"""The residuals that prove an answer, optimal or infeasible, with all rounding counted against the claim.
 
 Systems `min |y|, rows y >= bound` come in stacks of one shape; a single problem is a stack of one. Rows and bounds are
 scaled by powers of two, so nothing is rounded on the way in or out: rows have lengths between 1/2 and 1, the largest
@@ -238,7 +238,7 @@ def kkt_residuals(
     norm, reach = squared**0.5, reach**0.5
     slack = rows.dot(y)
     slack -= bound
-    # Extremes by their place, products as methods: on small arrays four times as fast as reductions and operators.
+    # On small arrays `x.item(x.argmax())` and `x.dot(y)` take a quarter of the time of `x.max()` and `x @ y`.
     products = multipliers * slack
     complementarity = max(products.item(products.argmax()), -products.item(products.argmin())) / squared
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)

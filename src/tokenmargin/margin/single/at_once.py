@@ -35,9 +35,7 @@ class Solved(NamedTuple):
     certificate: Certificate
 
 
-def solve_at_once(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"]
-) -> Solved | Float[Array, " k"] | None:
+def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solved | Float[Array, " k"] | None:
     """The solution of `min |y|, rows y >= bound`, or a Farkas vector; None unless either is proven at once.
 
     The residuals are ratios that do not change when a row is scaled together with its bound, all but one: how negative

@@ -54,7 +54,7 @@ def proven_infeasible(
 
 
 def surely_positive(rows: Float[Array, "s r"], weights: Float[Array, " s"]) -> bool:
-    """Whether r + 1 rows in r dimensions, none longer than 1, have a positive combination that is zero, by an error bound.
+    """Whether r + 1 rows in r dimensions, none longer than 1, have a positive combination that is zero: a proof.
 
     With the heaviest row set aside, the others form a square matrix A. If u are the weights and rho their combination,
     the exact weights of the others are `u - A'^-1 rho`, so they are positive when `min u > |rho| / sigma_min(A)`.
