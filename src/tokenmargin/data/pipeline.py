@@ -18,7 +18,19 @@ from tokenmargin._files import file_digest
 from tokenmargin.data.prepared import PreparedText, Step
 from tokenmargin.data.words import PUNCTUATION, Words, find_words
 
-__all__ = ["PAPER", "PLAIN", "Pipeline", "Tokens", "choose_tokens", "cut_words", "fold", "number", "prepare", "spell"]
+__all__ = [
+    "PAPER",
+    "PLAIN",
+    "Pipeline",
+    "Tokens",
+    "choose_tokens",
+    "cut_words",
+    "fold",
+    "no_token_left",
+    "number",
+    "prepare",
+    "spell",
+]
 
 STOP_LISTS = ("none", "nltk")
 STEMMERS = ("none", "english", "porter")
@@ -149,6 +161,15 @@ def choose_tokens(
     order = order[totals[order] >= pipeline.minimum_count]
     ledger.add(f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order))
     return Tokens(pieces, tuple(names[code] for code in order), tuple(ledger.steps))
+
+
+def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:
+    """What to say of a preparation that leaves no token."""
+    counts = ", ".join(f"{step.after} after {step.name}" for step in steps[:-1])
+    return (
+        f"no token is left: none is seen at least {pipeline.minimum_count} times ({counts}); "
+        "give more text, or a smaller minimum_count (--minimum-count)"
+    )
 
 
 def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
