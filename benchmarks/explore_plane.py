@@ -111,7 +111,7 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
     """One problem: the page's answers against the library's."""
     problem = problem_of(asked["inputs"])
     objective = PromptObjective(problem, dict(LOSSES)[asked["loss"]])
-    _compare_limits(problem, asked, answer, tally)
+    _compare_limits(objective, asked, answer, tally)
     _compare_verdicts(problem, asked, answer, tally)
     _compare_field(objective, asked, answer, tally)
     _compare_paths(objective, asked, answer, tally)
@@ -121,8 +121,9 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
         _compare_end(problem, objective, asked, answer, tally)
 
 
-def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
-    ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in plane_atlas(problem).limits}
+def _compare_limits(objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
+    found = plane_atlas(objective.problem, loss=objective.loss)
+    ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in found.limits}
     theirs = {_sets(limit["sets"]): limit for limit in answer["limits"]}
     tally.compared["limits"] += 1
     if ours.keys() != theirs.keys():

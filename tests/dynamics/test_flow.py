@@ -279,7 +279,7 @@ def test_a_solver_that_fails_hands_over(monkeypatch):
         def _step_impl(self):
             return (False, "broken") if self.t > 1 else super()._step_impl()
 
-    monkeypatch.setitem(integrate._SOLVERS, "LSODA", Failing)
+    monkeypatch.setitem(integrate.SOLVERS, "LSODA", Failing)
     whole = flow(PromptObjective(figure1b()), until_norm=1e4)
     alone = flow(PromptObjective(figure1b()), until_norm=1e4, settings=FlowSettings(solver="LSODA"))
     assert (whole.stop, alone.stop) == ("norm", "stalled")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
-from tokenmargin.cli._common import UsageError, complain
+from tokenmargin.cli._common import UsageError, complain, plugin_lines
 from tokenmargin.cli.atlas import atlas
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.data import data
@@ -59,7 +59,8 @@ for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        code = app(arguments, exit_on_error=False, result_action="return_value")
+        with plugin_lines():
+            code = app(arguments, exit_on_error=False, result_action="return_value")
     except CycloptsError:  # cyclopts has printed what is wrong
         return 2
     except UsageError as error:

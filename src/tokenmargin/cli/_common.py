@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenmargin.plugins import PluginWarning
 
 if TYPE_CHECKING:
     from tokenmargin.engines import AbstractEngine
@@ -20,6 +23,7 @@ __all__ = [
     "emit_json",
     "needs_extra",
     "numbers",
+    "plugin_lines",
     "progress_bar",
     "read_problem",
     "say",
@@ -55,6 +59,22 @@ def usage_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def plugin_lines() -> Iterator[None]:
+    """What is left out of that which other packages add is said in one line each, on standard error."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
+        if issubclass(category, PluginWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            otherwise(message, category, *where, **also)
+
+    with warnings.catch_warnings():
+        otherwise, warnings.showwarning = warnings.showwarning, show
+        warnings.simplefilter("always", PluginWarning)
+        yield
+
+
+@contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """A missing optional dependency becomes a message that says what to install."""
     try:
@@ -78,9 +98,11 @@ def read_problem(source: str) -> TokenProblem:
 
 def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngine:
     """The engine that `--engine`, `--jobs` and `--address` ask for."""
-    from tokenmargin.engines import LocalEngine, RayEngine, SerialEngine
+    from tokenmargin.engines import NO_CLUSTER, LocalEngine, RayEngine, SerialEngine
 
     if name == "ray":
+        if address is None:
+            raise UsageError(f"--engine ray without --address: {NO_CLUSTER}")
         return RayEngine(address)
     if address is not None:
         raise UsageError("--address is for --engine ray")

@@ -45,7 +45,7 @@ def reproduce(
     Parameters
     ----------
     figures:
-        Which figures; all of them by default.
+        Which figures: those of the papers, experiments that other packages add, or MODULE:CLASS; all by default.
     scale:
         Settings for a laptop (quick), the paper's own, ours at full size (tuned), or what half an hour of one
         GPU allows (short).
@@ -138,13 +138,11 @@ def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result
 
 def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
     """The experiments of these names, all when there are none, with the settings of the scale."""
-    from tokenmargin.experiments import EXPERIMENTS
+    from tokenmargin import experiments
 
-    known = {experiment.figure: experiment for experiment in EXPERIMENTS}
-    unknown = [name for name in figures or () if name not in known]
-    if unknown:
-        raise UsageError(f"no figure {unknown[0]!r}; choose from {', '.join(known)}")
-    return [getattr(known[name], scale)() for name in figures or known]
+    with usage_errors():
+        chosen = list(map(experiments.experiment_named, figures)) if figures else experiments.EXPERIMENTS
+    return [getattr(experiment, scale)() for experiment in chosen]
 
 
 def field_names(flags: Mapping[str, str]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def sweep(
     Parameters
     ----------
     experiment:
-        A figure, as `tokenmargin reproduce --list` names them.
+        A figure, as `tokenmargin reproduce --list` names them, or MODULE:CLASS.
     over:
         A setting and its values: NAME=VALUE,VALUE or NAME=FIRST..LAST (both included). Give it once per setting.
     engine:
@@ -58,7 +58,7 @@ def sweep(
     jobs:
         Processes of the local engine; -1 for one per core.
     address:
-        The ray cluster: auto, or host:port. By default one is started on this machine.
+        The ray cluster, for --engine ray: auto, or host:port.
     scale:
         The settings that are not swept: for a laptop (quick), the paper's own, ours at full size (tuned), or
         what half an hour of one GPU allows (short).

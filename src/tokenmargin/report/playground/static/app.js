@@ -305,6 +305,7 @@ $("chosen-label").addEventListener("change", (event) => {
     state.inputs[i].label = label;
   });
 });
+$("loss").append(...hello.losses.map((name) => element("option", { value: name, textContent: name })));
 for (const name of ["loss", "trained"]) $(name).addEventListener("change", (event) => store.update({ [name]: event.target.value }));
 $("method").addEventListener("change", (event) => {
   // A step that suits the method: the gradient fades, so plain descent needs a longer one than steps of equal length.
