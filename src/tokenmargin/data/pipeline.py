@@ -184,6 +184,8 @@ def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
 
 def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
     """The ids of words, given the tokens of each distinct word and the ids of the tokens that are kept."""
+    # The pieces of distinct word w stand at first[w] .. first[w] + lengths[w] in `flat`. Each word of a text is
+    # replaced by that run: `repeats` entries, of which `within` counts from 0.
     flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
     lengths = np.array([len(parts) for parts in pieces], np.int64)
     first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -191,6 +193,7 @@ def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[s
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     ids = flat[np.repeat(first[words.codes], repeats) + within]
     kept = ids >= 0
+    # A text begins where its first word's pieces do, less the pieces dropped before; texts left empty are dropped.
     before = np.concatenate([[0], np.cumsum(repeats)])
     offsets = np.concatenate([[0], np.cumsum(kept)])[before[words.offsets]]
     rows = np.flatnonzero(np.diff(offsets))
