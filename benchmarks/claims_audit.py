@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.theory import CLAIMS, Claim
+from tokenmargin.theory import PAPER_CLAIMS, Claim
 
 __all__ = ["Tally", "audit", "families"]
 
@@ -95,7 +95,7 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [
         claim
-        for claim in CLAIMS
+        for claim in PAPER_CLAIMS
         if options.paper in (None, claim.name[0]) and (not options.claim or claim.name in options.claim)
     ]
     began, tallies = time.perf_counter(), []

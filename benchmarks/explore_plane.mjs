@@ -6,7 +6,7 @@ import { descend, flow, settle } from "../src/tokenmargin/report/explore/static/
 import { Plane } from "../src/tokenmargin/report/explore/static/plane.js";
 
 function answer({ inputs, loss, start, steps, step, descent_step, norms, probes, selections, starts }) {
-  const plane = new Plane(inputs, loss), limits = limitsOf(inputs);
+  const plane = new Plane(inputs, loss), limits = limitsOf(inputs, loss);
   const along = norms.length && flow(plane, start, { untilNorm: 1.001 * Math.max(...norms), tolerance: 1e-11, maxSteps: 20000 });
   return {
     limits,

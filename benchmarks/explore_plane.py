@@ -1,6 +1,6 @@
 """Does the explorable page compute what the library computes? Random planar problems through both.
 
-    python -m benchmarks.explore_plane [--count 1000]
+    python -m benchmarks.explore_plane [--count 1000] [--flows 30]
 
 The page's mathematics is plain JavaScript, run here by node. Compared are: all limits and their margins, the answer
 about selections drawn at random, the direction of descent and the loss at points up to norm 1e5, the ends of gradient
@@ -38,6 +38,7 @@ __all__ = ["NODE", "Tally", "asked_of", "compare", "page_answers", "problem_of"]
 NODE = shutil.which("node")
 SCRIPT = Path(__file__).with_suffix(".mjs")
 NORMS = (10.0, 100.0, 1e4)
+SHORT: dict[str, Any] = {"norms": (), "starts": 0}
 MARGIN_ERROR, PATH_ERROR, FIELD_ERROR = 1e-9, 1e-6, 1e-8
 
 
@@ -110,7 +111,7 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
     """One problem: the page's answers against the library's."""
     problem = problem_of(asked["inputs"])
     objective = PromptObjective(problem, dict(LOSSES)[asked["loss"]])
-    _compare_limits(problem, asked, answer, tally)
+    _compare_limits(objective, asked, answer, tally)
     _compare_verdicts(problem, asked, answer, tally)
     _compare_field(objective, asked, answer, tally)
     _compare_paths(objective, asked, answer, tally)
@@ -120,8 +121,9 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
         _compare_end(problem, objective, asked, answer, tally)
 
 
-def _compare_limits(problem: TokenProblem, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
-    ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in plane_atlas(problem).limits}
+def _compare_limits(objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
+    found = plane_atlas(objective.problem, loss=objective.loss)
+    ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in found.limits}
     theirs = {_sets(limit["sets"]): limit for limit in answer["limits"]}
     tally.compared["limits"] += 1
     if ours.keys() != theirs.keys():
@@ -222,6 +224,7 @@ def _compare_end(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--flows", type=int, help="problems of each kind that are followed by flow; all by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=[family.__name__ for family in PLANE_FAMILIES])
     options = parser.parse_args()
@@ -230,7 +233,9 @@ def main() -> None:
     failed = 0
     for family in families:
         tally = Tally()
-        asked = [asked_of(family(rng), rng) for _ in range(-(-options.count // len(families)))]
+        each = -(-options.count // len(families))
+        followed = each if options.flows is None else options.flows
+        asked = [asked_of(family(rng), rng, **({} if k < followed else SHORT)) for k in range(each)]
         for question, answer in zip(asked, page_answers(asked), strict=True):
             compare(question, answer, tally)
         failed += len(tally.wrong)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tokenmargin as tm
@@ -46,7 +47,7 @@ def test_importing_loads_no_dependency():
 
 
 def test_basins_can_be_asked_for_again():
-    starts = tm.random_starts(tm.figure1b(), 4, radius=1.0, rng=__import__("numpy").random.default_rng(0))
+    starts = tm.random_starts(tm.figure1b(), 4, radius=1.0, rng=np.random.default_rng(0))
     first, second = (tm.basins(tm.figure1b(), starts) for _ in range(2))
     assert repr(first) == repr(second)
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +25,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "arrays_digest",
     "arrow_table",
     "atomic_folder",
     "atomic_path",
     "file_digest",
     "json_digest",
+    "locked_folder",
     "plain",
     "plain_columns",
     "read_table",
     "remove_leftovers",
+    "sealed",
+    "unsealed",
     "write_json",
     "write_table",
 ]
 
 LEFTOVER = ".unfinished-"
+LOCK = ".lock"
+SEAL = "seal"
 
 
 @contextlib.contextmanager
@@ -155,6 +161,57 @@ def json_digest(content: object) -> str:
     True
     """
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def arrays_digest(arrays: Mapping[str, Array], *, read: Callable[[str], Iterable[bytes]] | None = None) -> str:
+    """SHA-256 of arrays: their names, kinds, shapes and bytes; `read` gives the bytes of one that is not in memory."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        for block in [array.tobytes()] if read is None else read(name):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record for JSON with a checksum of its own, so that a changed digit is seen."""
+    content = json.loads(json.dumps(record))  # as it will be read again: texts for keys, lists for tuples
+    return {**content, SEAL: json_digest(content)}
+
+
+def unsealed(record: object) -> dict[str, Any]:
+    """The content of a sealed record; ValueError when it is not what was sealed.
+
+    >>> unsealed(sealed({"step": 3}))
+    {'step': 3}
+    """
+    if not isinstance(record, dict):
+        raise ValueError(f"a record is a JSON object, this is a {type(record).__name__}")
+    content = {name: value for name, value in record.items() if name != SEAL}
+    if SEAL not in record:
+        raise ValueError("it has no checksum")
+    if record[SEAL] != json_digest(content):
+        raise ValueError("its checksum differs")
+    return content
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """The folder for this process alone, made if need be; refused while another process has it."""
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise BlockingIOError(
+            f"{folder}: another process is at work in it; wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def plain(data: Any) -> Any:

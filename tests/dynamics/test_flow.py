@@ -4,7 +4,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, follow
+from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, integrate
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.flow import FlowSettings, flow
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
@@ -275,11 +275,11 @@ def test_the_default_solver_gets_through_where_lsoda_makes_no_headway():
 
 
 def test_a_solver_that_fails_hands_over(monkeypatch):
-    class Failing(follow.LSODA):
+    class Failing(integrate.LSODA):
         def _step_impl(self):
             return (False, "broken") if self.t > 1 else super()._step_impl()
 
-    monkeypatch.setitem(follow._SOLVERS, "LSODA", Failing)
+    monkeypatch.setitem(integrate.SOLVERS, "LSODA", Failing)
     whole = flow(PromptObjective(figure1b()), until_norm=1e4)
     alone = flow(PromptObjective(figure1b()), until_norm=1e4, settings=FlowSettings(solver="LSODA"))
     assert (whole.stop, alone.stop) == ("norm", "stalled")

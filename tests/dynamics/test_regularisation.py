@@ -42,10 +42,10 @@ def test_trust_region_agrees_with_scipy_on_a_small_sphere() -> None:
     )
     assert ours.converged
     assert ours.outward > 0
-    assert (
-        float(objective.value(ours.point)) <= theirs + 1e-9
-        or len(regularisation_path(objective, [2.0], rng=np.random.default_rng(0)).branches) > 1
-    )
+    lowest = float(objective.value(regularisation_path(objective, [2.0], rng=np.random.default_rng(0)).points[0]))
+    assert lowest <= theirs + 1e-9
+    # A single start may end in another local minimum than the lowest; that it is one, `converged` says.
+    assert float(objective.value(ours.point)) >= lowest - 1e-12
 
 
 @pytest.mark.parametrize("name", ["fig1b", "fig1c", "fig8", "random"])

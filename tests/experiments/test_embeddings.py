@@ -73,7 +73,7 @@ def test_without_the_dataset_sentences_stand_in_and_it_is_said(figure):
 
 def test_settings_are_the_printed_ones():
     for figure in (FigureA1, FigureA3Imdb, FigureA3Yelp, FigureA4):
-        config = figure.paper()._config()
+        config = figure.paper().training_config()
         assert (config.epochs, config.rate, config.decay, config.batch, config.dimension) == (
             500,
             0.01,
@@ -83,7 +83,7 @@ def test_settings_are_the_printed_ones():
         )
         assert config.milestones == (100, 200)
         assert figure.tuned() != figure.paper()
-    config = FigureA2.paper()._config()
+    config = FigureA2.paper().training_config()
     assert (config.epochs, config.rate, config.decay) == (196, 1e-4, 1e-4)
 
 

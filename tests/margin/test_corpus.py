@@ -12,11 +12,11 @@ from tokenmargin.margin import (
     argmax_pairs,
     class_margin,
     corpus_margin,
-    cutting,
     selected_pairs,
 )
-from tokenmargin.margin import corpus as entry
-from tokenmargin.margin import pairs as module
+from tokenmargin.margin.corpus import cutting_planes as cutting
+from tokenmargin.margin.corpus import pairs as module
+from tokenmargin.margin.corpus import solve as entry
 from tokenmargin.margin.corpus.certify import Ties
 from tokenmargin.margin.corpus.cutting_planes import cutting_planes
 from tokenmargin.margin.corpus.difference_rows import Proposal

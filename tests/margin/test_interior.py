@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tokenmargin.margin import purify
+from tokenmargin.margin.corpus import polish
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
@@ -81,7 +81,7 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
 def test_too_many_active_constraints_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ordered_rows(np.random.default_rng(6))
     best = interior_point(rows, gap=1e-9)
-    monkeypatch.setattr(purify, "_MOST", 1)
+    monkeypatch.setattr(polish, "_MOST", 1)
     assert polish_solution(rows, best, np.ones(len(rows), dtype=bool)) is best
 
 

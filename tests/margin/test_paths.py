@@ -1,12 +1,15 @@
 """The fast path for ordinary systems, the stack and the cutting planes are one and the same solver."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from tests.oracles.exact_margin import solve_exactly
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
 from tokenmargin.margin.compiled.systems import propose, solve_systems
-from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
-from tokenmargin.margin.single.at_once import solve_at_once
+from tokenmargin.margin.single.at_once import Solved, solve_at_once
+from tokenmargin.margin.single.proposals import propose_by_cuts
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:
@@ -21,11 +24,12 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
     for _ in range(20):
         rows, bound = planted(rng, k, r), rng.uniform(0.5, 2, k)
         quick = solve_at_once(rows, bound)
-        assert quick is not None
-        multipliers, y, certificate = quick
+        assert isinstance(quick, Solved)
+        multipliers, y, margin, certificate = quick
         systems = normalised(rows[None], bound[None])
         scaled = multipliers * systems.lengths[0] / systems.scale[0]
         assert certificate.residual <= TOLERANCE
+        assert margin == pytest.approx(1 / np.linalg.norm(y), rel=1e-14)
         assert kkt_residuals(systems.rows[0], systems.bound[0], scaled).largest <= TOLERANCE
         verdict = solve_systems(systems)
         np.testing.assert_allclose(y, verdict.residuals.vectors[0] * systems.scale[0], rtol=1e-9, atol=1e-11)
@@ -53,8 +57,29 @@ def test_the_residuals_are_those_of_their_definition() -> None:
     )
 
 
+@pytest.mark.parametrize(("k", "r"), [(2, 1), (5, 3), (20, 10)])
+@pytest.mark.parametrize("hair", [1.0, 1e-6, 1e-12, 1e-15])
+def test_what_is_refuted_at_once_has_no_solution_in_exact_arithmetic(k: int, r: int, hair: float) -> None:
+    """Rows that a hidden vector separates, and one that takes the solution away or leaves it, by a hair."""
+    rng, refuted = np.random.default_rng([k, r]), 0
+    for _ in range(30):
+        rows = planted(rng, k, r)
+        rows[-1] = -rng.uniform(0.1, 1, k - 1) @ rows[:-1] + hair * rng.standard_normal(r)
+        found = solve_at_once(rows, np.ones(k))
+        if isinstance(found, np.ndarray):
+            refuted += 1
+            exact = [tuple(map(Fraction, row)) for row in rows.tolist()]
+            assert not solve_exactly(exact, farkas=np.flatnonzero(found).tolist()).feasible
+            assert found.min() >= 0
+            assert found.sum() == pytest.approx(1, rel=1e-14)
+            # Each weight is known to rounding times the condition of the rows: far less than a hundredth here.
+            assert np.linalg.norm(found @ rows) <= 1e-2 * (found * np.linalg.norm(rows, axis=1)).sum()
+    assert refuted >= 10
+
+
 def test_the_ordinary_path_leaves_the_rest_alone() -> None:
-    assert solve_at_once(np.array([[1.0], [-1.0]]), np.ones(2)) is None  # infeasible
+    flat = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])  # infeasible, by two rows that do not span the plane
+    assert solve_at_once(flat, np.ones(3)) is None
     assert solve_at_once(np.array([[1.0], [0.0]]), np.ones(2)) is None  # a duplicate
     assert solve_at_once(np.array([[1.0], [2.0]]), np.array([1.0, 0.0])) is None  # a bound of zero
     assert solve_at_once(np.ones((1, 100)), np.ones(1)) is None  # wide

@@ -261,7 +261,7 @@ def test_a_selection_is_proven_possible_or_not(tab: Tab) -> None:
 def test_ties_are_named_as_sets(tab: Tab) -> None:
     page = tab.open("#settle")
     page.locator('[data-story="twice"]').click()
-    page.wait_for_function("() => document.getElementById('limits').textContent.includes('A1=A2')")
+    page.wait_for_function("() => document.getElementById('limits').textContent.includes('A1+A2')")
 
 
 @pytest.mark.parametrize("tab", [{"viewport": {"width": 390, "height": 844}, "has_touch": True}], indirect=True)
@@ -312,3 +312,32 @@ def test_embedded_it_is_the_picture_alone(tab: Tab) -> None:
     assert not page.locator("#article").is_visible()
     assert page.locator("#disc").is_visible()
     assert page.evaluate("() => window.explore.view.section") == "settle"
+
+
+def axe_core() -> Path | None:
+    """The script of axe-core, where node finds it: `npm install --global axe-core`, with NODE_PATH set."""
+    node = shutil.which("node")
+    if node is None:
+        return None
+    ask = [node, "-p", "require.resolve('axe-core/axe.min.js')"]
+    done = subprocess.run(ask, capture_output=True, text=True, check=False)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(browser: Browser, address: str, size: str, scheme: str) -> None:
+    script = axe_core()
+    if script is None:
+        pytest.skip("node does not find axe-core: npm install axe-core, and set NODE_PATH")
+    width, height = SIZES[size]
+    tab = Tab(browser, address, viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
+    for section in SECTIONS:
+        page = tab.open(f"#{section}")
+        page.evaluate(script.read_text())
+        found = page.evaluate("() => axe.run()")["violations"]
+        serious = [
+            (fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")
+        ]
+        assert not serious
+    tab.context.close()

@@ -413,7 +413,48 @@ def test_copied_python_runs_and_agrees(tab: Tab, capsys: pytest.CaptureFixture[s
     page.wait_for_selector("#status:not([hidden])")
     exec(page.evaluate("navigator.clipboard.readText()"), {})
     printed = capsys.readouterr().out
-    selections = page.evaluate("window.playground.view.answer.limits.map((limit) => `[${limit.selected.join(' ')}]`)")
-    assert re.findall(r"^\[[\d ]+\]", printed, flags=re.M) == selections
-    training = page.evaluate("window.playground.view.answer.training.selected.join(' ')")
-    assert f"training selects [{training}]" in printed
+    names = "(selected) => selected.map((t, i) => `${'ABCDEF'[i]}${t + 1}`).join(' ')"
+    selections = page.evaluate(f"() => window.playground.view.answer.limits.map((limit) => ({names})(limit.selected))")
+    assert re.findall(r"^([A-F]\d(?: [A-F]\d)*) margin", printed, flags=re.M) == selections
+    training = page.evaluate(f"() => ({names})(window.playground.view.answer.training.selected)")
+    assert f"training selects {training}\n" in printed
+
+
+@pytest.mark.parametrize(
+    "tab", [{"viewport": {"width": w, "height": h}} for w, h in ((1280, 720), (1366, 768), (1440, 900))], indirect=True
+)
+def test_caption_drawing_and_play_button_are_seen_together(tab: Tab) -> None:
+    page = tab.open()
+    page.wait_for_selector("#caption:not([hidden])")
+    height = page.evaluate("innerHeight")
+    for selector in ("#caption", "#plane", "#play"):
+        box = page.locator(selector).bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= height, selector
+    assert page.locator("#plane").bounding_box()["height"] > 400
+
+
+def test_a_token_dragged_out_of_the_drawing_stays_in_it(tab: Tab) -> None:
+    page = tab.preset("fig1b")
+    drag(page, '[data-token="0,1"]', 2000, 900)
+    inside, outside = page.locator('[data-token="0,1"]').bounding_box(), page.locator("#plane").bounding_box()
+    assert outside["x"] < inside["x"]
+    assert inside["x"] + inside["width"] < outside["x"] + outside["width"]
+
+
+def test_back_returns_to_the_story_before(tab: Tab) -> None:
+    page = tab.preset("fig1b")
+    page.select_option("#preset", "fig8")
+    settle(page)
+    page.go_back()
+    until(page, "window.playground.store.now.inputs.length === 1")
+
+
+def test_the_menu_closes_and_a_broken_link_is_told(tab: Tab) -> None:
+    page = tab.open("#s=nonsense")
+    assert "could not be read" in page.inner_text("#status")
+    for close in (lambda: page.keyboard.press("Escape"), lambda: page.mouse.click(20, 400)):
+        page.click(".menu summary")
+        assert page.is_visible("#copy-link")
+        close()
+        assert not page.is_visible("#copy-link")

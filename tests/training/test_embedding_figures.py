@@ -27,8 +27,8 @@ JOBS = {job.name: job for jobs in PLANS.values() for job in jobs}
 @pytest.mark.parametrize("figure", [FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4])
 def test_pictures_are_of_the_settings_of_the_experiments(figure):
     first, *_, last = (*FIGURES[figure.figure], FIGURES[figure.figure][-1])
-    assert JOBS[first].config == figure.paper()._config()
-    assert JOBS[last].config == figure.tuned()._config()
+    assert JOBS[first].config == figure.paper().training_config()
+    assert JOBS[last].config == figure.tuned().training_config()
     assert JOBS[last].dataset.removesuffix("-balanced") == figure.dataset
 
 

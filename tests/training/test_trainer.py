@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tokenmargin._files import locked_folder
 from tokenmargin.training.checkpoint import load_checkpoint, save_checkpoint
 from tokenmargin.training.trainer import TrainingConfig, train
 
@@ -73,7 +74,28 @@ def test_damaged_checkpoint_is_passed_over(data, tmp_path):
     newest.write_bytes(newest.read_bytes()[:-100])
     again = train(data, CONFIG, folder=tmp_path)
     assert same(again, whole)
-    assert again.notes == (f"damaged checkpoint passed over: {newest.name}: checksum differs",)
+    record = newest.with_suffix(".json").name
+    assert again.notes == (f"damaged checkpoint passed over: {record}: the checksum of {newest.name} differs",)
+
+
+@pytest.mark.parametrize("change", [b"[]", b"", b"[" * 100_000, None], ids=["list", "empty", "nested", "one digit"])
+def test_a_damaged_only_checkpoint_is_not_trusted_and_not_silent(data, tmp_path, change):
+    whole = train(data, CONFIG)
+    train(data, replace(CONFIG, epochs=2), folder=tmp_path)
+    for record in tmp_path.glob("step-*.json"):
+        content = record.read_bytes()
+        record.write_bytes(content.replace(b'"total": 0.0', b'"total": 0.5') if change is None else change)
+        assert record.read_bytes() != content
+    again = train(data, CONFIG, folder=tmp_path)
+    assert same(again, whole)
+    assert len(again.notes) == 1
+    assert again.notes[0].startswith("damaged checkpoint, so training began anew: ")
+
+
+def test_two_trainings_in_one_folder_are_refused(data, tmp_path):
+    with locked_folder(tmp_path), pytest.raises(OSError, match=r"another process is at work in it; wait for it"):
+        train(data, CONFIG, folder=tmp_path)
+    train(data, replace(CONFIG, epochs=1), folder=tmp_path)
 
 
 def test_only_two_checkpoints_are_kept(tmp_path):

@@ -151,6 +151,7 @@ def _select(encoded: Encoded, logits: list[Array], first: Array) -> dict[str, Ar
 
 def _holders(encoded: Encoded, logits: list[Array], largest: Array) -> tuple[Array, Array]:
     """The token with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
+    # Every level has an entry per word: the n-gram that begins there. `minimum.at` keeps the smallest id of each text.
     none, segment = np.iinfo(np.int64).max, encoded.segment
     tokens, places = np.full(len(largest), none), np.full(len(largest), none)
     # A text without a known token has the largest logit -inf, which must not be met by the words that begin no token.

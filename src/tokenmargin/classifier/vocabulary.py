@@ -171,6 +171,7 @@ class _HashTable:
         size = 1 << max(4, (3 * len(numbers)).bit_length())
         table = _HashTable(np.full(size, -1, np.int64), np.full(size, -1, np.int32))
         rows, slots = np.arange(len(numbers)), table._slots(numbers)
+        # All numbers try their slots at once; those that lost theirs go on to the next one together.
         while len(rows):
             free = table.keys[slots] < 0
             table.keys[slots[free]] = numbers[rows[free]]  # of several that want a slot, the last one gets it
@@ -180,6 +181,7 @@ class _HashTable:
         return table
 
     def _slots(self, numbers: Int[Array, " k"]) -> Int[Array, " k"]:
+        # Fibonacci hashing: 2^64 over the golden ratio spreads runs of near numbers, and the top bits are best mixed.
         shift = np.uint64(64 - (len(self.keys).bit_length() - 1))
         return ((numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> shift).astype(np.int64)
 
@@ -188,6 +190,7 @@ class _HashTable:
         slots = self._slots(numbers)
         stored = self.keys[slots]
         rows = np.where(stored == numbers, self.rows[slots], np.int32(-1))
+        # An empty slot ends a search: a number in the table would have taken it.
         asked = np.flatnonzero((stored != numbers) & (stored >= 0))
         slots = slots[asked]
         while len(asked):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
-from tokenmargin.cli._common import UsageError, complain
+from tokenmargin.cli._common import UsageError, complain, plugin_lines
 from tokenmargin.cli.atlas import atlas
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.data import data
@@ -33,27 +33,14 @@ from tokenmargin.cli.verify import verify
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS: tuple[Callable[..., int], ...] = (
-    demo,
-    explore,
-    playground,
-    solve,
-    atlas,
-    evolve,
-    basins,
-    verify,
-    reproduce,
-    sweep,
-    runs,
-    data,
-    prepare,
-    train,
-    fit,
-    predict,
-    explain,
-    report,
-)
-"""The commands, each in the module of its name; what is slow to import is imported when a command runs."""
+VERBS: dict[str, tuple[Callable[..., int], ...]] = {
+    "See": (demo, explore, playground),
+    "Theory": (solve, atlas, evolve, basins, verify),
+    "Texts": (fit, explain, predict, report),
+    "Papers": (reproduce, sweep, runs),
+    "Training": (data, prepare, train),
+}
+"""The commands by what they are for, each in the module of its name; what is slow is imported when a command runs."""
 
 app = App(
     name="tokenmargin",
@@ -63,14 +50,17 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,
 )
-for _verb in VERBS:
-    app.command(_verb)
+for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
+    _group = Group(_purpose, sort_key=_place)
+    for _verb in _verbs:
+        app.command(_verb, group=_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        code = app(arguments, exit_on_error=False, result_action="return_value")
+        with plugin_lines():
+            code = app(arguments, exit_on_error=False, result_action="return_value")
     except CycloptsError:  # cyclopts has printed what is wrong
         return 2
     except UsageError as error:
@@ -82,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0
+    except MemoryError as error:
+        complain(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
+        return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
         complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
         return 1

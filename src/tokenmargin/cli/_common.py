@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenmargin.plugins import PluginWarning
 
 if TYPE_CHECKING:
     from tokenmargin.engines import AbstractEngine
@@ -20,6 +23,7 @@ __all__ = [
     "emit_json",
     "needs_extra",
     "numbers",
+    "plugin_lines",
     "progress_bar",
     "read_problem",
     "say",
@@ -33,11 +37,11 @@ class UsageError(Exception):
     """Something the user gave cannot be used; the message says what and how to mend it."""
 
 
-def say(message: str = "") -> None:
-    """A message for people, on standard error."""
+def say(message: str = "", *, markup: bool = False) -> None:
+    """A message for people, on standard error; brackets in it (of paths, say) are colours only where `markup`."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True, markup=markup, emoji=False)
 
 
 def complain(message: str) -> None:
@@ -52,6 +56,22 @@ def usage_errors() -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def plugin_lines() -> Iterator[None]:
+    """What is left out of that which other packages add is said in one line each, on standard error."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
+        if issubclass(category, PluginWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            otherwise(message, category, *where, **also)
+
+    with warnings.catch_warnings():
+        otherwise, warnings.showwarning = warnings.showwarning, show
+        warnings.simplefilter("always", PluginWarning)
+        yield
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,34 +21,38 @@ Settings = Mapping[str, str | int | float | None]
 
 def problem_digest(problem: TokenProblem) -> str:
     """A name for the content of a problem."""
-    parts = [f"{name} {array.shape}".encode() + array.tobytes() for name, array in sorted(problem.fields().items())]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    from tokenmargin._files import arrays_digest
+
+    return arrays_digest(problem.fields())[:16]
 
 
 def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> None:
     """Write arrays and settings as a `.npz` file, whole or not at all."""
     import numpy as np
 
-    from tokenmargin._files import atomic_path
+    from tokenmargin._files import arrays_digest, atomic_path, sealed
 
+    record = json.dumps(sealed({**settings, "sha256": arrays_digest(arrays)}))
     with atomic_path(path) as beside, beside.open("wb") as file:
-        np.savez_compressed(file, **arrays, settings=np.array(json.dumps(settings)))  # type: ignore[arg-type]
+        np.savez_compressed(file, **arrays, settings=np.array(record))  # type: ignore[arg-type]
     say(f"wrote {path}")
 
 
 def load_run(path: Path, settings: Settings) -> dict[str, Array]:
     """The arrays of a kept run, refused when it was another problem's or made with other settings."""
-    import zipfile
-
     import numpy as np
+
+    from tokenmargin._files import arrays_digest, unsealed
 
     if not path.is_file():
         raise UsageError(f"{path}: no such file; --resume goes on with a run that was kept with --save")
     try:
         with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file}
-        kept = json.loads(str(arrays.pop("settings")))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        kept = unsealed(json.loads(str(arrays.pop("settings"))))
+        if kept["sha256"] != arrays_digest(arrays):
+            raise ValueError("its checksum differs")
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
         raise UsageError(f"{path}: not a run kept with --save, or damaged ({error})") from error
     for name, ours in settings.items():
         if kept.get(name) != ours:

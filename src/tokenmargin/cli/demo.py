@@ -40,7 +40,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
-    say(f"[bold]{experiment.title}[/bold]")
+    say(f"[bold]{experiment.title}[/bold]", markup=True)
     say(
         f"\nOf {counts['all']} ways to pick one token per input, no direction can pick {counts['infeasible']} "
         f"(each with a Farkas certificate), and {counts['limits']} are limits of training:\n"
@@ -54,7 +54,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     if json:
         emit_json(describe_findings(result))
     say(f"\n{'All as the theory says.' if result.holds else 'NOT as expected: see the page.'}")
-    say(f"The page: [bold]{page}[/bold] (figure and tables beside it). What to try next:\n\n{NEXT}")
+    say(f"The page: {page} (figure and tables beside it). What to try next:\n\n{NEXT}")
     return 0 if result.holds else 1
 
 

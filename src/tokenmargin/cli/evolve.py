@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
 from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
+from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
 
     from tokenmargin.dynamics import AbstractMethod, FlowPath, Trajectory
+    from tokenmargin.margin import MarginSolution
     from tokenmargin.objective.attention import AbstractObjective
 
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
+_LOSS_HELP = f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT."
 
 
 def evolve(
     problem: str,
     /,
     *,
-    method: Literal["ngd", "gd", "flow"] = "ngd",
+    method: str = "ngd",
     step: float | None = None,
     steps: int = 1000,
     until_norm: float = 1e8,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
-    loss: Literal["logistic", "exponential", "correlation"] = "logistic",
+    loss: Annotated[str, Parameter(help=_LOSS_HELP)] = "logistic",
+    head: str | None = None,
     save: Path | None = None,
     resume: Path | None = None,
     json: bool = False,
@@ -52,7 +58,8 @@ def evolve(
     problem:
         A .npz or .json file, or the name of a figure, such as fig1c.
     method:
-        Normalised gradient descent (ngd), gradient descent (gd), or gradient flow followed by a stiff solver (flow).
+        Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow), a
+        method that another package adds, or MODULE:CLASS.
     step:
         Step size; by default 0.1 for ngd, and for gd one over the smoothness of the risk (no more than L_p of (24)).
     steps:
@@ -63,8 +70,8 @@ def evolve(
         First p, as numbers separated by commas (for joint training: v, then p). Default: zero, and the problem's head.
     train:
         The attention vector alone (prompt), or head and attention vector together (joint).
-    loss:
-        The loss of the margin.
+    head:
+        A nonlinear head that another package adds, or MODULE:OBJECT, in place of the problem's own.
     save:
         Write the trajectory (about 1000 points of it) to this .npz file.
     resume:
@@ -81,9 +88,10 @@ def evolve(
     if resume is not None and start is not None:
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train, "loss": loss}
+    settings |= {"head": head}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
-        objective = _objective(data, train, loss)
+        objective = _objective(data, train, loss, head)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
@@ -91,7 +99,7 @@ def evolve(
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
             left = max(steps - int(before["at"][-1]), 0) if before else steps
-            path, kept = _descend(objective, _method(method, step), left, first, keep=file is not None)
+            path, kept = _descend(objective, _steps_by(method, step), left, first, keep=file is not None)
     if file is not None:
         save_run(file, _joined(before, kept), settings)
     report = _report(path)
@@ -163,33 +171,52 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
     return {name: np.concatenate([before[name], array[1:]]) for name, array in shifted.items()}
 
 
-def _objective(problem: Any, train: str, loss: str) -> AbstractObjective:
-    from tokenmargin.objective.attention import LOSSES, JointObjective, PromptObjective
+def _objective(problem: Any, train: str, loss: str, head: str | None) -> AbstractObjective:
+    from tokenmargin.objective.attention import JointObjective, PromptObjective
+    from tokenmargin.objective.losses import loss_named
+    from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
 
-    kind = PromptObjective if train == "prompt" else JointObjective
-    return kind(problem, dict(LOSSES)[loss])
+    if head is None:
+        return (PromptObjective if train == "prompt" else JointObjective)(problem, loss_named(loss))
+    if train == "joint":
+        raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
+    return HeadObjective(problem, loss_named(loss), head=head_named(head))
 
 
-def _method(method: str, step: float | None) -> AbstractMethod:
-    from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent
+def _steps_by(method: str, step: float | None) -> AbstractMethod:
+    from tokenmargin.dynamics.methods import method_named
+    from tokenmargin.plugins import names
 
-    if method == "gd":
-        return GradientDescent(step)
-    return NormalizedGradientDescent() if step is None else NormalizedGradientDescent(step)
+    if ":" not in method and method not in names("methods"):
+        known = ", ".join((*names("methods"), "flow"))
+        raise UsageError(f"there is no method {method!r}; choose from {known}, or give MODULE:CLASS")
+    return method_named(method, step)
+
+
+def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
+    """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
+    from tokenmargin.dynamics import FlowPath
+    from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
+    from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.nonlinear_heads import HeadObjective
+
+    problem, selected = path.objective.problem, path.selected
+    if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
+        return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
+    if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
+        return max_margin(problem, selected), {"problem": "att-svm", "kind": None}, selected
+    named = limit_direction(problem, selected, loss=path.objective.loss)
+    if isinstance(path, FlowPath) and path.finite_part is not None:
+        named = tied_direction(problem, path.finite_part.tied)
+    return named.solution, {"problem": "att-svm", "kind": named.kind}, named.names
 
 
 def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.dynamics import FlowPath
-    from tokenmargin.margin import label_margin, limit_direction, relaxed_max_margin, tied_direction
-    from tokenmargin.objective.attention import JointObjective
     from tokenmargin.selection import angle, cosine
 
-    problem, selected = path.objective.problem, path.selected
-    separable = isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal
-    named = limit_direction(problem, selected, loss=path.objective.loss)
-    if isinstance(path, FlowPath) and path.finite_part is not None:
-        named = tied_direction(problem, path.finite_part.tied)
-    solution = relaxed_max_margin(problem, selected) if separable else named.solution
+    problem = path.objective.problem
+    solution, kind, selected = _compared(path)
     aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
@@ -208,13 +235,12 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
         "final": path.final,
         "norm": float(problem.keys.norm(path.prompt)),
         "loss": float(path.objective.value(path.final)),
-        "selected": selected if separable else named.names,
+        "selected": selected,
         "saturation": float(path.saturation),
         "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
         "direction": {
-            "problem": "relaxed" if separable else "att-svm",
-            "kind": None if separable else named.kind,
+            **kind,
             "status": solution.status,
             "vector": solution.vector if solution.is_optimal else None,
             "margin": solution.margin,

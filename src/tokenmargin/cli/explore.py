@@ -32,7 +32,7 @@ def explore(*, out: Path = Path("explore.html"), open_it: Annotated[bool, Parame
     from tokenmargin.report.explore.page import write_explore_page
 
     page = write_explore_page(out)
-    say(f"The page: [bold]{page}[/bold] (one file; open it in a browser)")
+    say(f"The page: {page} (one file; open it in a browser)")
     if open_it:
         import webbrowser
 

@@ -64,7 +64,7 @@ def playground(
     bracketed = f"[{host}]" if ":" in host else host
     address = f"http://{bracketed}:{listener.getsockname()[1]}/"
     if host not in LOOPBACK:
-        say(f"[yellow]listening on {host}: other computers can open this page[/yellow]")
+        say(f"[yellow]listening on {host}: other computers can open this page[/yellow]", markup=True)
     say(f"The playground is at {address} (Ctrl-C ends it)")
     if not no_browser:
         import webbrowser

@@ -89,7 +89,7 @@ def prepare(
         Write one JSON object to standard output.
     """
     with needs_extra("text"):
-        from tokenmargin.data.pipeline import PAPER, PLAIN
+        from tokenmargin.data.pipeline import PAPER, PLAIN, no_token_left
         from tokenmargin.data.pipeline import prepare as run
         from tokenmargin.data.sources import binary_labels
     if out.suffix not in ("", ".safetensors", ".npz"):
@@ -120,7 +120,8 @@ def prepare(
     with needs_extra("text"), usage_errors():
         found = _read(source, text, label)
         prepared = run(found.texts, binary_labels(found.labels, positive=positive), chosen, progress=say)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    if not prepared.m:
+        raise UsageError(no_token_left(prepared.steps, chosen))
     (prepared.save_ids if out.suffix == ".npz" else prepared.save)(out)
     if json:
         emit_json(_report(prepared, found))

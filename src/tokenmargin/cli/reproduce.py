@@ -45,7 +45,7 @@ def reproduce(
     Parameters
     ----------
     figures:
-        Which figures; all of them by default.
+        Which figures: those of the papers, experiments that other packages add, or MODULE:CLASS; all by default.
     scale:
         Settings for a laptop (quick), the paper's own, ours at full size (tuned), or what half an hour of one
         GPU allows (short).
@@ -82,7 +82,7 @@ def reproduce(
     count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
     count["not run"] = len(left_out)
     say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
-    say(f"The page: [bold]{page}[/bold]")
+    say(f"The page: {page}")
     return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
 
 
@@ -102,12 +102,12 @@ def _run_all(
             try:
                 run = run_one(experiment)
                 runs.append((experiment, run))
-                say(_verdict(run.result(experiment)))
+                say(_verdict(run.result(experiment)), markup=True)
             except Exception as error:
                 reason, failed = f"failed: {type(error).__name__}: {error}", True
         if reason:
             left_out.append(NotRun(experiment, reason, failed=failed))
-            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}")
+            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}", markup=True)
     return runs, left_out
 
 
@@ -132,18 +132,17 @@ def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result
             draw=draw,
             again=again,
             waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
+            found_damaged=lambda what: say(f"{experiment.figure}: {', '.join(what)} damaged; computed again"),
         )
 
 
 def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
     """The experiments of these names, all when there are none, with the settings of the scale."""
-    from tokenmargin.experiments import EXPERIMENTS
+    from tokenmargin import experiments
 
-    known = {experiment.figure: experiment for experiment in EXPERIMENTS}
-    unknown = [name for name in figures or () if name not in known]
-    if unknown:
-        raise UsageError(f"no figure {unknown[0]!r}; choose from {', '.join(known)}")
-    return [getattr(known[name], scale)() for name in figures or known]
+    with usage_errors():
+        chosen = list(map(experiments.experiment_named, figures)) if figures else experiments.EXPERIMENTS
+    return [getattr(experiment, scale)() for experiment in chosen]
 
 
 def field_names(flags: Mapping[str, str]) -> dict[str, str]:

@@ -90,6 +90,8 @@ def _row(run: Run) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     if not run.finished:
         return {"id": run.id, "verdict": "unfinished", "seconds": None, "started": "", "bytes": size, "command": ""}
+    if (damaged := run.damaged()) and "run.json" in damaged:
+        return {"id": run.id, "verdict": "damaged", "seconds": None, "started": "", "bytes": size, "command": ""}
     details = run.details()
     verdict = f"{details['failed']} of {details['cells']} failed" if details.get("failed") else details["verdict"]
     return {

@@ -50,7 +50,7 @@ def sweep(
     Parameters
     ----------
     experiment:
-        A figure, as `tokenmargin reproduce --list` names them.
+        A figure, as `tokenmargin reproduce --list` names them, or MODULE:CLASS.
     over:
         A setting and its values: NAME=VALUE,VALUE or NAME=FIRST..LAST (both included). Give it once per setting.
     engine:
@@ -101,7 +101,7 @@ def sweep(
     if json:
         emit_json(details)
     say(f"{details['cells']} cells, {details['failed']} failed, {details['timing']['seconds']:.1f} s")
-    say(f"The table: [bold]{run.table_path(table)}[/bold]")
+    say(f"The table: {run.table_path(table)}")
     if details["failed"]:
         say(f"The failures, with tracebacks: tokenmargin runs show {run.id} --table failures --out {out}")
     return 1 if details["failed"] else 0

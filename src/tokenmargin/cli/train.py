@@ -37,7 +37,7 @@ def train(
     embedding_scale: float = 1.0,
     prompt_scale: float = 1.0,
     head_scale: float = 1.0,
-    trained_head: bool = True,
+    fixed_head: bool = False,
     scaled_logits: bool = False,
     affine_norm: bool = False,
     max_tokens: int = 0,
@@ -91,8 +91,8 @@ def train(
         Initial size of the prompt p, times 1/sqrt(dimension).
     head_scale:
         Initial length of the head v.
-    trained_head:
-        Train v; --no-trained-head keeps it fixed, as the theory does.
+    fixed_head:
+        Keep the head v as it was drawn, as the theory does.
     scaled_logits:
         Divide the logits of every softmax by sqrt(dimension).
     affine_norm:
@@ -150,7 +150,7 @@ def train(
             embedding_scale=embedding_scale,
             prompt_scale=prompt_scale,
             head_scale=head_scale,
-            trained_head=trained_head,
+            trained_head=not fixed_head,
             scaled_logits=scaled_logits,
             affine_norm=affine_norm,
             max_tokens=max_tokens,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
-from tokenmargin.cli.corpora import corpus_statistics, print_corpus, read_corpus
 
 if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
@@ -24,7 +23,8 @@ _KINDS = {
 }
 _LEGEND = """\
 A claim is a lemma or theorem of paper A (Attention with Trained Embeddings Provably Selects Important Tokens) or B
-(Max-Margin Token Selection in Attention Mechanism): if its hypotheses are true, so is its conclusion.
+(Max-Margin Token Selection in Attention Mechanism), or one that another package adds: if its hypotheses are true, so is
+its conclusion.
   holds      hypotheses and conclusion are true here, as far as the evidence goes
   vacuous    a hypothesis is not, so the claim says nothing; where the conclusion fails too and no other hypothesis is
              broken, the hypothesis is needed
@@ -85,13 +85,14 @@ def verify(
     Parameters
     ----------
     claim:
-        Which claim, such as A.theorem5 (trained embeddings) or B.lemma7 (max-margin token selection).
+        Which claim, such as A.theorem5 (trained embeddings) or B.lemma7 (max-margin token selection), one that another
+        package adds, or MODULE:OBJECT.
     problem:
-        For claims of paper B: a problem file, or a figure's name.
+        For claims about a problem (paper B): a problem file, or a figure's name.
     corpus:
-        For claims of paper A: labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label; words are cut
-        at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the classes of
-        Definition 1, and whether Assumption 4 holds.
+        For claims about a corpus (paper A): labelled text (.csv, .tsv, .jsonl, .parquet, or a folder for each label;
+        words are cut at blanks), or ids written by tokenmargin prepare. Without a claim: its frequencies (3), the
+        classes of Definition 1, and whether Assumption 4 holds.
     n:
         For claims of paper A: number of sequences of a random corpus (even).
     T:
@@ -115,17 +116,18 @@ def verify(
     json:
         Write a JSON list to standard output.
     """
+    from tokenmargin import theory
     from tokenmargin.dynamics import whole_runs
-    from tokenmargin.theory import CLAIMS
-    from tokenmargin.theory import claim as find
     from tokenmargin.theory.probability import enough_draws
 
     with usage_errors():
-        chosen = CLAIMS if claim is None else (find(claim),)
+        chosen = theory.CLAIMS if claim is None else (theory.claim(claim),)
     if list_:
         _print_list(chosen, json=json)
         return 0
     if claim is None and corpus is not None:
+        from tokenmargin.cli._corpora import corpus_statistics, print_corpus, read_corpus
+
         statistics = corpus_statistics(read_corpus(corpus))
         emit_json(statistics) if json else print_corpus(statistics)
         return 0
@@ -158,10 +160,15 @@ def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
 def _instance(
     claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, q: str | None, **options: Any
 ) -> Any:
-    """A given instance: a problem for claims of paper B, sizes for claims of paper A."""
+    """A given instance: a problem for claims like those of paper B, sizes for claims like those of paper A."""
     from tokenmargin.theory import EmbeddingInstance, ProblemInstance
 
-    if claim.name.startswith("B."):
+    example = claim.example()
+    if not isinstance(example, ProblemInstance | EmbeddingInstance):
+        raise UsageError(
+            f"{claim.name} is about a {type(example).__name__}, which this command cannot make; leave it out"
+        )
+    if isinstance(example, ProblemInstance):
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
         chosen = None if select is None else tuple(numbers(select, int, "--select"))
@@ -171,12 +178,13 @@ def _instance(
         raise UsageError(f"{claim.name} is about a corpus and has no direction q: leave --q out")
     if problem is not None:
         raise UsageError(f"{claim.name} is about a corpus: give --corpus, or --n and --T, instead of {problem}")
-    example = claim.example()
     options |= {"dimension": None if size["d"] is None else int(size["d"]), "step": size["eta"]}
     options["selection"] = example.selection
     if size["corpus"] is not None:
         if size["n"] is not None or size["T"] is not None:
             raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
+        from tokenmargin.cli._corpora import read_corpus
+
         return EmbeddingInstance.about(read_corpus(size["corpus"]), name=size["corpus"], **options)
     return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)
 

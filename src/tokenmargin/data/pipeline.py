@@ -18,7 +18,19 @@ from tokenmargin._files import file_digest
 from tokenmargin.data.prepared import PreparedText, Step
 from tokenmargin.data.words import PUNCTUATION, Words, find_words
 
-__all__ = ["PAPER", "PLAIN", "Pipeline", "Tokens", "choose_tokens", "cut_words", "fold", "number", "prepare", "spell"]
+__all__ = [
+    "PAPER",
+    "PLAIN",
+    "Pipeline",
+    "Tokens",
+    "choose_tokens",
+    "cut_words",
+    "fold",
+    "no_token_left",
+    "number",
+    "prepare",
+    "spell",
+]
 
 STOP_LISTS = ("none", "nltk")
 STEMMERS = ("none", "english", "porter")
@@ -151,6 +163,15 @@ def choose_tokens(
     return Tokens(pieces, tuple(names[code] for code in order), tuple(ledger.steps))
 
 
+def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:
+    """What to say of a preparation that leaves no token."""
+    counts = ", ".join(f"{step.after} after {step.name}" for step in steps[:-1])
+    return (
+        f"no token is left: none is seen at least {pipeline.minimum_count} times ({counts}); "
+        "give more text, or a smaller minimum_count (--minimum-count)"
+    )
+
+
 def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
     """The tokens of each word in lower case, whether or not the vocabulary keeps them.
 
@@ -163,6 +184,8 @@ def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
 
 def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
     """The ids of words, given the tokens of each distinct word and the ids of the tokens that are kept."""
+    # The pieces of distinct word w stand at first[w] .. first[w] + lengths[w] in `flat`. Each word of a text is
+    # replaced by that run: `repeats` entries, of which `within` counts from 0.
     flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
     lengths = np.array([len(parts) for parts in pieces], np.int64)
     first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
@@ -170,6 +193,7 @@ def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[s
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     ids = flat[np.repeat(first[words.codes], repeats) + within]
     kept = ids >= 0
+    # A text begins where its first word's pieces do, less the pieces dropped before; texts left empty are dropped.
     before = np.concatenate([[0], np.cumsum(repeats)])
     offsets = np.concatenate([[0], np.cumsum(kept)])[before[words.offsets]]
     rows = np.flatnonzero(np.diff(offsets))

@@ -1,9 +1,12 @@
-"""PreparedText: ragged token ids with labels, vocabulary and original characters; stored so that it can be mapped."""
+"""PreparedText: ragged token ids with labels, vocabulary and original characters; stored so that it can be mapped.
+
+A file holds a checksum of its arrays and notes, which is checked before anything of it is used.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +14,13 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import atomic_path
+from tokenmargin._files import arrays_digest, atomic_path, json_digest
 from tokenmargin.problem.corpus import TokenCorpus
 
 __all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
 
 ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
+BLOCK = 1 << 22  # bytes read at a time for the checksum
 DTYPES = {"I8": np.int8, "I32": np.int32, "I64": np.int64}
 
 
@@ -93,8 +97,8 @@ class PreparedText:
                 vocabulary=np.array(self.m),
             )
 
-    def save(self, path: str | Path) -> None:
-        """Write one `.safetensors` file, whole or not at all."""
+    def save(self, path: str | Path) -> str:
+        """Write one `.safetensors` file, whole or not at all; its checksum."""
         from safetensors.numpy import save_file
 
         notes = {
@@ -103,12 +107,23 @@ class PreparedText:
             "choices": json.dumps(self.choices, default=str),
         }
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in ARRAYS}
+        checksum = _checksum(arrays_digest(arrays), notes)
         with atomic_path(path) as beside:
-            save_file(arrays, beside, metadata=notes)
+            save_file(arrays, beside, metadata={**notes, "sha256": checksum})
+        return checksum
 
 
-def load_prepared(path: str | Path) -> PreparedText:
-    """Map a file written by `PreparedText.save`; the arrays are read from the disk as they are used."""
+def _checksum(arrays: str, notes: Mapping[str, str]) -> str:
+    return json_digest([arrays, dict(notes)])
+
+
+def load_prepared(path: str | Path, *, check: bool = True, expected: str | None = None) -> PreparedText:
+    """Map a file written by `PreparedText.save`; the arrays are read from the disk as they are used.
+
+    **Arguments**
+    - `check`: read the file once and compare it with its checksum.
+    - `expected`: the checksum that it must have, when another file names it.
+    """
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -116,7 +131,8 @@ def load_prepared(path: str | Path) -> PreparedText:
             if length > path.stat().st_size:
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(length))
-        notes = header.pop("__metadata__")
+        notes = dict(header.pop("__metadata__"))
+        claimed = notes.pop("sha256", None)
         arrays = {}
         for name in ARRAYS:
             entry = header[name]
@@ -126,6 +142,8 @@ def load_prepared(path: str | Path) -> PreparedText:
             arrays[name] = (
                 np.memmap(path, dtype, "r", 8 + length + begin, shape) if end > begin else np.zeros(shape, dtype)
             )
+        if check:
+            _compare(path, 8 + length, header, arrays, notes, claimed, expected)
         steps = tuple(Step(**step) for step in json.loads(notes["steps"]))
         return PreparedText(
             vocabulary=tuple(json.loads(notes["vocabulary"])),
@@ -135,7 +153,36 @@ def load_prepared(path: str | Path) -> PreparedText:
         )
     except FileNotFoundError as error:
         raise PreparedFileError(f"{path}: no such file") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise PreparedFileError(
             f"{path}: not a prepared text ({error}); write it with PreparedText.save or `tokenmargin prepare`"
         ) from error
+
+
+def _compare(
+    path: Path,
+    first: int,
+    header: Mapping[str, dict[str, tuple[int, int]]],
+    arrays: Mapping[str, Array],
+    notes: Mapping[str, str],
+    claimed: str | None,
+    expected: str | None,
+) -> None:
+    """Compare a file, whose arrays begin at byte `first`, with its checksum, and that with the expected one.
+
+    The file is read, not mapped, so that no more than a block of it is in memory.
+    """
+
+    def blocks(name: str) -> Iterator[bytes]:
+        begin, end = header[name]["data_offsets"]
+        with path.open("rb") as file:
+            file.seek(first + begin)
+            for at in range(begin, end, BLOCK):
+                yield file.read(min(BLOCK, end - at))
+
+    if claimed is None:
+        raise ValueError("it has no checksum: it was written by an earlier version")
+    if claimed != _checksum(arrays_digest(arrays, read=blocks), notes):
+        raise ValueError("damaged: its checksum differs")
+    if expected is not None and claimed != expected:
+        raise ValueError("it belongs to another corpus: its checksum is not the one that the folder names")

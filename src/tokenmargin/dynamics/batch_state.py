@@ -131,19 +131,21 @@ class BatchState:
         if self._pivots.tied:
             return self._descent_weights_with_ties()
         flat, best, ahead = self._pivots.flat, self._pivots.best, self._pivots.ahead
+        # The pivot's weight tends to 1 and the others' to 0. All that descent sees are the others, so they are kept
+        # apart from it and scaled by the largest among them in the run: far out they underflow, their ratios do not.
         others = self.logits - top[:, None]
         others.ravel()[flat] = -np.inf
         shift = np.maximum(others.reshape(n * T, lanes).max(axis=0), np.finfo(float).min)
         others -= shift
         np.exp(others, out=others)  # weights of the other tokens, scaled
         scale = np.exp(shift)
-        total = 1 + scale * others.sum(axis=1)
+        total = 1 + scale * others.sum(axis=1)  # of the weights of an input, over that of its pivot
         shortfall = scale * np.einsum("ntl,ntl->nl", others, ahead) / total
         log_slope = self.loss.log_slope(best - shortfall)
         highest = log_slope.max(axis=0)
         others *= (np.exp(log_slope - highest) / total)[:, None]
-        others *= shortfall[:, None] - ahead
-        others.ravel()[flat] = -others.sum(axis=1)
+        others *= shortfall[:, None] - ahead  # score minus output, as both fall short of the pivot's score
+        others.ravel()[flat] = -others.sum(axis=1)  # the softmax Jacobian's rows add up to zero
         return others, shift + highest - np.log(n)
 
     def _descent_weights_with_ties(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:

@@ -90,23 +90,22 @@ def evolve(
 ) -> Trajectory:
     """Run `steps` steps of `method` from `start`, or from many starts at once along its leading axes.
 
-        **Arguments**
-        - `objective`: a prompt or joint objective.
-        - `method`: gradient descent or normalised gradient descent.
-        - `steps`: how many.
-        - `start`: first point; the objective's own start by default.
-        - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
-        - `progress`: called with the number of steps done, about a hundred times in all.
+    **Arguments**
+    - `objective`: a prompt or joint objective.
+    - `method`: gradient descent or normalised gradient descent.
+    - `steps`: how many.
+    - `start`: first point; the objective's own start by default.
+    - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
+    - `progress`: called with the number of steps done, about a hundred times in all.
 
-        Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
+    Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
-        >>> from tokenmargin.objective.attention import PromptObjective
-        >>> from tokenmargin.dynamics.interrupts import interrupted_run
-    from tokenmargin.dynamics.methods import NormalizedGradientDescent
-        >>> from tokenmargin.problem.instances import figure1a
-        >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
-        >>> path.selected, bool(path.saturation > 0.999)
-        (array([0]), True)
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
+    >>> from tokenmargin.problem.instances import figure1a
+    >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
+    >>> path.selected, bool(path.saturation > 0.999)
+    (array([0]), True)
     """
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")

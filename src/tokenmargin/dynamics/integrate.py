@@ -25,7 +25,7 @@ Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "s
 
 # Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.
 LARGEST_NORM = 1e13
-_SOLVERS = {"LSODA": LSODA, "Radau": Radau}
+SOLVERS = {"LSODA": LSODA, "Radau": Radau}
 _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
@@ -57,8 +57,8 @@ class FlowSettings:
             raise ValueError(f"coupling must be 'joint' or 'block', got {self.coupling!r}")
         if self.max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
-        if self.solver != "auto" and self.solver not in _SOLVERS:
-            raise ValueError(f"solver must be one of auto, {', '.join(_SOLVERS)}, got {self.solver!r}")
+        if self.solver != "auto" and self.solver not in SOLVERS:
+            raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
 def _checked_norm(norm: float) -> float:
@@ -161,7 +161,7 @@ class Integration:
         if self.field.norm(y) >= self.until:
             self.stop = "norm"
         elif not self._at_rest(y):
-            *first, last = _SOLVERS if self.settings.solver == "auto" else (self.settings.solver,)
+            *first, last = SOLVERS if self.settings.solver == "auto" else (self.settings.solver,)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
@@ -183,7 +183,7 @@ class Integration:
     def _follow_by(self, name: str, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
         tolerance, begin = self.settings.tolerance, len(knots)
-        solver = _SOLVERS[name](
+        solver = SOLVERS[name](
             self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian
         )
         while len(knots) <= self.settings.max_steps:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +13,9 @@ from numpy import ndarray as Array
 from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
+from tokenmargin.plugins import find
 
-__all__ = ["AbstractMethod", "GradientDescent", "NormalizedGradientDescent"]
+__all__ = ["AbstractMethod", "GradientDescent", "NormalizedGradientDescent", "method_named"]
 
 
 def _checked_step(step: float) -> None:
@@ -92,3 +95,17 @@ class NormalizedGradientDescent(AbstractMethod):
         if self.guard == 0:
             return np.full(descent.log_norm.shape, self.step)
         return np.asarray(self.step * expit(descent.log_norm - np.log(self.guard)))
+
+
+def method_named(name: str, step: float | None = None) -> AbstractMethod:
+    """Descent by name (gd, ngd), a method that another package adds, or the one at `MODULE:CLASS`.
+
+    A step is given to the class as `step`; without one the class decides.
+
+    >>> method_named("ngd", 0.5)
+    NormalizedGradientDescent(step=0.5, guard=0.0)
+    """
+    kind: Callable[..., AbstractMethod] = find("methods", name)
+    if step is not None and "step" not in inspect.signature(kind).parameters:
+        raise ValueError(f"the method {name} has no step to set; leave the step out")
+    return kind() if step is None else kind(step=step)

@@ -30,19 +30,29 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @functools.cache
 def code_digest(experiment: type) -> str:
-    """A digest of every source file that can change a result: the package less its command line and its pages, and the
-    experiment's own module when that lies elsewhere.
+    """A digest of every source file that can change a result: the package less its command line and its pages, and,
+    when the experiment lies elsewhere, its module or the whole package around it.
     """
     files = sorted(
         path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in SHOWN_ONLY
     )  # fmt: skip
     home = inspect.getsourcefile(experiment)
     if home is not None and PACKAGE not in Path(home).resolve().parents:
-        files.append(Path(home))
+        files += _around(Path(home))
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _around(module: Path) -> list[Path]:
+    """The files of the outermost package that a module belongs to, or the module alone."""
+    top = module.parent
+    if not (top / "__init__.py").exists():
+        return [module]
+    while (top.parent / "__init__.py").exists():
+        top = top.parent
+    return sorted(top.rglob("*.py"))
 
 
 def missing_extras(needs: Iterable[str]) -> list[str]:

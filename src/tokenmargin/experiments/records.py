@@ -22,17 +22,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmargin._files import file_digest, json_digest, read_table, write_json, write_table
+from tokenmargin._files import file_digest, json_digest, plain, read_table, sealed, unsealed, write_json, write_table
 from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
 
-__all__ = ["Run", "describe", "describe_findings", "find_runs", "hold", "record", "run_id", "runs_in", "write_result"]
+__all__ = [
+    "RecordError",
+    "Run",
+    "describe",
+    "describe_findings",
+    "find_runs",
+    "hold",
+    "record",
+    "run_id",
+    "runs_in",
+    "write_result",
+]
 
 MARK = "run.json"
-FORMAT = 1
+FORMAT = 2
 LOCKS = ".locks"
+
+
+class RecordError(ValueError):
+    """A record that cannot be read, with the file and what is wrong in the message."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,19 @@ class Run:
         """Whether everything is there."""
         return (self.folder / MARK).exists()
 
+    @property
+    def whole(self) -> bool:
+        """Whether everything is there as it was written."""
+        return self.finished and not self.damaged()
+
     def details(self) -> dict[str, Any]:
         """The contents of `run.json`."""
-        details: dict[str, Any] = json.loads((self.folder / MARK).read_text(encoding="utf-8"))
-        return details
+        try:
+            return unsealed(json.loads((self.folder / MARK).read_bytes()))
+        except (ValueError, RecursionError) as error:
+            raise RecordError(
+                f"{self.folder / MARK}: damaged, or of an earlier version ({error}); run its command again"
+            ) from error
 
     def table_path(self, name: str) -> Path:
         """Where a table is kept."""
@@ -78,8 +102,11 @@ class Run:
         return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
     def damaged(self) -> list[str]:
-        """Tables whose bytes are not those that were written."""
-        tables = self.details()["tables"]
+        """What is not as it was written: the record itself, or tables whose bytes are others."""
+        try:
+            tables = self.details()["tables"]
+        except RecordError:
+            return [MARK]
         return [name for name, kept in tables.items() if _digest_or_none(self.table_path(name)) != kept["sha256"]]
 
     def remove(self) -> None:
@@ -92,10 +119,8 @@ class Run:
         """Write the mark, with a digest of every table."""
         tables = {path.stem: _table_facts(path) for path in sorted((self.folder / "tables").glob("*.parquet"))}
         figures = sorted(path.name for path in (self.folder / "figures").glob("*"))
-        write_json(
-            self.folder / MARK,
-            {"format": FORMAT, "id": self.id, **details, "tables": tables, "figures": figures},
-        )
+        record = {"format": FORMAT, "id": self.id, **details, "tables": tables, "figures": figures}
+        write_json(self.folder / MARK, sealed(plain(record)))
 
 
 def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, *, prefix: str = "") -> str:
@@ -139,19 +164,25 @@ def record(
     draw: Callable[[Result, Path], object] | None = None,
     again: bool = False,
     waiting: Callable[[], None] | None = None,
+    found_damaged: Callable[[list[str]], None] | None = None,
 ) -> Run:
-    """Run an experiment and keep everything about it; a run that is already there is not done again.
+    """Run an experiment and keep everything about it; a run that is already there, whole, is not done again.
 
     **Arguments**
     - `root`: the folder of all runs.
     - `draw`: called with the result and a folder for figures, before the run counts as finished.
     - `again`: run even when the result is there.
     - `waiting`: called when another process is at the same run; afterwards its result is used.
+    - `found_damaged`: called with what is damaged of a run that is there; it is then done again.
     """
     run = Run(root / run_id(experiment))
     with hold(run, waiting=waiting):
         if run.finished and not again:
-            return run
+            damaged = run.damaged()
+            if not damaged:
+                return run
+            if found_damaged is not None:
+                found_damaged(damaged)
         shutil.rmtree(run.folder, ignore_errors=True)
         started, clock = datetime.now(UTC), time.perf_counter()
         with whole_runs():  # Ctrl-C leaves no half of a run that looks finished

@@ -72,7 +72,7 @@ def sweep(
     run = Run(root / run_id(grid.base, axes, prefix="sweep-"))
     with hold(run, waiting=waiting):
         state = _State(grid, run, engine or LocalEngine(), table, progress or (lambda _: None))
-        if run.finished and not (retry_failed and run.details()["failed"]):
+        if run.whole and not (retry_failed and run.details()["failed"]):
             state.clear()
             return run
         state.prepare(retry_failed=retry_failed)

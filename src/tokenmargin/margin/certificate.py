@@ -1,4 +1,4 @@
-"""What makes an answer true: residuals of an optimal vector and of a refutation, rounding counted against both.
+"""The residuals that prove an answer, optimal or infeasible, with all rounding counted against the claim.
 
 Systems `min |y|, rows y >= bound` come in stacks of one shape; a single problem is a stack of one. Rows and bounds are
 scaled by powers of two, so nothing is rounded on the way in or out: rows have lengths between 1/2 and 1, the largest
@@ -8,6 +8,7 @@ bound of a system is between 1/2 and 1, and residuals mean the same in every pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -201,6 +202,11 @@ def in_doubles(
     return np.where(vanished, np.copysign(np.nextafter(0.0, 1.0), values), scaled) if vanished.any() else scaled
 
 
+@cache
+def _ones(k: int) -> Float[Array, " k"]:
+    return np.ones(k)
+
+
 def kkt_residuals(
     rows: Float[Array, "k r"],
     bound: Float[Array, " k"],
@@ -232,13 +238,13 @@ def kkt_residuals(
     norm, reach = squared**0.5, reach**0.5
     slack = rows.dot(y)
     slack -= bound
-    # Extremes by their place, products as methods: on small arrays four times as fast as reductions and operators.
+    # On small arrays `x.item(x.argmax())` and `x.dot(y)` take a quarter of the time of `x.max()` and `x @ y`.
     products = multipliers * slack
     complementarity = max(products.item(products.argmax()), -products.item(products.argmin())) / squared
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     least = signed.item(signed.argmin())
     weights = multipliers if least >= 0 and equality is None else np.abs(multipliers)
-    total = np.add.reduce(weights).item()
+    total = weights.dot(_ones(len(weights))).item()
     dual = -least / weights.item(weights.argmax()) if least < 0 else 0.0
     a = np.count_nonzero(multipliers)
     rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS

@@ -11,6 +11,8 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit, logsumexp
 
+from tokenmargin.plugins import find, own_objects
+
 __all__ = [
     "LOSSES",
     "AbstractLoss",
@@ -18,6 +20,7 @@ __all__ = [
     "CustomLoss",
     "ExponentialLoss",
     "LogisticLoss",
+    "loss_named",
     "signed_excess",
 ]
 
@@ -175,11 +178,14 @@ class CustomLoss(AbstractLoss):
         return self.lipschitz, self.bound
 
 
-LOSSES: tuple[tuple[str, AbstractLoss], ...] = (
-    ("logistic", LogisticLoss()),
-    ("exponential", ExponentialLoss()),
-    ("correlation", CorrelationLoss()),
-)
+def loss_named(name: str) -> AbstractLoss:
+    """One of `LOSSES`, one that another package adds, or the loss at `MODULE:OBJECT`.
+
+    >>> loss_named("logistic")
+    LogisticLoss()
+    """
+    loss: AbstractLoss = find("losses", name)
+    return loss
 
 
 def signed_excess(
@@ -203,3 +209,7 @@ def signed_excess(
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, axis=-1, return_sign=True)
     return np.asarray(total - np.log(len(reference))), np.asarray(total_sign)
+
+
+LOSSES: tuple[tuple[str, AbstractLoss], ...] = own_objects("losses")
+"""The package's own losses by name."""

@@ -25,10 +25,11 @@ from tokenmargin.objective.attention import (
 )
 from tokenmargin.objective.jacobian import pivoted, prompt_block
 from tokenmargin.objective.losses import signed_excess
+from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["HeadObjective", "NonlinearHead", "optimal_sets"]
+__all__ = ["HeadObjective", "NonlinearHead", "head_named", "optimal_sets"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
@@ -64,6 +65,12 @@ class NonlinearHead:
             shift = h * np.eye(1, x.shape[-1], j)[0]
             columns.append((self.gradient(x + shift) - self.gradient(x - shift)) / (2 * h))
         return np.stack(columns, axis=-1)
+
+
+def head_named(name: str) -> NonlinearHead:
+    """The head that another package adds under this name, or the one at `MODULE:OBJECT`."""
+    head: NonlinearHead = find("heads", name)
+    return head
 
 
 def optimal_sets(problem: TokenProblem, head: NonlinearHead, *, tolerance: float = 1e-12) -> Bool[Array, "n T"]:

@@ -313,10 +313,18 @@ class Coordinates(AbstractGeometry):
 
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
         rows = self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
-        if minus is not None:
-            with np.errstate(over="ignore"):  # what is beyond doubles is infinite, and whoever asked sees it
-                rows -= self.vectors.take(minus, axis=0)
+        if minus is None:
+            return rows
+        if self._differences_are_finite:
+            rows -= self.vectors.take(minus, axis=0)
+            return rows
+        with np.errstate(over="ignore"):  # what is beyond doubles is infinite, and whoever asked sees it
+            rows -= self.vectors.take(minus, axis=0)
         return rows
+
+    @cached_property
+    def _differences_are_finite(self) -> bool:
+        return bool(np.abs(self.vectors).max(initial=0.0) < np.finfo(float).max / 2)
 
     def _equal_rows(self) -> Int[Array, " m"]:
         # Adding zero turns -0 into 0; equal vectors then have equal bytes.

@@ -7,8 +7,9 @@
 """
 
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tokenmargin.plugins import added_names, find, load_added
 from tokenmargin.theory import paper_a, paper_b
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
 from tokenmargin.theory.probability import binomial_interval
@@ -17,6 +18,7 @@ from tokenmargin.theory.statements import STATEMENTS, Statement
 
 __all__ = [
     "CLAIMS",
+    "PAPER_CLAIMS",
     "STATEMENTS",
     "Claim",
     "EmbeddingInstance",
@@ -32,19 +34,34 @@ __all__ = [
     "verify",
 ]
 
-CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS)
-"""Every claim, paper A first."""
+PAPER_CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS)
+"""The claims of the papers, paper A first."""
+
+if TYPE_CHECKING:
+    CLAIMS: tuple[Claim, ...]
+    """The claims of the papers, and those that other packages add."""
+
+
+def __getattr__(name: str) -> tuple[Claim, ...]:
+    """`CLAIMS` is put together when it is first asked for: other packages are looked for, and loaded."""
+    if name != "CLAIMS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    added = load_added("claims", taken=(known.name for known in PAPER_CLAIMS))
+    globals()[name] = found = (*PAPER_CLAIMS, *added.values())
+    return found
 
 
 def claim(name: str) -> Claim:
-    """The claim of a name such as "A.theorem5"."""
-    found = {known.name.lower(): known for known in CLAIMS}
-    if name.lower() in found:
-        return found[name.lower()]
-    near = get_close_matches(name.lower(), found, n=3, cutoff=0.4)
-    hint = (
-        f"did you mean {', '.join(found[match].name for match in near)}?" if near else "see tokenmargin verify --list"
-    )
+    """The claim of a name such as "A.theorem5", one that another package adds, or the one at `MODULE:OBJECT`."""
+    for known in PAPER_CLAIMS:
+        if known.name.lower() == name.lower():
+            return known
+    if ":" in name or name.lower() in map(str.lower, added_names("claims")):
+        added: Claim = find("claims", name)
+        return added
+    spelled = {known.lower(): known for known in (*(known.name for known in PAPER_CLAIMS), *added_names("claims"))}
+    near = get_close_matches(name.lower(), spelled, n=3, cutoff=0.4)
+    hint = f"did you mean {', '.join(map(spelled.__getitem__, near))}?" if near else "see tokenmargin verify --list"
     raise ValueError(f"there is no claim {name!r}; {hint}")
 
 

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there: tensors as safetensors, then a record with their checksum.
 
 The record is written last and by renaming, so a process killed at any moment leaves either the new checkpoint or the
-one before. Reading takes the newest whose bytes match its record; nothing is ever executed on loading.
+one before. It holds a checksum of the tensors and one of itself. Reading takes the newest that agrees with both;
+nothing is ever executed on loading.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokenmargin._files import atomic_path, file_digest
+from tokenmargin._files import atomic_path, file_digest, sealed, unsealed
 
-__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "whole_steps"]
+__all__ = ["Checkpoint", "damaged_checkpoints", "load_checkpoint", "save_checkpoint", "whole_steps"]
 
 KEPT = 2
 
@@ -39,7 +40,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], reco
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, beside)
         digest = file_digest(beside)
     with atomic_path(folder / f"{name}.json") as beside:
-        beside.write_text(json.dumps({**record, "step": step, "sha256": digest}))
+        beside.write_text(json.dumps(sealed({**record, "step": step, "sha256": digest})))
     for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -48,6 +49,12 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], reco
 def whole_steps(folder: Path) -> list[int]:
     """The steps whose checkpoints are whole, the newest first."""
     return [int(note.stem.removeprefix("step-")) for note in _notes(folder) if not _damage(note)]
+
+
+def damaged_checkpoints(folder: Path) -> tuple[str, ...]:
+    """The checkpoints that are not whole, each with what is wrong; those of columns among them."""
+    places = (folder, *sorted(folder.glob("columns-*")))
+    return tuple(f"{note}: {damage}" for place in places for note in _notes(place) if (damage := _damage(note)))
 
 
 def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | None:
@@ -59,8 +66,8 @@ def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | No
         damage = _damage(note)
         if not damage:
             data = load_file(note.with_suffix(".safetensors"))
-            return Checkpoint(data, json.loads(note.read_text()), tuple(skipped))
-        skipped.append(f"{note.stem}.safetensors: {damage}")
+            return Checkpoint(data, unsealed(json.loads(note.read_bytes())), tuple(skipped))
+        skipped.append(f"{note.name}: {damage}")
     return None
 
 
@@ -76,10 +83,10 @@ def _damage(note: Path) -> str:
     """What is wrong with a checkpoint; nothing when it is whole."""
     data = note.with_suffix(".safetensors")
     try:
-        record = json.loads(note.read_text())
+        record = unsealed(json.loads(note.read_bytes()))
         if file_digest(data) != record["sha256"]:
-            raise ValueError("checksum differs")
+            raise ValueError(f"the checksum of {data.name} differs")
         with safe_open(data, framework="pt"):
             return ""
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
         return str(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,25 +16,37 @@ from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import attend
 from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
 
-__all__ = ["OneLayerCuda", "kernels_work"]
+if TYPE_CHECKING:
+    from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
+__all__ = ["LARGEST_DIMENSION", "OneLayerCuda", "check_dimension", "kernels_work"]
+
+LARGEST_DIMENSION = 16384
 UNROLLED = 16  # steps in the longer of the two graphs
 
 
-@lru_cache(maxsize=1)
-def kernels_work(dtype: torch.dtype) -> bool:
-    """Whether Triton can compile and run here; without it the model trains through torch's own kernels."""
+@cache
+def kernels_work(model: type[OneLayerCuda] | type[TwoLayerCuda], dtype: torch.dtype) -> bool:
+    """Whether Triton can compile and run a model here; without it the model trains through torch's own kernels."""
     if dtype != torch.float32:
         return False
     try:
         data = TokenData.of(np.array([0, 1]), np.array([0, 2]), np.array([1]), m=2, device="cuda")
-        model = OneLayerCuda(data, initial_state(2, 16, seed=0, device="cuda"), AdamW())
-        model.run(torch.zeros(1, dtype=torch.long, device="cuda"), 1, first=0, last=1, rate=0.1)
+        one_step = model(data, initial_state(2, 16, seed=0, device="cuda"), AdamW())
+        one_step.run(torch.zeros(1, dtype=torch.long, device="cuda"), 1, first=0, last=1, rate=0.1)
         torch.cuda.synchronize()
     except Exception as error:  # Triton fails in many ways: no compiler, no driver, an unknown chip
         warnings.warn(f"training without Triton kernels, which is slower ({error})", RuntimeWarning, stacklevel=2)
         return False
     return True
+
+
+def check_dimension(d: int) -> None:
+    """Raise unless the kernels can hold an embedding of dimension d."""
+    if d > LARGEST_DIMENSION:
+        raise ValueError(
+            f"the GPU kernels hold one embedding at a time: dimension at most {LARGEST_DIMENSION}, got {d}"
+        )
 
 
 class OneLayerCuda:
@@ -54,10 +67,8 @@ class OneLayerCuda:
         split: ByTexts | None = None,
     ) -> None:
         m, d = state.embeddings.shape
-        if m != data.m:
-            raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
-        if d > 16384:
-            raise ValueError(f"the GPU kernels hold one embedding at a time: dimension at most 16384, got {d}")
+        state.check_rows(data.m)
+        check_dimension(d)
         self.data, self.state, self.optimizer, self.warps = data, state, optimizer, warps
         self.conventions, self.split = conventions or Conventions(), split or ByTexts()
         device = state.embeddings.device

@@ -15,8 +15,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from tokenmargin._files import atomic_path, remove_leftovers
+from tokenmargin._files import atomic_path, locked_folder, remove_leftovers
 from tokenmargin.training.batches import epoch_order
+from tokenmargin.training.checkpoint import damaged_checkpoints
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
 __all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
@@ -124,24 +125,34 @@ def run_epochs(
     """
     split = split or ByTexts()
     place = None if folder is None else Path(folder)
-    if place is not None and split.ranks.first:
-        remove_leftovers(place)
-    position, notes = _resume(model, config, place, split)
-    loop = _Loop(
-        model, config, position, split, place, n, device, chunk,
-        checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget + position.seconds,
-        observe=observe, observe_at=observe_at, progress=progress,
-    )  # fmt: skip
-    if observe is not None and model.state.step == 0 and not position.metrics and observe_at(0):
-        position.metrics.append({"epoch": 0, "rate": 0.0, **observe(model)})
-    status: Status = "finished"
-    with _interrupts() as interrupted:
-        while position.epoch < config.epochs and status == "finished":
-            status = loop.epoch(interrupted)
-    loop.tick()
-    if place is not None:
-        _save(model, config, position, place, split)
+    with _held(place if split.ranks.first else None):
+        position, notes = _resume(model, config, place, split)
+        loop = _Loop(
+            model, config, position, split, place, n, device, chunk,
+            checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget + position.seconds,
+            observe=observe, observe_at=observe_at, progress=progress,
+        )  # fmt: skip
+        if observe is not None and model.state.step == 0 and not position.metrics and observe_at(0):
+            position.metrics.append({"epoch": 0, "rate": 0.0, **observe(model)})
+        status: Status = "finished"
+        with _interrupts() as interrupted:
+            while position.epoch < config.epochs and status == "finished":
+                status = loop.epoch(interrupted)
+        loop.tick()
+        if place is not None:
+            _save(model, config, position, place, split)
     return TrainingHistory(position.metrics, status, position.seconds, notes)
+
+
+@contextlib.contextmanager
+def _held(folder: Path | None) -> Iterator[None]:
+    """The folder, where there is one, for this run alone, without what a killed one was writing."""
+    if folder is None:
+        yield
+        return
+    with locked_folder(folder):
+        remove_leftovers(folder)
+        yield
 
 
 class _Loop(Generic[Learner]):
@@ -233,7 +244,8 @@ def _resume(
     """Load the newest whole checkpoint of a folder, if there is one."""
     checkpoint = None if folder is None else split.load(folder)
     if checkpoint is None:
-        return _Position(), ()
+        damaged = () if folder is None else damaged_checkpoints(folder)
+        return _Position(), tuple(f"damaged checkpoint, so training began anew: {name}" for name in damaged)
     saved, ours = checkpoint.record["config"], json.loads(json.dumps(_settings(config)))
     different = [name for name in ours if name != "epochs" and saved.get(name) != ours[name]]
     if different:

@@ -12,7 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["attend_kernel", "heads_kernel", "pull_kernel", "update_kernel"]
+__all__ = ["adamw", "attend_kernel", "heads_kernel", "pull_kernel", "update_kernel"]
+
+
+@triton.jit
+def adamw(x, g, mean, square, rates, step, B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr):
+    """Parameters and moments after a step with gradient g; `rates` holds the three `AdamW.scalars` of each step."""
+    mean = B1 * mean + (1.0 - B1) * g
+    square = B2 * square + (1.0 - B2) * g * g
+    length = tl.load(rates + 3 * step)
+    root = tl.load(rates + 3 * step + 1)
+    shrink = tl.load(rates + 3 * step + 2)
+    return x * shrink - length * mean / (tl.sqrt(square) / root + EPS), mean, square
 
 
 @triton.jit
@@ -162,12 +173,7 @@ def heads_kernel(
     tl.store(before + at, x, mask=inside)
     mean = tl.load(first_moment + at, mask=inside, other=0.0)
     square = tl.load(second_moment + at, mask=inside, other=0.0)
-    mean = B1 * mean + (1.0 - B1) * g
-    square = B2 * square + (1.0 - B2) * g * g
-    length = tl.load(rates + 3 * step)
-    root = tl.load(rates + 3 * step + 1)
-    shrink = tl.load(rates + 3 * step + 2)
-    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
     tl.store(heads + at, x, mask=inside)
     tl.store(first_moment + at, mean, mask=inside)
     tl.store(second_moment + at, square, mask=inside)
@@ -202,15 +208,10 @@ def update_kernel(
     c = tl.load(weights + s)
     e = tl.load(weights + m + s)
     step = tl.load(counter_b)
-    length = tl.load(rates + 3 * step)
-    root = tl.load(rates + 3 * step + 1)
-    shrink = tl.load(rates + 3 * step + 2)
     p = tl.load(before + column, mask=inside, other=0.0)
     v = tl.load(before + d + column, mask=inside, other=0.0)
     g = c * p + e * v
-    mean = B1 * mean + (1.0 - B1) * g
-    square = B2 * square + (1.0 - B2) * g * g
-    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
     tl.store(embeddings + at, x, mask=inside)
     tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
     tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")

@@ -83,8 +83,7 @@ class OneLayer:
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions, self.split = conventions or Conventions(), split or ByTexts()
         m, d = state.embeddings.shape
-        if m != data.m:
-            raise ValueError(f"the embeddings have {m} rows and the data {data.m} tokens")
+        state.check_rows(data.m)
         on_cpu = state.embeddings.device.type == "cpu"
         rows = BLOCK_BYTES // (d * state.embeddings.element_size()) if on_cpu else m
         self._rows = RowBlocks(m, max(rows, 1), torch.get_num_threads() if on_cpu else 1)
@@ -156,19 +155,4 @@ class OneLayer:
         self._scores[:, block] = self.state.heads @ self.state.embeddings[block].T
 
     def _adamw(self, x: Tensor, gradient: Tensor, m: Tensor, w: Tensor, step: Tensor, rate: float) -> None:
-        b1, b2 = self.optimizer.betas
-        torch._fused_adamw_(
-            [x],
-            [gradient],
-            [m],
-            [w],
-            [],
-            [step],
-            lr=rate,
-            beta1=b1,
-            beta2=b2,
-            weight_decay=self.optimizer.decay,
-            eps=self.optimizer.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        self.optimizer.update([x], [gradient], [m], [w], step=step, rate=rate)

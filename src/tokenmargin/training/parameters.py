@@ -36,6 +36,34 @@ class AdamW:
         b1, b2 = self.betas
         return rate / (1 - b1**step), math.sqrt(1 - b2**step), 1 - rate * self.decay
 
+    def update(
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        first_moments: list[Tensor],
+        second_moments: list[Tensor],
+        *,
+        step: Tensor,
+        rate: float,
+    ) -> None:
+        """One step, in place and in one call for all parameters; `step` counts from 1."""
+        b1, b2 = self.betas
+        torch._fused_adamw_(
+            parameters,
+            gradients,
+            first_moments,
+            second_moments,
+            [],
+            [step] * len(parameters),
+            lr=rate,
+            beta1=b1,
+            beta2=b2,
+            weight_decay=self.decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -93,6 +121,12 @@ class State:
     def head(self) -> Tensor:
         """v, the regression coefficients."""
         return self.heads[1]
+
+    def check_rows(self, m: int) -> None:
+        """Raise unless there is an embedding for each of m tokens."""
+        rows = len(self.embeddings)
+        if rows != m:
+            raise ValueError(f"the embeddings have {rows} rows and the data {m} tokens")
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""

@@ -131,15 +131,16 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
                 "use model='one-layer'"
             )
         if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
-            from tokenmargin.training.two_layer_cuda import TwoLayerCuda, two_layer_kernels_work
+            from tokenmargin.training.cuda import kernels_work
+            from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
-            if two_layer_kernels_work(dtype):
+            if kernels_work(TwoLayerCuda, dtype):
                 return TwoLayerCuda(data, state, optimizer, conventions=conventions)
         return TwoLayer(data, state, optimizer, conventions=conventions)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
         from tokenmargin.training.cuda import OneLayerCuda, kernels_work
 
-        if isinstance(split, ByTexts) and kernels_work(dtype):
+        if isinstance(split, ByTexts) and kernels_work(OneLayerCuda, dtype):
             return OneLayerCuda(data, state, optimizer, conventions=conventions, split=split)
     return OneLayer(data, state, optimizer, conventions=conventions, split=split)
 

@@ -143,8 +143,7 @@ class TwoLayer:
         group: int = 16,
         multiple: int = 1,
     ) -> None:
-        if state.embeddings.shape[0] != data.m:
-            raise ValueError(f"the embeddings have {state.embeddings.shape[0]} rows and the data {data.m} tokens")
+        state.check_rows(data.m)
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions = conventions or Conventions()
         self.group, self.multiple = group, multiple
@@ -255,7 +254,7 @@ class TwoLayer:
         )
 
     def _update(self, rate: float) -> None:
-        state, gradient, (b1, b2) = self.state, self._gradient, self.optimizer.betas
+        state, gradient = self.state, self._gradient
         state.step += 1
         self._step += 1
         d = state.embeddings.shape[1]
@@ -263,20 +262,13 @@ class TwoLayer:
         mean = state.heads.new_full((1, d), 1.0 / d)
         gradient.embeddings.addmm_(gradient.columns, torch.cat([self._vectors(), mean]))
         rows = self.conventions.trained
-        torch._fused_adamw_(
+        self.optimizer.update(
             [state.embeddings, *(state.heads[row] for row in rows)],
             [gradient.embeddings, *(heads[row] for row in rows)],
             [state.embeddings_m, *(state.heads_m[row] for row in rows)],
             [state.embeddings_w, *(state.heads_w[row] for row in rows)],
-            [],
-            [self._step] * (1 + len(rows)),
-            lr=rate,
-            beta1=b1,
-            beta2=b2,
-            weight_decay=self.optimizer.decay,
-            eps=self.optimizer.eps,
-            amsgrad=False,
-            maximize=False,
+            step=self._step,
+            rate=rate,
         )
 
 

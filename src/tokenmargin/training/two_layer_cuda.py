@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import lru_cache
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
+from tokenmargin.training.cuda import check_dimension
+from tokenmargin.training.parameters import AdamW, Conventions, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
-__all__ = ["TwoLayerCuda", "two_layer_kernels_work"]
+__all__ = ["TwoLayerCuda"]
 
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
-
-
-@lru_cache(maxsize=1)
-def two_layer_kernels_work(dtype: torch.dtype) -> bool:
-    """Whether Triton can compile and run here; without it the model trains through torch's own kernels."""
-    if dtype != torch.float32:
-        return False
-    try:
-        data = TokenData.of(np.array([0, 1]), np.array([0, 2]), np.array([1]), m=2, device="cuda")
-        model = TwoLayerCuda(data, initial_state(2, 16, seed=0, device="cuda"), AdamW())
-        model.run(torch.zeros(1, dtype=torch.long, device="cuda"), 1, first=0, last=1, rate=0.1)
-        torch.cuda.synchronize()
-    except Exception as error:  # Triton fails in many ways: no compiler, no driver, an unknown chip
-        warnings.warn(f"training without Triton kernels, which is slower ({error})", RuntimeWarning, stacklevel=2)
-        return False
-    return True
 
 
 class TwoLayerCuda(TwoLayer):
@@ -57,8 +39,7 @@ class TwoLayerCuda(TwoLayer):
     ) -> None:
         super().__init__(data, state, optimizer, conventions=conventions)
         m, d = state.embeddings.shape
-        if d > 16384:
-            raise ValueError(f"the GPU kernels hold one embedding at a time: dimension at most 16384, got {d}")
+        check_dimension(d)
         self.precision = precision
         self._width = -(-int(self._widths.max()) // SIDE) * SIDE
         self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)

@@ -21,6 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenmargin.training.kernels import adamw
+
 __all__ = [
     "attend_kernel",
     "combine_kernel",
@@ -458,12 +460,7 @@ def settle_kernel(
     x = tl.load(embeddings + at, mask=inside, other=0.0)
     mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
     square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    mean = B1 * mean + (1.0 - B1) * g
-    square = B2 * square + (1.0 - B2) * g * g
-    length = tl.load(rates + 3 * step)
-    root = tl.load(rates + 3 * step + 1)
-    shrink = tl.load(rates + 3 * step + 2)
-    x = x * shrink - length * mean / (tl.sqrt(square) / root + EPS)
+    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
     tl.store(embeddings + at, x, mask=inside)
     tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
     tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")

@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._files import file_digest, unsealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, load_prepared
 
 __all__ = ["FORMAT", "MANIFEST", "STATISTICS", "ShardedText", "load_sharded", "shard_path"]
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 
@@ -30,6 +31,7 @@ class ShardedText:
     - `counts`: occurrences of each token in negative (row 0) and in positive (row 1) texts.
     - `signed_share`: the mean over texts of label times share of the token.
     - `texts`: how many texts each shard holds.
+    - `checksums`: of each shard.
     - `steps`, `choices`: what the pipeline did, and its settings.
     - `source`: the labels that count as -1 and +1, and the rows that could not be used.
     """
@@ -39,6 +41,7 @@ class ShardedText:
     counts: Int[Array, "2 m"]
     signed_share: Float[Array, " m"]
     texts: tuple[int, ...]
+    checksums: tuple[str, ...]
     steps: tuple[Step, ...]
     choices: Mapping[str, object]
     source: Mapping[str, Any]
@@ -72,8 +75,10 @@ class ShardedText:
 
     @cached_property
     def shards(self) -> tuple[PreparedText, ...]:
-        """The shards, mapped; their vocabularies are empty, since they share one."""
-        shards = tuple(load_prepared(shard_path(self.folder, i)) for i in range(len(self.texts)))
+        """The shards, compared with their checksums and mapped; their vocabularies are empty, since they share one."""
+        shards = tuple(
+            load_prepared(shard_path(self.folder, i), expected=checksum) for i, checksum in enumerate(self.checksums)
+        )
         for i, (shard, texts) in enumerate(zip(shards, self.texts, strict=True)):
             if shard.n != texts:
                 raise PreparedFileError(f"{shard_path(self.folder, i)}: {shard.n} texts where {MANIFEST} says {texts}")
@@ -91,9 +96,12 @@ def load_sharded(folder: str | Path) -> ShardedText:
 
     folder = Path(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if isinstance(manifest, dict) and manifest.get("format") != FORMAT:
+            raise ValueError(f"its format is {manifest.get('format')}, this version reads {FORMAT}")
+        manifest = unsealed(manifest)
+        if file_digest(folder / STATISTICS) != manifest["statistics"]:
+            raise ValueError(f"the checksum of {STATISTICS} differs")
         table = pq.read_table(folder / STATISTICS)
         return ShardedText(
             folder=folder,
@@ -101,6 +109,7 @@ def load_sharded(folder: str | Path) -> ShardedText:
             counts=np.stack([table[name].to_numpy() for name in ("negative", "positive")]),
             signed_share=table["signed share"].to_numpy(),
             texts=tuple(manifest["texts"]),
+            checksums=tuple(manifest["checksums"]),
             steps=tuple(Step(**step) for step in manifest["steps"]),
             choices=manifest["choices"],
             source=manifest["source"],
@@ -109,5 +118,5 @@ def load_sharded(folder: str | Path) -> ShardedText:
         raise PreparedFileError(
             f"{folder}: no {Path(error.filename).name} in it; write the folder with `tokenmargin prepare`"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PreparedFileError(f"{folder}: not a prepared corpus ({error}); prepare it again") from error

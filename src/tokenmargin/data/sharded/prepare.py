@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin._files import remove_leftovers, write_json
-from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens
+from tokenmargin._files import file_digest, locked_folder, plain, remove_leftovers, sealed, write_json
+from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens, no_token_left
 from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
 from tokenmargin.data.sharded.slices import Slice, find_slices
 from tokenmargin.data.sharded.worker import (
@@ -67,34 +67,52 @@ def prepare_sharded(
     - `positive`: the label that counts as +1, when it is not plain.
     - `progress`: called with the pass, the slices done, and how many there are.
     """
-    engine, tell = engine or SerialEngine(), progress or (lambda step, done, of: None)
+    tell = progress or (lambda step, done, of: None)
     slices = find_slices(source, size=slice_bytes, text=columns[0], label=columns[1])
-    of, place = len(slices), Path(out).resolve()
-    work = place / ".work"
-    plan = Plan(tuple(slices), pipeline, columns).save(work)
+    place = Path(out).resolve()
+    with locked_folder(place):
+        _write_corpus(slices, place, pipeline, engine or SerialEngine(), columns, positive, tell)
+    return load_sharded(place)
 
+
+def _write_corpus(
+    slices: Sequence[Slice],
+    place: Path,
+    pipeline: Pipeline,
+    engine: AbstractEngine,
+    columns: tuple[str, str],
+    positive: str | None,
+    tell: Progress,
+) -> None:
+    """The two passes, for who holds the folder's lock."""
+    of, work = len(slices), place / ".work"
+    plan = Plan(tuple(slices), pipeline, columns).save(work)
     counted = _run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))
     names = sorted({name for count in counted for name in count.labels})
     sides = dict(zip(names, binary_labels(names, positive=positive).tolist(), strict=True))
     words = _merge_parts([words_path(work, i) for i in range(of)], work, engine, name="words")
     chosen, counts = _choose(words, sides, pipeline)
+    if not chosen.vocabulary:
+        raise SourceError(no_token_left(chosen.steps, pipeline))
 
     firsts = np.cumsum([0, *(count.texts for count in counted)]).tolist()
     (place / MANIFEST).unlink(missing_ok=True)  # what stood here before is no corpus once its shards are overwritten
     numbering = Numbering(chosen.vocabulary, sides, tuple(firsts)).save(work)
     task = partial(number_slice, plan, numbering)
-    texts = _run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
+    shards = _run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
+    texts = [count for count, _ in shards]
     sums = _merge_parts([sums_path(work, i) for i in range(of)], work, engine, name="tokens")
     write_table(_statistics(chosen.vocabulary, counts, sums, sum(texts)), place / STATISTICS)
     manifest = {
         "format": FORMAT,
         "texts": texts,
+        "checksums": [checksum for _, checksum in shards],
+        "statistics": file_digest(place / STATISTICS),
         "steps": [vars(step) for step in chosen.steps],
         "choices": pipeline.describe(),
         "source": {"labels": sides, **_unused(slices, counted)},
     }
     _finish(place, work, manifest)
-    return load_sharded(place)
 
 
 def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[Tokens, Array]:
@@ -156,7 +174,7 @@ def _unused(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict[str,
 
 def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     """The manifest makes it a corpus; then what is not part of it goes."""
-    write_json(place / MANIFEST, manifest)
+    write_json(place / MANIFEST, sealed(plain(manifest)))
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()

@@ -21,7 +21,7 @@ import numpy as np
 from tokenmargin._files import atomic_path, json_digest, write_json
 from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.data.prepared import ARRAYS, PreparedText
-from tokenmargin.data.sharded.corpus import shard_path
+from tokenmargin.data.sharded.corpus import FORMAT, shard_path
 from tokenmargin.data.sharded.slices import Slice, read_slice
 from tokenmargin.data.sources import SourceError
 from tokenmargin.data.words import find_words
@@ -68,6 +68,7 @@ class Plan:
             "pipeline": asdict(self.pipeline) | {"vocabulary": None if words is None else str(Path(words).resolve())},
             "choices": self.pipeline.describe(),
             "columns": self.columns,
+            "format": FORMAT,
         }
         path = work / f"plan-{json_digest(content)[:16]}.json"
         if not path.is_file():
@@ -134,19 +135,19 @@ def count_slice(plan_path: Path, piece: range) -> SliceCount:
     return found
 
 
-def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> int:
-    """Write the shard and the sums of slice `piece.start`, unless that is done; the number of its texts."""
+def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[int, str]:
+    """Write the shard and the sums of slice `piece.start`, unless that is done; how many texts it has, its checksum."""
     plan, (numbering, rank), i = _plan(plan_path), _numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():
-        return int(json.loads(note.read_text()))
+        texts, checksum = json.loads(note.read_text())
+        return int(texts), str(checksum)
     work = plan_path.parent
     shard = _shard(plan, i, numbering, rank)
-    target = shard_path(work.parent, i)
-    shard.save(target)
+    checksum = shard.save(shard_path(work.parent, i))
     write_table(_sums(shard, len(rank)), sums_path(work, i))
-    write_json(note, shard.n)
-    return shard.n
+    write_json(note, [shard.n, checksum])
+    return shard.n, checksum
 
 
 def _shard(plan: Plan, i: int, numbering: Numbering, rank: dict[str, int]) -> PreparedText:

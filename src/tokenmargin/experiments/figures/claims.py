@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
 from tokenmargin.experiments.tables import PAPER_A, PAPER_B, columns
-from tokenmargin.theory import CLAIMS, Claim, Report, needed
+from tokenmargin.theory import PAPER_CLAIMS, Claim, Report, needed
 
 __all__ = ["ClaimsA", "ClaimsB", "table_row"]
 
@@ -31,7 +31,7 @@ class _Claims(AbstractExperiment):
     shown_tables: ClassVar[tuple[str, ...]] = ("checks",)
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
-        claims = [claim for claim in CLAIMS if claim.name.startswith(f"{self.paper_letter}.")]
+        claims = [claim for claim in PAPER_CLAIMS if claim.name.startswith(f"{self.paper_letter}.")]
         reports: list[Report] = []
         for done, claim in enumerate(claims):
             reports += claim.own()

@@ -96,7 +96,7 @@ class TrainedEmbeddings(AbstractExperiment):
             corpus = subset(corpus, np.sort(rng.choice(corpus.n, self.texts, replace=False)))
         records, scores = [], []
         for k, seed in enumerate(self.seeds):
-            job = Job(f"{self.figure} seed {seed}", self.dataset, replace(self._config(), seed=seed))
+            job = Job(f"{self.figure} seed {seed}", self.dataset, replace(self.training_config(), seed=seed))
             report = None if progress is None else _share(progress, k, len(self.seeds))
             _, record, arrays = run_job(job, corpus, device=self._device(), budget=np.inf, progress=report)
             records.append(record)
@@ -118,7 +118,7 @@ class TrainedEmbeddings(AbstractExperiment):
         """What a figure measures beside the alignment; `scores` are `<E_s, p>` and `<E_s, v>` of every seed."""
         return ()
 
-    def _config(self) -> TrainingConfig:
+    def training_config(self) -> TrainingConfig:
         from tokenmargin.training.trainer import TrainingConfig
 
         return TrainingConfig(

@@ -86,7 +86,7 @@ _SETTINGS = ("dimensions", "trials", "steps", "step", "guard", "n", "T", "seed")
 
 @dataclass(frozen=True)
 class _Job:
-    """What determines the runs, and somebody to tell about their progress, who does not."""
+    """The argument of `_tables`: jobs with equal settings are equal, so its cache does not look at `progress`."""
 
     settings: _Overparameterisation
     progress: Callable[[float], None] | None = field(compare=False)

@@ -81,6 +81,8 @@ def inner_products(rows, gram):
 @no_type_check
 def _append(space, bound, rank, a):
     """Factor row `a` of the working set; False when its constraint depends on those before it."""
+    # One more row of the Cholesky factor, and of the forward substitution of the bounds in the same pass. `left` is
+    # what the row has outside the span of those before it; diagonals are stored inverted, so nothing is divided.
     work, factor, forward = space.work, space.factor, space.forward
     j = work[a]
     left = space.gram[j, j]
@@ -124,7 +126,7 @@ def _from_all(space, bound, rank):
     a = len(bound)
     for i in range(a):
         work[i] = i
-    first = 0
+    first = 0  # rows of the factor before this one are those of the last round: nothing left before them
     while True:
         for i in range(first, a):
             if not _append(space, bound, rank, i):
@@ -213,6 +215,8 @@ def _enter(space, bound, rank, a):
             if first < 0:
                 return a
         else:
+            # The newcomer is a combination of the others: adding it and taking that combination away changes nothing
+            # but the multipliers. `_append` left the forward substitution of its inner products in row a - 1.
             _backward(space.factor, space.factor[a - 1], aim, a - 1)
             for i in range(a - 1):
                 aim[i] = -aim[i]
@@ -223,7 +227,7 @@ def _enter(space, bound, rank, a):
         if first == a - 1:
             return 0  # the newcomer itself cannot block but by rounding
         a -= 1
-        for i in range(first, a):
+        for i in range(first, a):  # close the gap; the factor is rebuilt from there
             work[i], u[i] = work[i + 1], u[i + 1]
 
 

@@ -1,7 +1,7 @@
 """Stacks of small systems solved and certified by compiled code.
 
 The certificate is that of `certificate.kkt_residuals`, and a refutation is proven as in `exact.proven_infeasible`; what
-does not pass is left undecided, for the ways of `system` with hard cases.
+does not pass is left undecided, for `systems` to refine or refute.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _passes(table):
 @compiled
 @no_type_check
 def _surely_positive(rows, space, a, y):
-    """As `exact._surely_positive`: `a - 1` rows span the space, and the weights `u` exceed their error bound.
+    """As `exact.surely_positive`: `a - 1` rows span the space, and the weights `u` exceed their error bound.
 
     The factor L of the rows' inner products gives the norm of the inverse, `|L^-1|`: those products and L itself are
     off by at most `3 r^2 eps`, so where `|L^-1|^2` times that is below 1/4 the true norm is at most 1.16 times it.
@@ -156,7 +156,10 @@ def _small_multiples(rows, space, a):
 @compiled
 @no_type_check
 def _refuted(rows, bound, space, a, y, exact):
-    """The outcome of a ray, refined once if need be; `exact` says that the rows are free of rounding."""
+    """What a ray proves: that the system is infeasible, or nothing yet (RAY), for exact arithmetic to decide.
+
+    A ray whose weights are too inaccurate is refined once; `exact` says that the rows are free of rounding.
+    """
     gain = total = 0.0
     for i in range(a):
         gain += space.u[i] * bound[space.work[i]]
@@ -181,7 +184,7 @@ def _refuted(rows, bound, space, a, y, exact):
 @compiled
 @no_type_check
 def _solved(rows, bound, size, space, a, y, table):
-    """The outcome of a working set, refined once if need be."""
+    """What a working set proves: its solution, after one refinement if need be, or nothing (UNDECIDED)."""
     _combine(rows, space, a, y)
     norm = _judge(rows, bound, size, space, a, y, table)
     if not _passes(table):

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import daqp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
-from tokenmargin.margin.corpus.restricted_problem import propose_by_cuts
+from tokenmargin.margin.single.proposals import propose_by_cuts, shortest_vector
 from tokenmargin.margin.single.refine import judged, proof, rescue
 
 __all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "StackResult", "solve_systems"]
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
-_INFINITE = 1e30  # what daqp takes for no bound
-_EQUALITY = 5  # daqp's code for an equality row
 _MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
 _WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
 
@@ -135,31 +132,13 @@ def _one_by_one(systems: Systems) -> StackResult:
 
 def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:
     """Multipliers from daqp, one system after the other (threads lose: the solver holds the lock half the time)."""
-    bound, equality = systems.bound, systems.equality
-    multipliers = np.zeros(bound.shape)
-    upper = np.full(bound.shape[1], _INFINITE)
-    if equality is not None:
-        return _propose_with_ties(rows, bound, equality)
-    if rows.shape[1] >= _MANY * rows.shape[2] and rows[0].size >= _LARGE:
-        return np.array([propose_by_cuts(*one) for one in zip(rows, bound, strict=True)])
-    for b in range(len(rows)):
-        _, _, flag, info = daqp.solve(None, None, rows[b], upper, bound[b])
-        if flag > 0:
-            multipliers[b] = info["lam"]
-    return np.negative(multipliers, out=multipliers)
-
-
-def _propose_with_ties(
-    rows: Float[Array, "B k r"], bounds: Float[Array, "B k"], equality: Bool[Array, " k"]
-) -> Float[Array, "B k"]:
-    """As `propose`, for systems in which some rows are equalities."""
-    sense = np.where(equality, _EQUALITY, 0).astype(np.intc)
-    multipliers = np.zeros(bounds.shape)
-    for b, bound in enumerate(bounds):
-        upper = np.where(equality, bound, _INFINITE)
-        _, _, flag, info = daqp.solve(None, None, rows[b], upper, bound, sense, eq_reduction=-1)
-        if flag > 0:
-            multipliers[b] = -info["lam"]
+    if systems.equality is None and rows.shape[1] >= _MANY * rows.shape[2] and rows[0].size >= _LARGE:
+        return np.array([propose_by_cuts(*one) for one in zip(rows, systems.bound, strict=True)])
+    multipliers = np.zeros(systems.bound.shape)
+    for b, bound in enumerate(systems.bound):
+        proposed = shortest_vector(rows[b], bound, systems.equality)
+        if proposed is not None:
+            multipliers[b] = proposed
     return multipliers
 
 

@@ -12,7 +12,7 @@ from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_solution
-from tokenmargin.margin.corpus.restricted_problem import RestrictedProblem
+from tokenmargin.margin.single.proposals import RestrictedProblem
 
 __all__ = ["cutting_planes"]
 
@@ -86,9 +86,11 @@ def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
 
 
 def _worst(margins: Float[Array, " k"], rows: Differences, master: RestrictedProblem) -> Int[Array, " c"]:
-    """The most violated constraints not in play yet, at most a few of one head; in the first round the tightest."""
+    """The most violated constraints not in play yet, few of one selected token; in the first round the tightest."""
     number = CUTS * rows.vectors.shape[1]
     candidates = np.flatnonzero(margins < 1 - TOLERANCE) if len(master) else np.arange(len(margins))
+    # Sorting all would cost more than the rounds: a selection first, twenty times what is wanted since most of it may
+    # be in play already or share its selected token.
     if len(candidates) > 20 * number:
         candidates = candidates[np.argpartition(margins[candidates], 20 * number)[: 20 * number]]
     candidates = candidates[~np.isin(candidates, master.numbers)]
@@ -96,6 +98,8 @@ def _worst(margins: Float[Array, " k"], rows: Differences, master: RestrictedPro
     heads = rows.plus[candidates]
     by_head = np.argsort(heads, kind="stable")
     sorted_heads = heads[by_head]
+    # Candidates are sorted by margin, and the sort by token is stable: the distance to the first of one's own token
+    # (which searchsorted finds) is one's rank among them, 0 for the most violated.
     rank = np.empty(len(heads), dtype=np.intp)
     rank[by_head] = np.arange(len(heads)) - np.searchsorted(sorted_heads, sorted_heads)
     return candidates[rank < PER_TOKEN][:number]

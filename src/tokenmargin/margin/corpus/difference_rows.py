@@ -13,7 +13,7 @@ __all__ = ["Differences", "Proposal"]
 BLOCK = 256
 """Columns of the normal matrix computed at once: only its lower triangle is."""
 PIECE = 4096
-"""Rows formed at once where they must be."""
+"""Rows that are formed at a time, where the differences themselves are needed."""
 
 
 class Proposal(NamedTuple):

@@ -47,7 +47,7 @@ def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"
             best, least = Proposal(multipliers, p), reached
         margins = rows.times(p)
         violation = np.where(active, 0.0, 1 - margins)
-        # The worst alone: others may be violated for want of it, and are not active together with it.
+        # Only the worst join. Many of the others are violated because the worst are missing, and would have to leave.
         change = violation > max(TOLERANCE, violation.max() / 2)
         change[which[inner < 0]] = True
         if not change.any():

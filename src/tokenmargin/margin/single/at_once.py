@@ -6,34 +6,37 @@ in the time of some twenty array operations.
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from typing import NamedTuple
 
-import daqp
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, kkt_residuals
+from tokenmargin.margin.single.exact import surely_positive
+from tokenmargin.margin.single.proposals import least_distance, shortest_vector
 from tokenmargin.margin.solution import Certificate
 
-__all__ = ["solve_at_once"]
+__all__ = ["Solved", "solve_at_once"]
 
-_INFINITE = 1e30  # what daqp takes for no bound
 _LARGEST = 10_000  # numbers in the rows: beyond, the general path's ways with large systems win
 _WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e140  # lengths up to this, and down to its reciprocal, have squares
 
 
-@cache
-def _unbounded(k: int) -> Float[Array, " k"]:
-    return np.full(k, _INFINITE)
+class Solved(NamedTuple):
+    """A vector that is proven to be the solution."""
+
+    multipliers: Float[Array, " k"]
+    vector: Float[Array, " r"]
+    margin: float
+    certificate: Certificate
 
 
-def solve_at_once(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"]
-) -> tuple[Float[Array, " k"], Float[Array, " r"], Certificate] | None:
-    """Multipliers, vector and certificate of `min |y|, rows y >= bound`; None unless proven optimal at once.
+def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solved | Float[Array, " k"] | None:
+    """The solution of `min |y|, rows y >= bound`, or a Farkas vector; None unless either is proven at once.
 
     The residuals are ratios that do not change when a row is scaled together with its bound, all but one: how negative
     a multiplier is beside the largest. So rows are left as they are, and negative multipliers to the general path.
@@ -48,13 +51,26 @@ def solve_at_once(
         return None
     scale = shortest / most  # the solver's tolerances are for vectors of length about 1
     scaled = bound * scale
-    _, _, flag, info = daqp.solve(None, None, rows, _unbounded(k), scaled)
-    if flag < 1:
-        return None
-    multipliers = np.negative(info["lam"])
-    if multipliers.item(multipliers.argmin()) < 0:
-        return None
+    multipliers = shortest_vector(rows, scaled)
+    if multipliers is None:
+        return _farkas_vector(rows, bound, longest) if k > r else None
     reached = kkt_residuals(rows, scaled, multipliers, length=longest)
-    if not reached.largest <= TOLERANCE:
+    if reached.dual > 0 or not reached.largest <= TOLERANCE:
         return None
-    return multipliers / scale, reached.vector / scale, Certificate(*reached[:4])
+    margin = scale / reached.norm
+    if not 0 < margin < math.inf:
+        return None
+    return Solved(multipliers / scale, reached.vector / scale, margin, Certificate(*reached[:4]))
+
+
+def _farkas_vector(rows: Float[Array, "k r"], bound: Float[Array, " k"], longest: float) -> Float[Array, " k"] | None:
+    """A Farkas vector with `bound' u = 1`, where r + 1 rows in r dimensions give one beyond all rounding."""
+    rows = rows * 2.0 ** -math.frexp(longest)[1]  # to lengths of at most 1, exactly
+    u = least_distance(rows, bound / bound.item(bound.argmax()))
+    if u is None:
+        return None
+    support = u.nonzero()[0]
+    kept = u.take(support)
+    if len(support) != rows.shape[1] + 1 or not surely_positive(rows.take(support, axis=0), kept):
+        return None
+    return u / u.dot(bound)

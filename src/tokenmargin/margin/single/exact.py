@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, Residuals, Systems
 
-__all__ = ["exact_residuals", "proven_by_products", "proven_infeasible"]
+__all__ = ["exact_residuals", "proven_by_products", "proven_infeasible", "surely_positive"]
 
 _MOST = 60_000  # multiplications of an elimination up to which it is done in integers
 _MOST_PRODUCTS = 200_000  # and of a certificate
@@ -33,7 +33,7 @@ def proven_infeasible(
 
     Two ways to know that such a u exists. In r dimensions r independent rows span everything, so another row is some
     combination of them; an error bound on the one that was computed, if its weights exceed it, proves its signs
-    (`_surely_positive`). Otherwise the rows of the support are eliminated in integers.
+    (`surely_positive`). Otherwise the rows of the support are eliminated in integers.
     """
     for floor in _FLOORS:
         support = np.flatnonzero(np.abs(weights) > floor * np.abs(weights).max(initial=0.0))
@@ -44,7 +44,7 @@ def proven_infeasible(
             return None
         free = np.zeros(len(support), dtype=bool) if equality is None else equality[support]
         kept = weights[support] / np.abs(weights[support]).max()
-        if not _surely_positive(chosen, kept, free):
+        if not (not free.any() and surely_positive(chosen, kept)):
             kept = _exact_weights(chosen, lows, bound[support], kept, free)
         if kept is not None:
             proven = np.zeros_like(weights)
@@ -53,15 +53,15 @@ def proven_infeasible(
     return None
 
 
-def _surely_positive(rows: Float[Array, "s r"], weights: Float[Array, " s"], free: Bool[Array, " s"]) -> bool:
-    """Whether r + 1 rows in r dimensions have a positive combination that is zero, by an error bound.
+def surely_positive(rows: Float[Array, "s r"], weights: Float[Array, " s"]) -> bool:
+    """Whether r + 1 rows in r dimensions, none longer than 1, have a positive combination that is zero: a proof.
 
     With the heaviest row set aside, the others form a square matrix A. If u are the weights and rho their combination,
     the exact weights of the others are `u - A'^-1 rho`, so they are positive when `min u > |rho| / sigma_min(A)`.
     Rounding of rho is at most `(s + 4) eps sum u`; that of singular values, and of the rows, some eps of the largest.
     """
     s, r = rows.shape
-    if s != r + 1 or free.any():
+    if s != r + 1:
         return False
     heaviest = weights.argmax()
     others = np.delete(np.arange(s), heaviest)
@@ -205,7 +205,7 @@ def proven_by_products(
     Products without noise are exact, and a combination whose products with all rows are zero is zero. Otherwise a
     little noise could hide a dimension in which all rows are independent, so there is a proof only where the number of
     dimensions is known: `rank` rows span them, by the least eigenvalue of their products, and the argument of
-    `_surely_positive` applies.
+    `surely_positive` applies.
     """
     if not noise.any():
         return proven_infeasible(products, bound, weights, equality=equality)

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import daqp
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
@@ -23,11 +22,10 @@ from tokenmargin.margin.certificate import (
     kkt_residuals_by_products,
 )
 from tokenmargin.margin.single.exact import exact_residuals, proven_by_products, proven_infeasible
+from tokenmargin.margin.single.proposals import least_distance
 
 __all__ = ["Finding", "judged", "proof", "rescue"]
 
-_INFINITE = 1e30  # what daqp takes for no bound
-_EQUALITY = 5  # daqp's code for an equality row
 _VANISHED = 1e-13  # a remainder at the level of rounding
 _PLAUSIBLE = 1e-6  # Farkas residual from which a proof of infeasibility is not worth trying
 _INWARDS = (0.5, 2.0)  # shares of the largest rounding by which a vector is moved inwards, the least first
@@ -167,25 +165,16 @@ def _inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Array, 
 
 
 def _homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
-    """Candidates u with their remainder `1 - bound' u`, from Lawson and Hanson's least-distance problem.
-
-    `min |[rows'; bound'] u - (0, ..., 0, 1)|` over `u >= 0` has residual zero exactly when the system is infeasible,
-    and then u is the proof; otherwise `u / remainder` are the multipliers. Its dual, `min |x - (0, ..., 0, 1)|` under
-    `[rows, bound] x <= 0`, is never infeasible itself, so daqp answers; NNLS gives a second opinion.
-    """
+    """Candidates u with their remainder `1 - bound' u`: see `least_distance`. NNLS gives a second opinion."""
     rows, bound, equality = one.rows[0], one.bound[0], one.equality
-    cone = np.column_stack([rows, bound])
-    target = np.zeros(cone.shape[1])
-    target[-1] = 1.0
-    lower, sense, settings = np.full(len(cone), -_INFINITE), np.zeros(len(cone), dtype=np.intc), {}
-    if equality is not None:
-        lower[equality], sense[equality], settings = 0.0, _EQUALITY, {"eq_reduction": -1}
-    _, _, flag, info = daqp.solve(None, -target, cone, np.zeros(len(cone)), lower, sense, **settings)
-    if flag > 0:
-        u = np.asarray(info["lam"])
+    u = least_distance(rows, bound, equality)
+    if u is not None:
         yield u, float(1.0 - bound @ u)
     from scipy.optimize import nnls  # it takes half a second to load, and is needed by the hardest cases alone
 
+    cone = np.column_stack([rows, bound])
+    target = np.zeros(cone.shape[1])
+    target[-1] = 1.0
     # An equality is a pair of inequalities: u enters with both signs.
     paired = cone if equality is None else np.concatenate([cone, -cone[equality]])
     try:

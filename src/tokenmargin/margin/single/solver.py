@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, in_doubles
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.single.at_once import solve_at_once
+from tokenmargin.margin.single.at_once import Solved, solve_at_once
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.problem.geometry import Coordinates
 
@@ -33,13 +33,17 @@ def solve(constraints: Constraints) -> MarginSolution:
     ('optimal', array([1.333333, 0.333333]))
     """
     began = time.perf_counter()
-    if not constraints.bound.any():  # nothing asks for a margin: p = 0
-        return _zero_solution(constraints)
     if constraints.equality is None and isinstance(constraints.geometry, Coordinates):
         quick = solve_at_once(constraints.rows(), constraints.bound)
+        if isinstance(quick, Solved):
+            multipliers, y, margin, certificate = quick
+            return MarginSolution(
+                "optimal", y, margin, multipliers, constraints.token, certificate, None, time.perf_counter() - began
+            )
         if quick is not None:
-            multipliers, y, certificate = quick
-            return _solved(constraints, multipliers, y, 1 / _norm(y), certificate, time.perf_counter() - began)
+            return _infeasible(constraints, quick, Certificate(farkas=0.0), time.perf_counter() - began)
+    if not constraints.bound.any():  # nothing asks for a margin: p = 0
+        return _zero_solution(constraints)
     return _general(constraints, began)
 
 
@@ -58,10 +62,6 @@ def _general(constraints: Constraints, began: float) -> MarginSolution:
     norm = float(verdicts.residuals.norm[0])
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else np.inf
     return _solved(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
-
-
-def _norm(y: Float[Array, " r"]) -> float:
-    return float(y.dot(y)) ** 0.5
 
 
 def _solved(

@@ -17,7 +17,7 @@ from tokenmargin.dynamics.flow import FlowSettings, flow
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
 from tokenmargin.objective.attention import JointObjective, PromptObjective
-from tokenmargin.objective.losses import LOSSES, AbstractLoss
+from tokenmargin.objective.losses import AbstractLoss, loss_named
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
@@ -97,7 +97,7 @@ def _starts(request: PlaneRequest) -> Float[Array, "starts 2"]:
 
 
 def _loss(request: PlaneRequest) -> AbstractLoss:
-    return dict(LOSSES)[request.loss]
+    return loss_named(request.loss)
 
 
 def _method(request: PlaneRequest) -> tuple[AbstractMethod, int]:

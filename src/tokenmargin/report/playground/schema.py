@@ -6,8 +6,9 @@ import math
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
+from tokenmargin.plugins import OWN, names
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -51,7 +52,7 @@ class PlaneRequest(Strict):
 
     inputs: Annotated[list[Input], Field(min_length=1, max_length=MOST_INPUTS)]
     method: Literal["normalized", "descent", "flow"] = "normalized"
-    loss: Literal["logistic", "exponential", "correlation"] = "logistic"
+    loss: str = "logistic"
     trained: Literal["prompt", "both"] = "prompt"
     step: Annotated[FiniteFloat, Field(gt=0, le=10)] = 0.1
     steps: Annotated[int, Field(ge=1, le=1000)] = 200
@@ -60,6 +61,13 @@ class PlaneRequest(Strict):
     radius: Annotated[FiniteFloat, Field(gt=0, le=100)] = 2.0
     asked: Annotated[list[Place], Field(max_length=MOST_INPUTS)] | None = None
     draft: bool = False
+
+    @field_validator("loss")
+    @classmethod
+    def _loss_is_known(cls, loss: str) -> str:
+        if loss not in OWN["losses"] and loss not in names("losses"):
+            raise ValueError(f"the loss must be one of {', '.join(names('losses'))}")
+        return loss
 
     @model_validator(mode="after")
     def _asked_tokens_exist(self) -> PlaneRequest:

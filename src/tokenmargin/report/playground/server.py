@@ -21,6 +21,7 @@ from fastapi.staticfiles import StaticFiles
 from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
+from tokenmargin.plugins import names
 from tokenmargin.problem.token_problem import ProblemFileError, parse_problem
 from tokenmargin.report.playground.guard import LOOPBACK, Guard
 from tokenmargin.report.playground.plane import picture
@@ -47,7 +48,8 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
     @app.get("/api/hello")
     async def hello() -> Response:
         limits = {"inputs": MOST_INPUTS, "tokens": MOST_TOKENS}
-        return _json({"version": __version__, "presets": presets, "limits": limits, "model": _about(model)})
+        known = {"presets": presets, "limits": limits, "losses": names("losses")}
+        return _json({"version": __version__, **known, "model": _about(model)})
 
     @app.post("/api/plane")
     async def plane(request: PlaneRequest) -> Response:

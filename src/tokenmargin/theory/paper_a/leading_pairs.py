@@ -88,17 +88,16 @@ def lemma17(x: EmbeddingInstance) -> Findings:
         above("mu: least lead in sum over a second choice", mu, 0, strict=True),
     )
     near = np.log(1e3) / tau1  # the rest's weights are a thousandth of the second choices': nothing is lost to rounding
-    constants = _constants(problem, chosen, ahead)
     printed = _printed_constant(x, problem, w, tau2, mu)
     radii = [max(near, np.log(printed / eps) / tau1 if printed > 0 else near) for eps in SMALL]
     return Findings(
         hypotheses,
         (
-            *_parts(problem, chosen, u, levels, ahead, near, constants),
+            *_parts(problem, chosen, u, levels, ahead, near),
             *(
                 below(
                     f"|sum / leading pairs - 1| at R = {R:.3g}",
-                    abs(_ratio(problem, chosen, u, levels, ahead, R) - 1),
+                    abs(_ratio(_at_radius(problem, u, levels, R), chosen, ahead) - 1),
                     eps,
                 )
                 for R, eps in zip(radii, SMALL, strict=True)
@@ -167,25 +166,15 @@ def _printed_constant(
     return float((T + T**2) * (2 * np.linalg.norm(w) * size / tau2) * (2 * T * size / mu))
 
 
-def _scaled(
-    problem: TokenProblem, u: Float[Array, " D"], levels: Float[Array, "n T"], R: float
-) -> tuple[Pairs, Float[Array, "n T"]]:
-    unit = u / np.linalg.norm(u)
-    logits = levels * R / np.linalg.norm(u)  # exact ties, which the product of u with the tokens has up to rounding
-    return Pairs(problem, R * unit, logits), logits
+def _at_radius(problem: TokenProblem, u: Float[Array, " D"], levels: Float[Array, "n T"], R: float) -> Pairs:
+    """The pairs at `R u / |u|`, with exact ties, which the product of u with the tokens has up to rounding."""
+    length = np.linalg.norm(u)
+    return Pairs(problem, R * (u / length), levels * R / length)
 
 
-def _ratio(
-    problem: TokenProblem,
-    chosen: Choices,
-    u: Float[Array, " D"],
-    levels: Float[Array, "n T"],
-    ahead: Float[Array, "n T"],
-    R: float,
-) -> float:
-    pairs, _ = _scaled(problem, u, levels, R)
-    leading = chosen.first[:, :, None] & chosen.second[:, None, :]
-    part = pairs.total(ahead, leading)
+def _ratio(pairs: Pairs, chosen: Choices, ahead: Float[Array, "n T"]) -> float:
+    """The sum over all pairs over that of the leading ones, (B0)."""
+    part = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
     return pairs.total(ahead) / part if part else np.inf
 
 
@@ -196,10 +185,9 @@ def _parts(
     levels: Float[Array, "n T"],
     ahead: Float[Array, "n T"],
     R: float,
-    constants: tuple[float, float],
 ) -> tuple[Slack, Slack]:
     """(B1) and (B2) over (B0), against the proof's bounds with its own left sides of (23) and (25)."""
-    pairs, _ = _scaled(problem, u, levels, R)
+    pairs, constants = _at_radius(problem, u, levels, R), _constants(problem, chosen, ahead)
     others, T = problem.mask & ~chosen.first, problem.T
     base = pairs.total(ahead, chosen.first[:, :, None] & chosen.second[:, None, :])
     one = pairs.total(ahead, chosen.first[:, :, None] & chosen.rest[:, None, :])

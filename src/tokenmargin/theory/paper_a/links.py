@@ -4,7 +4,6 @@ them far sharper than what it states at the end."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -22,7 +21,7 @@ from tokenmargin.theory.paper_a.definitions import choices, local_optimality
 from tokenmargin.theory.paper_a.first_step import risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, limit_seen
 from tokenmargin.theory.paper_a.leading_pairs import Pairs
-from tokenmargin.theory.paper_a.only_important import largest_mu
+from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
 
 __all__ = ["CLAIMS", "after_first_step"]
@@ -165,13 +164,6 @@ def _one_tied(corpus: TokenCorpus) -> Bool[Array, "n T"]:
     return np.asarray(corpus.important | (tied & beside))
 
 
-@cache
-def aligned_with_rest() -> EmbeddingInstance:
-    """As the example of Lemma 19, with a second irrelevant token in every sequence: mu = 0.469."""
-    sequences = ["good a so", "fine a so", "fine the so", "bad a so", "dull a so", "dull the so"]
-    return EmbeddingInstance.on(sequences, [1, 1, 1, -1, -1, -1], delta=0.5, draws=6, aligned=True)
-
-
 CLAIMS = (
     Claim(
         "A.theorem5-proof",
@@ -190,6 +182,6 @@ CLAIMS = (
         chain_of_lemma19,
         "sampled",
         about="the inequalities of Lemma 19's proof, one by one",
-        example=aligned_with_rest,
+        example=lambda: aligned_start(" so"),  # a second irrelevant token in every sequence: mu = 0.469
     ),
 )

@@ -181,13 +181,14 @@ def largest_mu(problem: TokenProblem, important: Bool[Array, "n T"]) -> float:
 
 
 @cache
-def aligned_start() -> EmbeddingInstance:
+def aligned_start(rest: str = "") -> EmbeddingInstance:
     """A start with mu near 1/2. Important tokens have h in common, irrelevant ones -h, so p^ is near h/2.
 
     To tie a token one must move along v, where the tokens have y k c. Each label has a token of k = 2 and one of k = 1:
-    tying the first takes half of the second's lead with it, and the vector must grow to give it back.
+    tying the first takes half of the second's lead with it, and the vector must grow to give it back. `rest` is added
+    to every sequence.
     """
-    sequences = ["good a", "fine a", "fine the", "bad a", "dull a", "dull the"]
+    sequences = [f"{sequence}{rest}" for sequence in ("good a", "fine a", "fine the", "bad a", "dull a", "dull the")]
     return EmbeddingInstance.on(sequences, [1, 1, 1, -1, -1, -1], delta=0.5, draws=6, aligned=True)
 
 

@@ -191,19 +191,14 @@ def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
 
 
 def printed_smoothness(problem: TokenProblem, loss: AbstractLoss) -> float | None:
-    """`L_p` as printed in (6) and (24): `mean_i M0 |v|^2 |W|^2 |X_i|^4 + 3 M1 |v| |W|^2 |X_i|^3`, spectral norms.
+    """The objective's `printed_smoothness`, (6) and (24), with the smallest map W from tokens to keys.
 
-    W is the smallest map from tokens to keys; None where the keys are no linear map of the tokens, or there is no head.
+    None where (24) says nothing: the keys are no linear map of the tokens, or there is no head.
     """
     mapped = key_map(problem)
-    if mapped is None or mapped[0] > 1e-10 or problem.head is None or not isinstance(problem.values, Coordinates):
+    if mapped is None or mapped[0] > 1e-10 or problem.head is None:
         return None
-    visible = problem.scores[problem.mask]
-    m0, m1 = loss.constants(float(visible.min()), float(visible.max()))
-    v, W = float(np.linalg.norm(problem.head)), float(np.linalg.norm(mapped[1], 2))
-    rows = zip(problem.values.tokens, problem.mask, strict=True)
-    X = np.array([np.linalg.norm(tokens[here], 2) for tokens, here in rows])
-    return float((m0 * v**2 * W**2 * X**4 + 3 * m1 * v * W**2 * X**3).mean())
+    return PromptObjective(problem, loss).printed_smoothness(weights_norm=float(np.linalg.norm(mapped[1], 2)))
 
 
 def lemma6(x: ProblemInstance) -> Findings:

@@ -70,7 +70,7 @@ export class Disc {
       if (["bands", "paths", "feet", "training"].includes(name)) this.layers[name].setAttribute("clip-path", "url(#inside)");
       root.append(this.layers[name]);
     }
-    this.handle = svg("g", { id: "prompt", class: "grip", tabindex: "0", role: "button" });
+    this.handle = svg("g", { id: "prompt", class: "grip", tabindex: "0", role: "group", "aria-roledescription": "movable point" });
     root.append(this.handle);
     this.theme();
   }
@@ -111,7 +111,7 @@ export class Disc {
       seen.add(key);
       let node = this.nodes.get(key);
       if (!node) {
-        node = svg("g", { class: "grip token", tabindex: "0", role: "button", "data-token": key });
+        node = svg("g", { class: "grip token", tabindex: "0", role: "group", "aria-roledescription": "movable token", "data-token": key });
         this.nodes.set(key, node);
         this.layers.tokens.append(node);
       }

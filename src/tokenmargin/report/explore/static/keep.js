@@ -27,7 +27,7 @@ ${rows((k) => number(k.score), "0")}
 
 def named(selected):  # the names of the page: A1 is the first token of the first input
     tokens = [[t] if np.ndim(t) == 0 else t for t in selected]
-    return " ".join("=".join(f"{'ABCDEF'[i]}{int(t) + 1}" for t in row) for i, row in enumerate(tokens))
+    return " ".join("+".join(f"{'ABCDEF'[i]}{int(t) + 1}" for t in row) for i, row in enumerate(tokens))
 
 
 for limit in tm.atlas(problem).limits:

@@ -5,6 +5,8 @@
 // the point nearest the origin of the convex hull of its difference vectors, which in the plane is held by one or two of
 // them; where the hull holds the origin, three (or two) of them prove that nothing can be selected so.
 
+import { LOSSES } from "./plane.js";
+
 /** A neighbour's margin is 1 up to this: the tolerance of the library. */
 const NEIGHBOUR = 1e-7;
 const TIE = 1e-9; // relative: directions and norms that agree to this are the same
@@ -135,19 +137,19 @@ function asked(rows, chosen) {
 /**
  * All limits of training, the best first, then by margin. Each has `sets` (the tokens selected in every input),
  * `vector` (the shortest p of margin 1), `margin`, `unit`, `neighbours` as [input, token], `support` (those with a
- * multiplier), and `global`.
+ * multiplier), `global`, and `shared` where a neighbour that scores more is outweighed by inputs that share its difference.
  *
  * Places of exactly the selected score ask for nothing: once one of them leads, they pull neither way. So a limit is the
  * max-margin direction against the tokens of other scores, where the chosen place does lead those of its own score.
  */
-export function limitsOf(inputs) {
+export function limitsOf(inputs, loss = "logistic") {
   const { rows, arcs } = arcsOf(inputs);
   const best = rows.map((places) => Math.max(...places.map((place) => place.score)));
   const seen = new Set(), limits = [];
   for (const { places } of arcs) {
     if (seen.has(`${places}`)) continue;
     seen.add(`${places}`);
-    const limit = limitAt(rows, places);
+    const limit = limitAt(rows, places, LOSSES[loss]);
     if (!limit || limits.some((other) => Math.hypot(...other.unit.map((z, j) => z - limit.unit[j])) < TIE)) continue;
     limit.best = places.every((j, i) => rows[i][j].score === best[i]);
     limits.push(limit);
@@ -158,13 +160,13 @@ export function limitsOf(inputs) {
   return limits.sort((a, b) => b.global - a.global || b.margin - a.margin);
 }
 
-function limitAt(rows, chosen) {
+function limitAt(rows, chosen, loss) {
   const { differences, about } = asked(rows, chosen);
   const solution = maxMargin(differences);
   if (solution.status !== "optimal") return null;
   const [px, py] = solution.vector;
   const lead = (i, j) => (rows[i][chosen[i]].x - rows[i][j].x) * px + (rows[i][chosen[i]].y - rows[i][j].y) * py;
-  const near = [], sets = [], options = [];
+  const near = [], sets = [], options = [], beside = [];
   for (let i = 0; i < rows.length; i++) {
     const own = rows[i][chosen[i]], set = [...own.tokens], leaders = [chosen[i]];
     for (let j = 0; j < rows[i].length; j++) {
@@ -177,20 +179,35 @@ function limitAt(rows, chosen) {
           leaders.push(j);
         }
       } else if (ahead <= 1 + NEIGHBOUR) {
-        if (place.score >= own.score) return null; // a neighbour that scores more pulls p away
         near.push(...place.tokens.map((t) => [i, t]));
+        beside.push({ i, j, own, place });
       }
     }
     sets.push(set.sort((a, b) => a - b));
     options.push(leaders);
   }
-  if (!isLeast(rows, options, solution.margin)) return null;
+  if (!isHeld(beside, loss) || !isLeast(rows, options, solution.margin)) return null;
   const support = solution.held.flatMap((row, k) => {
     const [i, j] = about[row];
     return rows[i][j].tokens.map((t) => ({ token: [i, t], weight: solution.multipliers[k] }));
   });
   const norm = Math.hypot(px, py);
-  return { sets, vector: solution.vector, margin: solution.margin, unit: [px / norm, py / norm], neighbours: near, support };
+  return { sets, vector: solution.vector, margin: solution.margin, unit: [px / norm, py / norm], neighbours: near, support, shared: beside.some(({ own, place }) => place.score >= own.score) };
+}
+
+/**
+ * Whether p stays: no token on the margin outscores the selected one of its input; or where one does, inputs that share
+ * the very same difference outweigh it. Terms of one difference have one margin for ever, so their pulls add.
+ */
+function isHeld(beside, loss) {
+  if (beside.every(({ own, place }) => place.score < own.score)) return true;
+  const slopes = beside.map(({ own }) => loss.logSlope(own.score) - Math.log(own.tokens.length)), most = Math.max(...slopes), sums = new Map();
+  beside.forEach(({ own, place }, k) => {
+    const key = `${own.x - place.x + 0},${own.y - place.y + 0}`, pull = Math.exp(slopes[k] - most) * (own.score - place.score) * place.tokens.length;
+    const [sum, size] = sums.get(key) ?? [0, 0];
+    sums.set(key, [sum + pull, size + Math.abs(pull)]);
+  });
+  return [...sums.values()].every(([sum, size]) => sum > beside.length * 2 ** -52 * size);
 }
 
 /** Whether no choice among places that tie in score and in logit has a larger margin: else p moves on to that one. */

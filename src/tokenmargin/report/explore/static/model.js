@@ -117,7 +117,7 @@ export const numberOf = (inputs, selected) => inputs.reduce((number, { tokens },
 
 /** Everything about a state. */
 export function pictureOf(state, view, { section, moving = false }) {
-  const plane = new Plane(state.inputs, state.loss), limits = limitsOf(state.inputs);
+  const plane = new Plane(state.inputs, state.loss), limits = limitsOf(state.inputs, state.loss);
   const run = section === "tokens" ? null : runOf(plane, limits, state, view, { moving, fine: section === "margin" });
   const picture = { plane, limits, run, state, view };
   if (section === "margin") Object.assign(picture, { curves: curvesOf(plane, limits[run.end], run) });

@@ -207,7 +207,7 @@ export function showLimits() {
     const badge = element("span", { className: "badge", textContent: limit.global ? "★" : k + 1, ariaHidden: "true" });
     badge.style.background = disc.c.limit(colourOf(k));
     const part = shares ? `, ${percent(shares.get(k) ?? 0)}` : "";
-    const row = element("button", { className: "limit", title: "Show its band" }, badge, element("b", { textContent: limit.sets.map((set, i) => set.map((t) => nameOf(i, t)).join("=")).join(" ") }), element("small", { textContent: `margin ${limit.margin.toFixed(3)}${part}` }));
+    const row = element("button", { className: "limit", title: "Show its band" }, badge, element("b", { textContent: limit.sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+")).join(" ") }), element("small", { textContent: `margin ${limit.margin.toFixed(3)}${part}` }));
     row.dataset.limit = k;
     row.setAttribute("aria-pressed", k === view.focus);
     if (k === run.end) row.setAttribute("aria-description", "the run ends here");

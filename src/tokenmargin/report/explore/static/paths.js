@@ -122,22 +122,29 @@ export function limitReached(plane, limits, x, y, enough = SATURATED) {
   return limits.findIndex((limit) => leads.every((t, i) => limit.sets[i].includes(t)));
 }
 
+const offBy = ([u, v], x, y) => Math.abs(Math.atan2(x * v - y * u, x * u + y * v));
+
 /**
  * The number of the limit where training from a start ends, or -1. Normalised steps keep to the path of the flow; beyond
  * the norm of 40 steps they grow with the norm, so that infinity is not far. Where such steps are too coarse (a narrow arc,
  * a saddle), the flow itself is followed; a `draft` says what leads at the end instead.
  */
 export function settle(plane, limits, start, { step = 0.1, draft = false } = {}) {
-  let [x, y] = start, found = -1, since = 0;
+  let [x, y] = start, found = -1, since = 0, before = 0;
   for (let k = 0; k < (draft ? 160 : 240); k++) {
     if (!plane.field(x, y)) return -1;
     const length = Math.max(step, Math.hypot(x, y) / 40);
     x += length * plane.u;
     y += length * plane.v;
     if (k % 4) continue;
-    const now = limitReached(plane, limits, x, y);
-    if (now < 0 || now !== found) [found, since] = [now, k];
-    else if (k - since >= (draft ? 8 : 24)) return found; // it stays: p has grown by half meanwhile
+    const now = limitReached(plane, limits, x, y), off = now < 0 ? 0 : offBy(limits[now].unit, x, y);
+    if (now < 0 || now !== found) [found, since, before] = [now, k, off];
+    else if (k - since >= (draft ? 8 : 24)) {
+      // Saturated is not settled: a path may pass by. Meanwhile p has grown by 1.8 (1.2), so the angle, which falls like
+      // 1 / |p|, must have shrunk; below a step's own angle, 1 / 40, it only trembles.
+      if (off <= Math.max((draft ? 1 : 0.7) * before, 0.04)) return found;
+      [since, before] = [k, off];
+    }
   }
   if (draft) return limitReached(plane, limits, x, y, 0);
   const { points, stop } = flow(plane, start, { untilNorm: 1e7 * 10 * step, tolerance: 1e-4, maxSteps: 400 });

@@ -3,7 +3,7 @@
 import { nameOf } from "./plane.js";
 
 export const listed = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} and ${items.at(-1)}` : items[0] ?? "none");
-export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("="))); 
+export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+"))); 
 const share = (w) => (w > 0.9995 && w < 1 ? "over 99.9%" : `${+(100 * w).toFixed(w > 0.99 ? 2 : 0)}%`);
 const short = (x) => (Math.abs(x) >= 1e4 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(1).replace("e+", "e") : `${+x.toPrecision(3)}`);
 const degrees = (radians) => `${+((radians * 180) / Math.PI).toPrecision(2)}°`;
@@ -39,6 +39,7 @@ export function whyWords({ limits, inputs }) {
   if (!limits.length) return "No direction here selects tokens that outscore all tokens on their margin.";
   return limits.slice(0, 3).map((limit) => {
     const held = limit.neighbours.map(([i, t]) => `${nameOf(i, t)} (${short(inputs[i].tokens[t].score)})`);
+    if (limit.shared) return `${tokensOf(limit.sets)}: not all on the margin score less, but inputs with the same difference outweigh them.`;
     return `${tokensOf(limit.sets)}: ${listed(held)} on the margin score${held.length > 1 ? "" : "s"} less.`;
   }).join(" ");
 }
@@ -95,7 +96,7 @@ export function basinWords({ run, limits, state, shares }) {
 }
 
 /** The answer about one selection, and its proof. */
-export function proofWords({ verdict, inputs }) {
+export function proofWords({ verdict, limits }) {
   const names = listed(verdict.selected.map((t, i) => nameOf(i, t)));
   const said = (list) => listed(list.map(([i, t]) => nameOf(i, t)));
   if (verdict.status === "free") return "Every input has a single token: there is nothing to choose.";
@@ -107,6 +108,7 @@ export function proofWords({ verdict, inputs }) {
   }
   const held = said(verdict.neighbours);
   const band = `A direction selects ${names} with margin ${short(verdict.margin)}; ${held} hold${verdict.neighbours.length > 1 ? "" : "s"} it.`;
+  if (!verdict.local && limits.some(({ sets, shared }) => shared && sets.every((set, i) => set.includes(verdict.selected[i])))) return `${band} ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less, but inputs with the same difference outweigh that: training can settle here.`;
   if (!verdict.local) return `${band} Training does not stay: ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less than the selected token of the same input.`;
   return `${band} Each selected token outscores them, so training can settle here${verdict.global ? ": these are the best tokens" : ", though these are not the best tokens"}.`;
 }
@@ -126,6 +128,7 @@ export function limitWords(limit, inputs, part) {
   const list = [`margin ${short(limit.margin)}`, `direction (${limit.unit.map((z) => z.toFixed(3)).join(", ")})`];
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
   if (part !== undefined) list.push(`${Math.round(100 * part)}% of the disc leads here`);
-  list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: not the best tokens, but no token on the margin scores more");
+  if (limit.shared) list.push("held by inputs that share a difference, though a token on the margin scores more");
+  else list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: not the best tokens, but no token on the margin scores more");
   return list;
 }

@@ -22,7 +22,7 @@ export function serveGround(scope, later = (act) => setTimeout(act, 0)) {
   let newest = 0;
   scope.onmessage = ({ data }) => {
     newest = data.id;
-    const limits = limitsOf(data.inputs), sides = data.moving ? SIDES.moving : SIDES.still;
+    const limits = limitsOf(data.inputs, data.loss), sides = data.moving ? SIDES.moving : SIDES.still;
     let began = 0;
     const work = (level, from, labels) => {
       if (newest !== data.id) return;

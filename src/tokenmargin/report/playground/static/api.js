@@ -3,7 +3,7 @@
 export async function post(path, body) {
   const response = await fetch(path, {
     method: "POST", headers: { "content-type": "application/json" }, body: typeof body === "string" ? body : JSON.stringify(body),
-  });
+  }).catch(() => { throw new Error("The server does not answer; start it again with `tokenmargin playground`."); });
   const answer = await response.json().catch(() => ({ detail: response.statusText }));
   if (!response.ok) throw new Error(explain(answer.detail));
   return answer;

@@ -1,7 +1,7 @@
 // The page: keeps state, drawing and panels in step.
 
 import { Asker } from "./api.js";
-import { Plane, prompt, scaleOf } from "./draw.js";
+import { Plane, RIM, prompt, scaleOf } from "./draw.js";
 import { asPython, download, png, problemFile, readProblem } from "./keep.js";
 import { $, element, showCertificate, showEditor, showLimits, showSettings, showWeights } from "./panels.js";
 import { DEFAULTS, Store, decode, encode, wanted } from "./state.js";
@@ -181,8 +181,9 @@ function moveTo(what, [x, y], group) {
     state.preset = "";
     if (what === "start") state.start = prompt([x, y]).map(clamp);
     else {
-      const [i, t] = what.split(",").map(Number);
-      Object.assign(state.inputs[i].tokens[t], { x: clamp(x / view.scale), y: clamp(-y / view.scale) });
+      // Never outside the disc, where it could not be reached again.
+      const [i, t] = what.split(",").map(Number), inside = Math.min(1, (RIM - 16) / (Math.hypot(x, y) || 1));
+      Object.assign(state.inputs[i].tokens[t], { x: clamp((x * inside) / view.scale), y: clamp((-y * inside) / view.scale) });
     }
   }, { group, moving: true });
 }
@@ -304,11 +305,20 @@ $("chosen-label").addEventListener("change", (event) => {
     state.inputs[i].label = label;
   });
 });
-for (const name of ["method", "loss", "trained"]) $(name).addEventListener("change", (event) => store.update({ [name]: event.target.value }));
+$("loss").append(...hello.losses.map((name) => element("option", { value: name, textContent: name })));
+for (const name of ["loss", "trained"]) $(name).addEventListener("change", (event) => store.update({ [name]: event.target.value }));
+$("method").addEventListener("change", (event) => {
+  // A step that suits the method: the gradient fades, so plain descent needs a longer one than steps of equal length.
+  const method = event.target.value, suits = method === "descent" ? 2 : DEFAULTS.step;
+  store.update({ method, step: (method === "descent") === (store.now.method === "descent") ? store.now.step : suits });
+});
 for (const name of ["step", "steps", "radius"]) {
   $(name).addEventListener("change", (event) => {
     if (event.target.checkValidity() && event.target.value !== "") store.update({ [name]: event.target.valueAsNumber });
-    else showSettings(store.now);
+    else {
+      toast(`It must lie in ${event.target.min}..${event.target.max}; ${store.now[name]} is kept.`);
+      event.target.value = store.now[name];
+    }
   });
 }
 
@@ -317,7 +327,11 @@ for (const name of ["step", "steps", "radius"]) {
 $("preset").append(element("option", { value: "", textContent: "my own" }), ...hello.presets.map((preset) => element("option", { value: preset.name, textContent: preset.title })));
 $("preset").addEventListener("change", () => {
   const preset = hello.presets.find((one) => one.name === $("preset").value);
-  if (preset) open(fromPreset(preset));
+  if (!preset) return;
+  writeAddress(); // what is left is there to come back to
+  open(fromPreset(preset));
+  clearTimeout(remember.timer);
+  history.pushState(null, "", `#s=${encode(store.now)}`);
 });
 
 function open(state, options) {
@@ -351,6 +365,22 @@ const onTour = (event) => event.target.closest?.("#tour");
 addEventListener("change", () => tour.stop(), { capture: true });
 addEventListener("pointerdown", (event) => { if (!onTour(event)) tour.stop(); }, { capture: true });
 addEventListener("keydown", (event) => { if (!onTour(event) || event.key === "Escape") tour.stop(); }, { capture: true });
+
+// ---- menus and the space bar
+
+const menu = document.querySelector("details.menu");
+addEventListener("pointerdown", (event) => { if (!menu.contains(event.target)) menu.open = false; });
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && menu.open) {
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  }
+  if (event.key === " " && view.mode === "plane" && !event.target.closest?.("button, input, select, textarea, summary, a, .token")) {
+    event.preventDefault();
+    if (view.playing) stop();
+    else play();
+  }
+});
 
 // ---- undo, keep, modes
 
@@ -455,7 +485,8 @@ function begin() {
   if (fragment.startsWith("t=")) {
     $("text").value = decodeURIComponent(fragment.slice(2));
     show("text");
-  } else if (!state) tour.start();
+  } else if (fragment.startsWith("s=") && !state) toast("The link could not be read; this is the first story.");
+  else if (!state) tour.start();
 }
 addEventListener("hashchange", () => {
   const state = fromAddress();

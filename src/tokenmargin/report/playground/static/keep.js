@@ -13,10 +13,10 @@ export function asPython(state) {
   const run = state.method === "flow"
     ? `from tokenmargin.dynamics.flow import flow\n\npath = flow(objective, start=np.array([${state.start.map(number)}]), until_norm=1e4)`
     : `path = tm.evolve(objective, tm.${method}(${state.step}), steps=${state.steps}, start=np.array([${state.start.map(number)}]))`;
-  const loss = { logistic: "LogisticLoss", exponential: "ExponentialLoss", correlation: "CorrelationLoss" }[state.loss];
   return `import numpy as np
 import tokenmargin as tm
 from tokenmargin.margin import atlas
+from tokenmargin.objective.losses import loss_named
 
 problem = tm.TokenProblem.of(
     keys=[
@@ -27,12 +27,18 @@ ${rows((k) => `[${number(k.x)}, ${number(k.y)}]`, "[0, 0]")}
 ${rows((k) => number(k.score), "0")}
     ],${ragged ? `\n    mask=[\n${rows(() => "True", "False")}\n    ],` : ""}
 )
-for limit in atlas(problem).limits:
-    print(limit.selected, "margin", round(limit.solution.margin, 6), "best" if limit.is_global else "")
 
-objective = tm.PromptObjective(problem, tm.${loss}())
+
+def named(selected):  # the names of the page: A1 is the first token of the first input
+    return " ".join(f"{'ABCDEF'[i]}{t + 1}" for i, t in enumerate(selected))
+
+
+for limit in atlas(problem).limits:
+    print(named(limit.selected), "margin", round(limit.solution.margin, 6), "best" if limit.is_global else "")
+
+objective = tm.PromptObjective(problem, loss_named("${state.loss}"))
 ${run}
-print("training selects", path.selected)
+print("training selects", named(path.selected))
 `;
 }
 

@@ -1,21 +1,73 @@
-"""The master problem of the cutting planes: the constraints in play, re-solved from where the last solve stood."""
+"""Multipliers that daqp proposes, by itself or inside cutting planes: every call of that solver is here.
+
+What is proposed proves nothing; the certificates decide.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import daqp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["RestrictedProblem", "propose_by_cuts"]
+__all__ = ["RestrictedProblem", "least_distance", "propose_by_cuts", "shortest_vector"]
 
-_INFINITE = 1e30
+_INFINITE = 1e30  # what daqp takes for no bound
+_EQUALITY = 5  # daqp's code for an equality row
 _ENOUGH = 1e-12  # violations below this are left to the certificate
 _FIRST, _MORE = 3, 1  # constraints taken into play at first and in later rounds, as multiples of the dimension
 
 
+def shortest_vector(
+    rows: Float[Array, "k r"], bound: Float[Array, " k"], equality: Bool[Array, " k"] | None = None
+) -> Float[Array, " k"] | None:
+    """Multipliers of `min |y|, rows y >= bound` (`=` where `equality`); None where daqp finds no solution."""
+    if equality is None:
+        _, _, flag, info = daqp.solve(None, None, rows, _unbounded(len(bound)), bound)
+    else:
+        upper, (sense, settings) = np.where(equality, bound, _INFINITE), _ties(equality)
+        _, _, flag, info = daqp.solve(None, None, rows, upper, bound, sense, **settings)
+    return np.negative(info["lam"]) if flag > 0 else None
+
+
+def least_distance(
+    rows: Float[Array, "k r"], bound: Float[Array, " k"], equality: Bool[Array, " k"] | None = None
+) -> Float[Array, " k"] | None:
+    """Weights u of Lawson and Hanson's least-distance problem, which is never infeasible; None if daqp gives up.
+
+    `min |[rows'; bound'] u - (0, ..., 0, 1)|` over `u >= 0` has residual zero exactly when `rows y >= bound` has no
+    solution, and then u is the proof; otherwise `u / (1 - bound' u)` are the multipliers of the shortest solution.
+    daqp is given the dual, `min |x - (0, ..., 0, 1)|` under `[rows, bound] x <= 0`.
+    """
+    k, r = rows.shape
+    cone, towards = np.empty((k, r + 1)), np.zeros(r + 1)
+    cone[:, :r], cone[:, r], towards[r] = rows, bound, -1.0
+    if equality is None:
+        _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), -_unbounded(k))
+    else:
+        lower, (sense, settings) = np.where(equality, 0.0, -_INFINITE), _ties(equality)
+        _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), lower, sense, **settings)
+    return np.asarray(info["lam"]) if flag > 0 else None
+
+
+@cache
+def _unbounded(k: int) -> Float[Array, " k"]:
+    return np.full(k, _INFINITE)
+
+
+def _ties(equality: Bool[Array, " k"]) -> tuple[Int[Array, " k"], dict[str, Any]]:
+    """How daqp is told which rows are equalities; it must not remove dependent ones, which have multipliers too."""
+    return np.where(equality, _EQUALITY, 0).astype(np.intc), {"eq_reduction": -1}
+
+
 class RestrictedProblem:
-    """Unit rows and bounds in play, the number of each in the whole problem, and the multipliers of the last solve."""
+    """The constraints in play of a larger problem, re-solved from where the last solve stood.
+
+    Unit rows and bounds in play, the number of each in the whole problem, and the multipliers of the last solve.
+    """
 
     def __init__(self, dimension: int) -> None:
         self.rows = np.zeros((0, dimension))
@@ -42,7 +94,7 @@ class RestrictedProblem:
         """Re-solve from the last active set; False when the constraints in play have no solution."""
         scale = self.bound.max()
         _, _, flag, info = daqp.solve(
-            None, None, self.rows, np.full(len(self), _INFINITE), self.bound / scale,
+            None, None, self.rows, _unbounded(len(self)), self.bound / scale,
             (self.multipliers > 0).astype(np.intc), dual_start=-self.multipliers / scale, iter_limit=1_000_000,
         )  # fmt: skip
         self.multipliers = np.maximum(-np.asarray(info["lam"]) * scale, 0.0)

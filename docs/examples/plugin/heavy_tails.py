@@ -1,0 +1,93 @@
+"""A package that adds to tokenmargin: a loss, a head, a method, an experiment and a claim."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import tokenmargin as tm
+from tokenmargin.dynamics import AbstractMethod
+from tokenmargin.experiments import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.margin import TOLERANCE
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.theory import Claim, Findings, ProblemInstance
+from tokenmargin.theory.claim import NO_SUBJECT, equal, true
+
+
+@dataclass(frozen=True)
+class HyperbolicLoss(AbstractLoss):
+    """`sqrt(1 + u^2) - u = exp(-arsinh u)`: decreasing, with a tail like `1 / (2 u)`."""
+
+    def value(self, u):
+        return np.exp(-np.arcsinh(u))
+
+    def log_slope(self, u):
+        return -np.arcsinh(u) - np.log(np.hypot(1.0, u))
+
+    def log_slope_derivative(self, u):
+        return -1 / np.hypot(1.0, u) - u / (1 + u * u)
+
+    def constants(self, low, high):
+        nearest = min(max(0.0, low), high)  # loss'' = (1 + u^2)^(-3/2) is largest there
+        return float(np.hypot(1.0, nearest) ** -3), float(np.exp(self.log_slope(low)))
+
+
+TANH = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2.0)
+
+
+@dataclass(frozen=True)
+class ClippedDescent(AbstractMethod):
+    """Gradient descent whose steps are at most `longest` long."""
+
+    step: float = 10.0
+    longest: float = 0.1
+
+    def prepared(self, objective):
+        return self
+
+    def lengths(self, descent):
+        return np.minimum(self.step * np.exp(descent.log_norm), self.longest)
+
+
+@dataclass(frozen=True)
+class HeavyTails(AbstractExperiment):
+    """Descent on Figure 1b with a loss of heavy tails: the direction is that of the logistic loss."""
+
+    figure: ClassVar[str] = "heavy-tails"
+    source: ClassVar[str] = "an example"
+    title: ClassVar[str] = "A loss with a heavy tail"
+    shows: ClassVar[str] = "nothing; this study is our own."
+    curves: ClassVar[Curves | None] = Curves("path", "step", ("angle",), log="y")
+
+    steps: int = 1000
+
+    def run(self, progress=None):
+        problem = tm.figure1b()
+        objective = tm.PromptObjective(problem, HyperbolicLoss())
+        path = tm.evolve(objective, ClippedDescent(), steps=self.steps, keep=("point",), every=10)
+        best = tm.max_margin(problem, path.selected)
+        angles = tm.angle(problem.keys, path["point"][1:], best.vector)
+        findings = (Finding("angle to the max-margin direction", float(angles[-1]), 0.0, 0.1),)
+        return Result(self, {"path": {"step": path.at[1:], "angle": angles}}, findings)
+
+
+def scaling(instance: ProblemInstance) -> Findings:
+    """Keys that are twice as long have twice the margin."""
+    problem = instance.problem
+    twice = tm.TokenProblem.of(2 * problem.keys.laid_out, problem.labels, scores=problem.scores, mask=problem.mask)
+    once, double = (tm.max_margin(posed, instance.alpha) for posed in (problem, twice))
+    hypotheses = (true("the tokens can be selected", once.is_optimal),)
+    if not once.is_optimal:
+        return Findings(hypotheses, ())
+    ratio = double.margin / once.margin  # of two numbers that are right to TOLERANCE, relatively: 2 (1 +- 2 TOLERANCE)
+    return Findings(hypotheses, (equal("margin over margin", ratio, 2.0, tolerance=5 * TOLERANCE),))
+
+
+SCALING = Claim(
+    "heavy.scaling",
+    scaling,
+    "bounded",
+    about="the margin is proportional to the keys",
+    example=lambda: ProblemInstance(tm.figure1b(), "Figure 1b"),
+    unneeded={"the tokens can be selected": NO_SUBJECT},
+)

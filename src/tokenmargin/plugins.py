@@ -1,0 +1,180 @@
+"""Losses, heads, methods, experiments and claims by name: the package's own, and those that other packages add.
+
+Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
+
+    [project.entry-points."tokenmargin.losses"]
+    hinge = "my_package:SmoothHinge"
+
+Packages are looked for when something is asked for by name, and imported when it is theirs. What cannot be loaded is
+left out with one line that names the package and the reason, and does not keep the rest from working. A name of ours
+stays ours; one that two packages ask for goes to neither. `MODULE:OBJECT` names what lies in any module that can be
+imported, the current folder included, without a package around it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["OWN", "PluginError", "PluginWarning", "added_names", "find", "load_added", "names", "own_objects"]
+
+OWN = {
+    "losses": {
+        "logistic": "tokenmargin.objective.losses:LogisticLoss",
+        "exponential": "tokenmargin.objective.losses:ExponentialLoss",
+        "correlation": "tokenmargin.objective.losses:CorrelationLoss",
+    },
+    "heads": {},
+    "methods": {
+        "ngd": "tokenmargin.dynamics.methods:NormalizedGradientDescent",
+        "gd": "tokenmargin.dynamics.methods:GradientDescent",
+    },
+}
+"""The one list of our own names, by group; the figures and the claims are listed in their rooms."""
+
+KIND = {
+    "losses": "tokenmargin.objective.losses:AbstractLoss",
+    "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "methods": "tokenmargin.dynamics.methods:AbstractMethod",
+    "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
+    "claims": "tokenmargin.theory.claim:Claim",
+}
+"""What a group holds: of losses, heads and claims the objects, of methods and experiments the classes."""
+
+CLASSES = ("methods", "experiments")
+NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name
+
+
+class PluginError(ValueError):
+    """A name that nothing answers to, or something added that cannot be used; the message says which and why."""
+
+
+class PluginWarning(UserWarning):
+    """Something that another package adds was left out."""
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Every name of a group, ours first; nothing is loaded."""
+    own = OWN.get(group, {})
+    return (*own, *(name for name in added_names(group) if name.lower() not in own))
+
+
+def own_objects(group: str) -> tuple[tuple[str, Any], ...]:
+    """What is ours in a group, by name, without a look at other packages."""
+    return tuple((name, _as_kind(group, _at(place), name)) for name, place in OWN[group].items())
+
+
+def added_names(group: str) -> tuple[str, ...]:
+    """The names that other packages add to a group, whether or not they can be had."""
+    return tuple(sorted({entry.name for entry in _entries(group)}, key=str.lower))
+
+
+def find(group: str, name: str) -> Any:
+    """What a name stands for: one of ours, one that a package adds, or `MODULE:OBJECT`."""
+    if ":" in name:
+        return _given(group, name)
+    asked = [entry for entry in _entries(group) if entry.name.lower() == name.lower()]
+    if (place := OWN.get(group, {}).get(name)) is not None:
+        for entry in asked:
+            _warn(group, _taken(entry))
+        return _as_kind(group, _at(place), name)
+    if not asked:
+        known = ", ".join(names(group)) or "none so far"
+        raise PluginError(f"there is no {name!r} among the {group}; choose from {known}, or give MODULE:OBJECT")
+    return _load(group, asked)
+
+
+def load_added(group: str, taken: Iterable[str] = ()) -> dict[str, Any]:
+    """All that other packages add to a group, by name; what cannot be used is left out with a warning of one line."""
+    ours, found = {name.lower() for name in taken}, {}
+    asked: dict[str, list[EntryPoint]] = {}
+    for entry in _entries(group):
+        asked.setdefault(entry.name.lower(), []).append(entry)
+    for name, entries in sorted(asked.items()):
+        try:
+            if name in ours:
+                raise _taken(entries[0])
+            found[entries[0].name] = _load(group, entries)
+        except PluginError as error:
+            _warn(group, error)
+    return found
+
+
+def _warn(group: str, reason: PluginError) -> None:
+    warnings.warn(f"left out of the {group}: {reason}", PluginWarning, stacklevel=3)
+
+
+def _taken(entry: EntryPoint) -> PluginError:
+    return PluginError(f"{_who(entry)}: tokenmargin has a {entry.name!r} of its own; choose another name")
+
+
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # milliseconds that importing tokenmargin shall not cost
+
+    return tuple(entry_points(group=f"tokenmargin.{group}"))
+
+
+def _load(group: str, entries: list[EntryPoint]) -> Any:
+    """The object behind the one entry of its name; any failure names the package."""
+    if len(entries) > 1:
+        owners = " and ".join(sorted(_who(entry) for entry in entries))
+        raise PluginError(f"{owners} both add {entries[0].name!r}; uninstall one of them")
+    (entry,) = entries
+    try:
+        return _as_kind(group, entry.load(), entry.name)
+    except Exception as error:
+        raise PluginError(f"{_who(entry)}: {entry.name!r} ({entry.value}): {_in_a_line(error)}") from error
+
+
+def _given(group: str, place: str) -> Any:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        return _as_kind(group, _at(place), None)
+    except Exception as error:
+        raise PluginError(f"{place}: {_in_a_line(error)}") from error
+
+
+def _at(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _as_kind(group: str, found: Any, name: str | None) -> Any:
+    """The object, or its maker called, if it is what the group holds and calls itself by the name it was asked by."""
+    kind = _at(KIND[group])
+    if group in CLASSES:
+        fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)
+        wanted = f"a subclass of {kind.__name__} without abstract methods"
+    else:
+        found = found() if not isinstance(found, kind) and callable(found) else found
+        fits, wanted = (
+            isinstance(found, kind),
+            f"of type {kind.__name__}, or what makes one when called without arguments",
+        )
+    if not fits:
+        raise TypeError(f"must be {wanted}, got {_kind_of(found)}")
+    called = getattr(found, NAMED_BY[group], name) if group in NAMED_BY else name
+    if name is not None and called != name:
+        raise ValueError(f"calls itself {called!r}; the entry point must have that name")
+    return found
+
+
+def _kind_of(found: Any) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
+
+
+def _who(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist is not None else "a package"
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

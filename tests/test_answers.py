@@ -1,0 +1,56 @@
+"""200 answers recorded before the rooms were moved: the numbers do not change when the house does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenmargin as tm
+
+RECORDED: dict[str, list[float]] = json.loads((Path(__file__).parent / "recorded" / "answers.json").read_text())
+STATUSES = ("optimal", "infeasible", "inaccurate")
+# On the processor of the recording all agree to 1.3e-14. Elsewhere sums run in another order: a solution is certified
+# to 1e-10 and its entries are of order 1 to 100; some tens of steps of length below 1 add up rounding of order 1e-16
+# each, amplified by at most a few hundred; an integrator may choose other steps, and is asked for 1e-9 relative.
+TOLERANCE = {"max_margin": 1e-8, "atlas": 1e-8, "flow": 1e-5, "evolve": 1e-11, "gram descent": 1e-11}
+
+
+def answers() -> Iterator[tuple[str, list[float]]]:
+    """The same questions in the same order, for they share one stream of random numbers."""
+    rng = np.random.default_rng(2026)
+    for k in range(70):
+        n, T, d = (int(rng.integers(low, high)) for low, high in ((1, 5), (2, 6), (2, 9)))
+        problem = tm.random_problem(n=n, T=T, d=d, rng=rng)
+        found = tm.max_margin(problem, rng.integers(0, T, n))
+        yield f"max_margin {k}", [STATUSES.index(found.status), *(found.vector if found.is_optimal else [])]
+        objective = tm.PromptObjective(problem)
+        if k < 30:
+            yield f"evolve {k}", tm.evolve(objective, tm.NormalizedGradientDescent(step=0.5), steps=60).prompt.tolist()
+        if k < 20:
+            yield f"flow {k}", tm.flow(objective, until_norm=50.0).prompt.tolist()
+            gram = problem.as_gram()
+            path = tm.evolve(tm.PromptObjective(gram), tm.GradientDescent(step=0.3), steps=40)
+            yield f"gram descent {k}", gram.keys.logits(path.prompt).ravel().tolist()
+        if k < 25:
+            yield f"atlas {k}", [limit.solution.margin for limit in tm.atlas(problem).limits]
+        if k < 20:
+            exponential, p = tm.PromptObjective(problem, tm.ExponentialLoss()), rng.standard_normal(d)
+            direction = getattr(exponential.descent(p), "direction", 0)
+            yield f"value {k}", [float(exponential.value(p)), *np.ravel(direction).tolist()]
+    for k in range(15):
+        corpus = tm.selective_corpus(4, 3, rng=rng)
+        yield f"corpus {k}", [*corpus.signed_frequency, *corpus.posterior_difference]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_answers_are_as_they_were():
+    found = dict(answers())
+    assert found.keys() == RECORDED.keys()
+    assert len(found) == 200
+    for name, numbers in RECORDED.items():
+        kind = name.rsplit(" ", 1)[0]
+        assert found[name] == pytest.approx(numbers, rel=TOLERANCE.get(kind, 1e-13), abs=1e-13), name
