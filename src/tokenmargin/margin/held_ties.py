@@ -36,13 +36,15 @@ from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_o
 __all__ = ["HeldTies", "held_ties", "tie_of_equals"]
 
 MOST = 2048
-"""Convex problems that are solved to decide ties."""
+"""Work spent on ties, in convex problems."""
 NARROW = 1e-6
 """A Farkas residual rho says that no margin is over rho of the rows; a tie so narrow is not counted. Where keys are
 known by inner products, which hold half of the digits, equalities are not refuted more sharply."""
+SEARCH = 64
+"""A search for a minimum of F takes as long as this many convex problems."""
 LISTED = 1 << 16
 """With more ties than this none is looked at."""
-STARTS, STEPS = 8, 60
+STARTS, STEPS = 8, 40
 """Points from which a local minimum of F is looked for, and steps of Newton's method from each."""
 INDEPENDENT = 1e-9
 """Singular values above this share of the largest are not zero: their rounding is some 1e-15 of it."""
@@ -77,7 +79,7 @@ def held_ties(
 ) -> HeldTies:
     """The ties of tokens of equal score that training holds, beside those `listed`.
 
-    At most `most` convex problems are begun; the last tie may take one more.
+    As much work is begun as `most` convex problems take.
     """
     count = _count(problem)
     if not 0 < count <= LISTED:
@@ -89,6 +91,8 @@ def held_ties(
         if tied.tobytes() not in known:
             found, verdict = tie_of_equals(problem, tied, loss)
             ties.solves += 1
+            if found.solution.is_optimal and verdict != "not held":
+                ties.most -= SEARCH
             unknown += verdict == "unknown"
             if verdict == "held":
                 held.append(found)
