@@ -8,6 +8,8 @@ from tokenmargin.margin import atlas, held_ties, plane_atlas, tie_of_equals
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
 
 def leaning(first: float, second: float) -> TokenProblem:
     """The first input's losers lean 2 to either side, the second's equals lean 1 to either side.
