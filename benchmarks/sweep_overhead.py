@@ -1,7 +1,7 @@
 """What a sweep costs beside its cells: 10,000 cells of a millisecond each, on the local engine and on ray.
 
     python -m benchmarks.sweep_overhead                # local
-    python -m benchmarks.sweep_overhead --engine ray   # started on this machine
+    python -m benchmarks.sweep_overhead --engine ray   # on a cluster of this machine: ray start --head
 
 A cell keeps its core busy for a millisecond by the processor's clock of its own thread, so cells cannot gain by
 overlapping; the least possible time is `cells x 1 ms / workers`. Printed are the time on the wall, which other work on
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
     started = time.perf_counter()
-    engine: AbstractEngine = LocalEngine() if chosen.engine == "local" else RayEngine()
+    engine: AbstractEngine = LocalEngine() if chosen.engine == "local" else RayEngine("auto")
     workers = engine.workers
     measure(engine, 4 * workers)
     start = time.perf_counter() - started

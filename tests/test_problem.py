@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -125,6 +126,29 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch) -> No
     figure1c().save(tmp_path / "p.npz")
     monkeypatch.setattr("tokenmargin.problem.token_problem.LARGEST_FILE", 100)
     with pytest.raises(ProblemFileError, match="more than the 100 allowed"):
+        load_problem(tmp_path / "p.npz")
+
+
+def test_bytes_that_become_doubles_are_counted_as_doubles(tmp_path) -> None:
+    """150 MB of small integers would take 4.8 GB: told from the header, before anything is unpacked."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|i1", "fortran_order": False, "shape": (150_000_000, 1, 1)})
+    with zipfile.ZipFile(tmp_path / "p.npz", "w") as archive:
+        archive.writestr("keys.npy", buffer.getvalue())
+    with pytest.raises(ProblemFileError, match=r"takes 48\d{8} bytes in memory, more than the 4294967296 allowed"):
+        load_problem(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("shape", [(300_000, 1), (100, 500)])
+def test_a_problem_takes_no_more_memory_than_was_counted(tmp_path, monkeypatch, shape) -> None:
+    keys = np.ones((*shape, 1), np.int8)
+    np.savez(tmp_path / "p.npz", keys=keys, values=keys, labels=np.ones(shape[0]), head=np.ones(1))
+    tracemalloc.start()
+    load_problem(tmp_path / "p.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    monkeypatch.setattr("tokenmargin.problem.token_problem.LARGEST_FILE", peak - 1)
+    with pytest.raises(ProblemFileError, match="more than the"):
         load_problem(tmp_path / "p.npz")
 
 

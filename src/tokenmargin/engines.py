@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine", "usable_cores"]
+__all__ = ["NO_CLUSTER", "AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine", "usable_cores"]
 
+NO_CLUSTER = (
+    "ray needs the address of a cluster (auto, or host:port): none is started here, since it would run whatever anyone "
+    "on the network sends it; on this machine alone use the local engine"
+)
 IN_FLIGHT = 2  # pieces of work per worker that are given out: one to do, one waiting
 
 
@@ -95,7 +99,9 @@ class LocalEngine(AbstractEngine):
 
 @dataclass(frozen=True)
 class RayEngine(AbstractEngine):
-    """Tasks on a ray cluster: at `address`, or started on this machine when there is none.
+    """Tasks on a ray cluster: the one at `address`, or the one that this process has already joined.
+
+    None is started here: a cluster of ray's listens on every network of the machine and runs what it is sent.
 
     A task whose node or worker is lost is run again by ray, `retries` times, before it is given back as lost.
     """
@@ -104,12 +110,14 @@ class RayEngine(AbstractEngine):
     retries: int = 5
 
     def connect(self) -> None:
-        """Join or start the cluster, unless this process is already part of one."""
+        """Join the cluster, unless this process is already part of one."""
         import ray
 
-        if not ray.is_initialized():
-            dashboard = None if self.address else False
-            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+        if ray.is_initialized():
+            return
+        if self.address is None:
+            raise ValueError(NO_CLUSTER)
+        ray.init(self.address, log_to_driver=False, logging_level=logging.ERROR)
 
     @property
     def workers(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -97,6 +98,8 @@ def test_earlier_token_models_are_refused_in_one_line(tmp_path):
         ("occurrences", lambda x: x[:, :1], "occurrences must be finite numbers of shape"),
         ("grams_2", lambda x: x + 0.5, "n-grams must be whole numbers"),
         ("grams_3", lambda x: x[::-1].copy(), "n-grams must be whole numbers that rise"),
+        ("grams_2", lambda x: x + (1 << 40), "n-grams must be made of words and shorter n-grams"),
+        ("loss_curve", lambda x: x * np.inf, "loss_curve must be finite numbers"),
     ],
 )
 def test_hostile_arrays_are_refused(folder, name, change, message):
@@ -108,4 +111,46 @@ def test_hostile_arrays_are_refused(folder, name, change, message):
     config["sha256"][place.name] = hashlib.sha256(place.read_bytes()).hexdigest()
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelFileError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_type": "|V400000000"}, "class_type must be numbers or text"),
+        ({"class_type": "400000000i4"}, "class_type must be numbers or text"),
+        ({"classes": 5}, "classes must be a list"),
+        ({"classes": [["a"], ["b"]]}, "classes must be a list"),
+        ({"classes": ["a"]}, "classes must be a list"),
+        ({"settings": 3}, "not a readable model"),
+        ({"sha256": []}, "not a readable model"),
+    ],
+)
+def test_hostile_settings_are_refused(folder, change, message):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelFileError, match=message):
+        load_model(folder)
+
+
+def test_the_width_of_classes_is_that_of_their_names(folder):
+    """A type of 1.6 GB for each name costs nothing: the folder is not asked how wide a name is."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"class_type": "<U400000000"}))
+    model = load_model(folder)
+    assert model.classes_.dtype.itemsize == 4 * max(map(len, config["classes"]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("name", ["README.md", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "endless device", "folder"])
+def test_what_is_no_file_is_not_read(folder, name, kind):
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelFileError, match="not a plain file"):
         load_model(folder)

@@ -175,6 +175,7 @@ def test_evolve_without_a_direction_to_compare_with(capsys) -> None:
         (("sweep", "fig1a", "--over", "stepz=1,2"), "no setting 'stepz'"),
         (("sweep", "fig1a", "--over", "steps=1,1"), "repeat"),
         (("sweep", "fig1a", "--over", "steps=1,2", "--address", "auto"), "--engine ray"),
+        (("sweep", "fig1a", "--over", "steps=1,2", "--engine", "ray"), "ray needs the address of a cluster"),
         (("runs", "show", "nothing"), "names 0 runs"),
         (("runs", "compare", "one"), "two runs"),
         (("fly",), "fly"),

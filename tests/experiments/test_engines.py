@@ -34,3 +34,9 @@ def test_a_node_killed_in_mid_sweep(ray_cluster, tmp_path: Path) -> None:
     values = np.concatenate([cells[cell].run().tables["draws"]["value"] for cell in (0, 40, CELLS - 1)])
     kept = run.table("draws")
     np.testing.assert_array_equal(kept["value"][np.isin(kept["cell"], (0, 40, CELLS - 1))], values)
+
+
+def test_no_cluster_is_started_that_others_could_reach() -> None:
+    with pytest.raises(ValueError, match="ray needs the address of a cluster"):
+        RayEngine().connect()
+    assert not ray.is_initialized()

@@ -132,6 +132,10 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
     config = _config(folder)
     try:
         for name in FILES:
+            if (folder / name).exists() and not (folder / name).is_file():
+                raise ModelFileError(
+                    f"{folder / name}: not a plain file but a device, a pipe or a folder; copy it again"
+                )
             if file_digest(folder / name) != config["sha256"][name]:
                 raise ModelFileError(f"{folder / name}: damaged (its checksum differs from config.json); copy it again")
         return _restore(folder, config, tokenizer)
@@ -183,8 +187,9 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
     keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
-    kind = config["class_type"]
-    model.classes_ = np.array(config["classes"], dtype=object if kind == "object" else np.dtype(kind))
+    model.classes_ = _classes(config["classes"], config["class_type"])
+    if not all(isinstance(word, str) for word in described["words"]):
+        raise ValueError("the words of the vocabulary must be text")
     _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
     model.token_model_ = TokenModel.of_tensors(arrays)
@@ -196,6 +201,17 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     return model
 
 
+def _classes(names: list[Any], kind: str) -> Array:
+    """The classes, in the type they were given in; text is as wide as its longest name, whatever the folder says."""
+    if not isinstance(names, list) or len(names) < 2 or any(isinstance(name, list | dict) for name in names):
+        raise ValueError("classes must be a list of two names or more")
+    if kind == "object":
+        return np.array(names, dtype=object)
+    if np.dtype(kind).kind not in "iufbU":
+        raise ValueError(f"class_type must be numbers or text, got {kind!r}")
+    return np.array(names, dtype=str if np.dtype(kind).kind == "U" else np.dtype(kind))
+
+
 def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: Sequence[Array]) -> None:
     """N-grams that are whole numbers, and every array finite and of the shape that tokens and classes give it.
 
@@ -204,11 +220,15 @@ def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: S
     for grams in keys:
         if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
             raise ValueError("n-grams must be whole numbers that rise, none negative")
+    for shorter, grams in zip([words, *map(len, keys)], keys, strict=False):
+        if len(grams) and grams[-1] >= shorter * words:
+            raise ValueError("n-grams must be made of words and shorter n-grams of the vocabulary")
     m, columns = words + sum(map(len, keys)), 1 if classes == 2 else classes
     shapes = {
         "logits": (m,), "values": (m, columns), "sink": (columns + 1,),
         "texts": (m, classes), "occurrences": (m, classes),
         "selected": (m,), "attention": (m,), "contributions": (m, columns),
+        "loss_curve": arrays["loss_curve"].shape[:1],
     }  # fmt: skip
     for name, shape in shapes.items():
         array = arrays[name]

@@ -98,9 +98,11 @@ def read_problem(source: str) -> TokenProblem:
 
 def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngine:
     """The engine that `--engine`, `--jobs` and `--address` ask for."""
-    from tokenmargin.engines import LocalEngine, RayEngine, SerialEngine
+    from tokenmargin.engines import NO_CLUSTER, LocalEngine, RayEngine, SerialEngine
 
     if name == "ray":
+        if address is None:
+            raise UsageError(f"--engine ray without --address: {NO_CLUSTER}")
         return RayEngine(address)
     if address is not None:
         raise UsageError("--address is for --engine ray")

@@ -82,7 +82,7 @@ def prepare(
     jobs:
         Processes of the local engine; -1 for one per core.
     address:
-        The ray cluster: auto, or host:port. By default one is started on this machine.
+        The ray cluster, for --engine ray: auto, or host:port.
     slice_megabytes:
         For shards: text worked on at a time, which bounds the memory of a worker.
     json:

@@ -58,7 +58,7 @@ def sweep(
     jobs:
         Processes of the local engine; -1 for one per core.
     address:
-        The ray cluster: auto, or host:port. By default one is started on this machine.
+        The ray cluster, for --engine ray: auto, or host:port.
     scale:
         The settings that are not swept: for a laptop (quick), the paper's own, ours at full size (tuned), or
         what half an hour of one GPU allows (short).

@@ -94,15 +94,25 @@ def quadrant_point(
     objective, walls = JointObjective(x.problem, x.loss), attention_constraints(x.problem, x.alpha).rows()
     walls = walls / np.maximum(np.linalg.norm(walls, axis=1, keepdims=True), 1e-300)
     v, p = start[0], Joint(x).relaxed.vector
-    for _ in range(rounds):
+    for k in range(rounds):
         before = p / np.linalg.norm(p)
         v = minimise(head_landscape(x.problem, objective.loss, p), v, sphere=Sphere(float(radii[0]))).point
         scores = x.problem.labels[:, None] * x.problem.values.gather(x.problem.values.project(v))
         given = PromptObjective(TokenProblem(x.problem.keys, x.problem.labels, scores=scores), x.loss)
-        p = _within(prompt_landscape(given), before, walls, float(radii[1]))
+        landscape = prompt_landscape(given)
+        # Between symmetric walls the relaxed solution may be a ridge of the risk: at first the walls are tried as well.
+        starts = [before, *_feet(before, walls)] if k == 0 else [before]
+        p = min((_within(landscape, unit, walls, float(radii[1])) for unit in starts), key=lambda q: landscape(q)[0])
         if np.linalg.norm(p / radii[1] - before) < 1e-10:
             break
     return v, p
+
+
+def _feet(unit: Float[Array, " P"], walls: Float[Array, "k P"]) -> Float[Array, "feet P"]:
+    """The directions of each wall that are nearest to a unit vector."""
+    feet = unit - (walls @ unit)[:, None] * walls
+    lengths = np.linalg.norm(feet, axis=1, keepdims=True)
+    return np.asarray((feet / np.maximum(lengths, 1e-300))[lengths[:, 0] > 1e-6])
 
 
 def _within(
