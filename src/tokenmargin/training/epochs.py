@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
 __all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
 
-Status = Literal["finished", "loss reached", "out of time", "interrupted"]
+Status = Literal["finished", "loss reached", "out of time", "interrupted", "diverged"]
 Row = dict[str, float | int]
 
 
@@ -139,7 +140,7 @@ def run_epochs(
             while position.epoch < config.epochs and status == "finished":
                 status = loop.epoch(interrupted)
         loop.tick()
-        if place is not None:
+        if place is not None and status != "diverged":  # the last good checkpoint stays
             _save(model, config, position, place, split)
     return TrainingHistory(position.metrics, status, position.seconds, notes)
 
@@ -202,7 +203,7 @@ class _Loop(Generic[Learner]):
             at.total += float(self.model.run(order, self.config.batch, first=at.batch, last=last, rate=rate))
             at.batch = last
             status = self._look(interrupted)
-        if at.batch < self.per_epoch:
+        if at.batch < self.per_epoch or status == "diverged":
             return status
         loss = self._finish_epoch(rate)
         return "loss reached" if loss <= self.stop_loss and status == "finished" else status
@@ -216,9 +217,14 @@ class _Loop(Generic[Learner]):
             rows = min(at.batch * self.config.batch, self.n)
             self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
         # Ranks have clocks of their own; what one of them decides, all do.
-        due, late, stop = self.split.ranks.any(
-            now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
+        due, late, stop, lost = self.split.ranks.any(
+            now - self.saved > self.checkpoint_every,
+            at.seconds > self.budget,
+            interrupted.is_set(),
+            not math.isfinite(at.total),
         )
+        if lost:
+            return "diverged"
         if self.place is not None and due:
             _save(self.model, self.config, at, self.place, self.split)
             self.saved = time.monotonic()
