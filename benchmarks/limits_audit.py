@@ -6,8 +6,9 @@ Problems have n <= 4 inputs of T <= 6 tokens in d <= 6 dimensions, half of them 
 their scores tie, their inputs repeat a token, or neither; every tenth is its own mirror image, with two of the three
 starts in the mirror. From each start `limit_of` follows the flow to |p| = 1e8.
 
-A *silent miss* is a direction that no entry of the atlas is within 1e-6 rad of although `limit_of` calls it a limit,
-or an answer without a word on why there is no direction. Every entry of every atlas is solved again by clarabel, from
+A *miss* is a direction that no entry of the atlas is within 1e-6 rad of although `limit_of` calls it a limit; a path
+that reached |p| = 1e8 with tokens selected, but is further than that from the direction it was compared with; or an
+answer without a word on why there is no direction. Every entry of every atlas is solved again by clarabel, from
 rows that are formed here.
 """
 
@@ -24,7 +25,7 @@ import clarabel
 import numpy as np
 from scipy import sparse
 
-from tokenmargin.limits.limit import Limit, limit_of
+from tokenmargin.limits.limit import SATURATED, Limit, limit_of
 from tokenmargin.margin import Atlas, LimitDirection, atlas
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
@@ -56,7 +57,8 @@ class Tally:
     silent: list[str] = field(default_factory=list)
     listed: int = 0
     sets: int = 0
-    incomplete: int = 0
+    held: int = 0
+    unsearched: Counter[str] = field(default_factory=Counter)
     clarabel: float = 0.0
     largest: float = 0.0
     slowest: float = 0.0
@@ -85,8 +87,9 @@ def case(number: int, seed: int = 0) -> Case:
                     scores[i, other] = scores[i, one]
         case "mirrored":  # the second half of every input is the first, seen in a mirror
             flat[-1] = -1.0
-            keys = np.concatenate([keys, keys * flat], axis=1)[:, :6]
-            scores = np.concatenate([scores, scores], axis=1)[:, :6]
+            half = slice(T // 2)
+            keys = np.concatenate([keys[:, half], keys[:, half] * flat], axis=1)
+            scores = np.concatenate([scores[:, half], scores[:, half]], axis=1)
     plain = TokenProblem.of(keys, np.ones(n), scores=scores)
     starts = [np.zeros(d), rng.standard_normal(d), 5 * rng.standard_normal(d)]
     starts[1] = (starts[1] + flat * starts[1]) / 2
@@ -110,32 +113,35 @@ def _gram_starts(here: Case) -> np.ndarray:
     return np.linalg.lstsq(keys, matrix[: len(keys), len(keys) :], rcond=None)[0].T
 
 
-def asked_rows(problem: TokenProblem, limit: LimitDirection) -> np.ndarray:
-    """The rows `k_selected - k_other` for the tokens of other scores, copies with the mean of theirs."""
-    rows = []
+def asked_rows(problem: TokenProblem, limit: LimitDirection) -> tuple[np.ndarray, np.ndarray]:
+    """The rows `k_selected - k_other` for the tokens of other scores, copies with the mean of theirs, and those for the
+    tokens that are selected together."""
+    rows, level = [], [np.zeros((0, problem.keys.tokens.shape[2]))]
     for i, t in enumerate(limit.selected.tolist()):
         keys = problem.keys.tokens[i]
         means = [problem.scores[i][(keys == key).all(axis=1)].mean() for key in keys]
         rows += [keys[t] - keys[u] for u in range(problem.T) if abs(means[u] - means[t]) > 1e-15]
-    return np.array(rows)
+        together = keys[limit.chosen[i]] - keys[t]
+        level.append(together[together.any(axis=1)])
+    return np.array(rows), np.concatenate(level)
 
 
-def by_clarabel(rows: np.ndarray, tolerance: float = 1e-12) -> np.ndarray:
-    """`min |p|` with every row at least 1, by another solver, as sharply as it can."""
+def by_clarabel(rows: np.ndarray, level: np.ndarray, tolerance: float = 1e-12) -> np.ndarray:
+    """`min |p|` with every row at least 1 and those of `level` zero, by another solver, as sharply as it can."""
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tolerance
     solver = clarabel.DefaultSolver(
         sparse.eye(rows.shape[1], format="csc"),
         np.zeros(rows.shape[1]),
-        sparse.csc_matrix(-rows),
-        -np.ones(len(rows)),
-        [clarabel.NonnegativeConeT(len(rows))],
+        sparse.csc_matrix(np.vstack([level, -rows])),
+        np.concatenate([np.zeros(len(level)), -np.ones(len(rows))]),
+        [clarabel.ZeroConeT(len(level)), clarabel.NonnegativeConeT(len(rows))],
         settings,
     )
     answer = solver.solve()
     if answer.status != clarabel.SolverStatus.Solved and tolerance < 1e-8:
-        return by_clarabel(rows, 10 * tolerance)
+        return by_clarabel(rows, level, 10 * tolerance)
     return np.array(answer.x)
 
 
@@ -143,11 +149,17 @@ def audit(here: Case, tally: Tally) -> None:
     """One problem: its atlas against clarabel, and the flow from its starts against its atlas."""
     tally.problems += 1
     found = atlas(here.posed)
-    tally.incomplete += not found.complete
+    if found.ties_left:
+        tally.unsearched["some ties of equals not looked at"] += 1
+    elif found.ties_undecided:
+        tally.unsearched["some ties of equals neither found to be held nor excluded"] += 1
+    elif not found.complete:
+        tally.unsearched[found.unsearched] += 1
     for limit in found.limits:
         tally.listed += 1
         tally.sets += bool((limit.chosen.sum(axis=1) > 1).any())
-        theirs = by_clarabel(asked_rows(here.plain, limit))
+        tally.held += limit.kind == "stable" and bool((limit.gaps > 0).all())
+        theirs = by_clarabel(*asked_rows(here.plain, limit))
         ours = _coordinates(here, limit.solution.vector)
         tally.clarabel = max(tally.clarabel, float(angle(here.plain.keys, ours, theirs)))
     for j, start in enumerate(here.starts):
@@ -169,6 +181,8 @@ def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -
             tally.silent.append(f"{where}: {limit!r} is {off:.1e} rad from the atlas, {found!r}")
         return
     tally.outcomes[limit.outcome] += 1
+    if limit.path.stop == "norm" and limit.outcome == "undecided" and limit.path.saturation >= SATURATED:
+        tally.silent.append(f"{where}: {limit!r} has gone all the way along no direction that is known")
     if limit.outcome != "bounded":
         tally.reasons[limit.reason or "NO REASON"] += 1
         if not limit.reason:
@@ -177,12 +191,12 @@ def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -
 
 def _rows(tallies: dict[str, Tally]) -> Iterator[str]:
     names = sorted({name for tally in tallies.values() for name in tally.outcomes})
-    yield f"| family | problems | atlas entries (sets) | {' | '.join(names)} | silent misses | clarabel, rad |"
-    yield "|---" * (len(names) + 5) + "|"
+    yield f"| family | problems | atlas entries (sets) | {' | '.join(names)} | ties held | misses | clarabel, rad |"
+    yield "|---" * (len(names) + 6) + "|"
     for family, tally in tallies.items():
         counts = " | ".join(str(tally.outcomes[name]) for name in names)
-        entries = f"{tally.listed} ({tally.sets})"
-        yield f"| {family} | {tally.problems} | {entries} | {counts} | {len(tally.silent)} | {tally.clarabel:.0e} |"
+        entries, last = f"{tally.listed} ({tally.sets})", f"{tally.held} | {len(tally.silent)} | {tally.clarabel:.0e}"
+        yield f"| {family} | {tally.problems} | {entries} | {counts} | {last} |"
 
 
 def main() -> int:
@@ -208,8 +222,11 @@ def main() -> int:
             print(f"{family}: {count} x {reason}")
     largest, slowest = (max(getattr(t, name) for t in tallies.values()) for name in ("largest", "slowest"))
     silent, seconds = sum(len(tally.silent) for tally in tallies.values()), time.perf_counter() - began
-    print(f"\nsilent misses {silent}; largest angle to a listed limit {largest:.1e} rad; {seconds:.0f} s, ", end="")
-    print(f"slowest flow {slowest:.1f} s; incomplete atlases {sum(t.incomplete for t in tallies.values())}")
+    print(f"\nmisses {silent}; largest angle to a listed limit {largest:.1e} rad; {seconds:.0f} s, ", end="")
+    print(f"slowest flow {slowest:.1f} s")
+    for family, tally in tallies.items():
+        for words, count in tally.unsearched.most_common():
+            print(f"{family}: {count} atlases: {words}")
     return 1 if silent else 0
 
 

@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
-from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tied_direction
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle
+from tokenmargin.selection import angle, copies_of, equals
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
@@ -135,11 +135,32 @@ def limit_of(
     if path.finite_part is not None:
         return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
     named = limit_direction(problem, path.selected, loss=objective.loss)
-    known = named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)
-    off = float(angle(problem.keys, path.prompt, named.solution.vector)) if known else np.nan
+    off = _off(path, named)
+    if path.stop == "norm" and not off <= tolerance and (tied := _level(problem, path, tolerance)) is not None:
+        tie, _ = tie_of_equals(problem, tied, objective.loss)
+        if _off(path, tie) <= tolerance:
+            named, off = tie, _off(path, tie)
     outcome, reason = _judged(path, named, off, tolerance)
     rate = _rate(path, named.solution) if outcome == "direction" else np.nan
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
+
+
+def _off(path: FlowPath, named: LimitDirection) -> float:
+    """The angle between the end of a path and a direction; NaN where there is none."""
+    if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
+        return np.nan
+    return float(angle(path.objective.problem.keys, path.prompt, named.solution.vector))
+
+
+def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Array, "n T"] | None:
+    """Equals of the selected tokens that are level with them up to an angle of `tolerance`; None without any."""
+    logits = problem.keys.logits(path.prompt)
+    visible = logits[problem.mask]
+    behind = logits.max(axis=1, keepdims=True) - logits
+    # The longest difference of two keys is at least the largest difference of logits over |p|.
+    tied = equals(problem, path.selected) & (behind <= tolerance * np.ptp(visible))
+    tied |= copies_of(problem, path.selected)
+    return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
 def _as_seen(problem: TokenProblem) -> TokenProblem:

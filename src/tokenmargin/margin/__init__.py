@@ -19,6 +19,7 @@ from tokenmargin.margin.constraints import (
 )
 from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.corpus.solve import corpus_margin
+from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
 from tokenmargin.margin.limit_directions import (
     Atlas,
     Kind,
@@ -40,6 +41,7 @@ __all__ = [
     "Atlas",
     "Certificate",
     "Constraints",
+    "HeldTies",
     "Kind",
     "LimitDirection",
     "MarginBatch",
@@ -50,6 +52,7 @@ __all__ = [
     "choice_margin",
     "class_margin",
     "corpus_margin",
+    "held_ties",
     "is_planar",
     "label_margin",
     "limit_constraints",
@@ -62,6 +65,7 @@ __all__ = [
     "selection_arcs",
     "solve",
     "support_inputs",
+    "tie_of_equals",
     "tied_direction",
 ]
 

@@ -26,6 +26,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
 from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import (
     Atlas,
     LimitDirection,
@@ -104,8 +105,8 @@ def atlas(
 ) -> Atlas:
     """Every selection of `problem` that training can converge to, with its certified direction.
 
-    Limits with a finite part beside their direction, where tokens of different scores keep their weights, are no
-    selections: `limit_of` names those.
+    Ties of equals that training holds are listed as well, as sets of tokens. Limits with a finite part beside their
+    direction, where tokens of different scores keep their weights, are no selections: `limit_of` names those.
 
     **Arguments**
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
@@ -116,8 +117,8 @@ def atlas(
     >>> from tokenmargin.problem.instances import figure8
     >>> for limit in atlas(figure8()).limits:
     ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
-    [0 0] [1. 3. 0.] True
-    [0 1] [1. 0. 0.] False
+    [0 0] [1. 3.] True
+    [0 1] [1. 0.] False
     """
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
@@ -130,13 +131,16 @@ def atlas(
             blocks.pop()
         else:
             blocks.append(walk.extended(block))
+    ties = held_ties(problem, loss, listed=walk.limits, most=walk.budget - walk.solves)
     return Atlas(
-        limits=name_global(problem, walk.limits),
+        limits=name_global(problem, walk.limits, ties.held),
         selections=walk.leaves[0],
         feasible=walk.feasible,
         infeasible=walk.infeasible,
         undecided=tuple(walk.undecided),
-        solves=walk.solves,
+        solves=walk.solves + ties.solves,
+        ties_undecided=ties.unknown,
+        ties_left=ties.left,
         seconds=time.perf_counter() - began,
     )
 

@@ -71,8 +71,9 @@ class LimitDirection:
     - `kind`: "LMM" where the selected tokens outscore their neighbours, so that training converges to it (Theorem 3);
       "GMM" where besides no token scores higher, and no choice among equals has a larger margin; "stable" where some
       neighbour scores higher, but inputs that share its difference to the selected token (words of one vocabulary) pull
-      the other way, and more: training converges to it as well, though it is no LMM; "finite part" where
-      tokens of different scores are kept tied; else why it is none of them.
+      the other way, and more, or where training holds a tie of equals although some of them alone have a larger
+      margin: training converges to it as well, though it is no LMM; "finite part" where tokens of different scores are
+      kept tied; else why it is none of them.
     """
 
     selected: Int[Array, " n"]
@@ -119,6 +120,8 @@ class Atlas:
     - `selections`: number of selections: the product of the numbers of distinct keys of the inputs.
     - `feasible`, `infeasible`: how many were proven to be so.
     - `undecided`: selections whose status could not be proven in double precision.
+    - `ties_undecided`, `ties_left`: ties of equals that are neither listed nor proven not to be held, and those that
+      were not looked at (`held_ties`).
     - `solves`: max-margin problems solved on the way.
     - `seconds`: time taken.
     """
@@ -130,11 +133,14 @@ class Atlas:
     undecided: tuple[tuple[int, ...], ...]
     solves: int
     seconds: float
+    ties_undecided: int = 0
+    ties_left: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every selection was decided: a direction that attention selects tokens along is then listed."""
-        return self.feasible + self.infeasible == self.selections
+        """Whether every selection and every tie of equals was decided: `docs/limits.md` says what is then proven."""
+        decided = self.feasible + self.infeasible == self.selections
+        return decided and not self.ties_undecided and not self.ties_left
 
     @property
     def unsearched(self) -> str:
@@ -146,6 +152,11 @@ class Atlas:
         if self.undecided:
             count = len(self.undecided)
             parts.append(f"{count} selection{'s are' if count > 1 else ' is'} too close to call in double precision")
+        if self.ties_left:
+            parts.append(f"{_number(self.ties_left)} ties of equals not looked at")
+        if self.ties_undecided:
+            count = self.ties_undecided
+            parts.append(f"{count} tie{'s' if count > 1 else ''} of equals neither found to be held nor excluded")
         return "; ".join(parts)
 
     @property
@@ -313,8 +324,13 @@ def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: M
     return kind
 
 
-def name_global(problem: TokenProblem, limits: Iterable[LimitDirection]) -> tuple[LimitDirection, ...]:
-    """All limits of a problem, the GMM first and then by margin: of largest margin among tokens of highest score."""
+def name_global(
+    problem: TokenProblem, limits: Iterable[LimitDirection], held: Iterable[LimitDirection] = ()
+) -> tuple[LimitDirection, ...]:
+    """All limits of a problem, the GMM first and then by margin: of largest margin among tokens of highest score.
+
+    The `held` ties are limits, but never the GMM: some choice among their tokens has a larger margin.
+    """
     listed = list(limits)
     best = [limit.solution.margin if all_best(problem, limit.selected) else -np.inf for limit in listed]
     largest = max(best, default=np.inf)
@@ -322,7 +338,7 @@ def name_global(problem: TokenProblem, limits: Iterable[LimitDirection]) -> tupl
         replace(limit, kind="GMM") if margin > 0 and margin >= largest * (1 - SAME_NORM) else limit
         for limit, margin in zip(listed, best, strict=True)
     ]
-    return tuple(sorted(named, key=lambda limit: (not limit.is_global, -limit.solution.margin)))
+    return tuple(sorted([*named, *held], key=lambda limit: (not limit.is_global, -limit.solution.margin)))
 
 
 def _best(problem: TokenProblem) -> Bool[Array, "n T"]:

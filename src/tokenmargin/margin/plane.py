@@ -12,12 +12,16 @@ import time
 import numpy as np
 
 from tokenmargin.margin.arcs import selection_arcs
+from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import Atlas, limit_constraints, name_global, read_direction
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["plane_atlas"]
+
+TIES = 256
+"""Convex problems solved to decide ties of equals: a fraction of a second."""
 
 
 def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> Atlas:
@@ -29,8 +33,8 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
     >>> from tokenmargin.problem.instances import figure8
     >>> for limit in plane_atlas(figure8()).limits:
     ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
-    [0 0] [1. 3. 0.] True
-    [0 1] [1. 0. 0.] False
+    [0 0] [1. 3.] True
+    [0 1] [1. 0.] False
     """
     began = time.perf_counter()
     chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
@@ -40,12 +44,15 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
     selections = math.prod(distinct.sum(axis=1).tolist())
     undecided = [limit.selected for limit in found if limit.kind == "inaccurate"]
     feasible = sum(limit.kind not in ("infeasible", "inaccurate") for limit in found)
+    ties = held_ties(problem, loss, listed=seen.values(), most=TIES)
     return Atlas(
-        limits=name_global(problem, seen.values()),
+        limits=name_global(problem, seen.values(), ties.held),
         selections=selections,
         feasible=feasible,
         infeasible=selections - feasible - len(undecided),
         undecided=tuple(tuple(selected) for selected in np.array(undecided, dtype=int).tolist()),
-        solves=len(chosen),
+        solves=len(chosen) + ties.solves,
+        ties_undecided=ties.unknown,
+        ties_left=ties.left,
         seconds=time.perf_counter() - began,
     )
