@@ -217,13 +217,10 @@ class _Loop(Generic[Learner]):
             rows = min(at.batch * self.config.batch, self.n)
             self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
         # Ranks have clocks of their own; what one of them decides, all do.
-        due, late, stop, lost = self.split.ranks.any(
-            now - self.saved > self.checkpoint_every,
-            at.seconds > self.budget,
-            interrupted.is_set(),
-            not math.isfinite(at.total),
+        due, late, stop = self.split.ranks.any(
+            now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
         )
-        if lost:
+        if not math.isfinite(at.total):  # the same number on all ranks
             return "diverged"
         if self.place is not None and due:
             _save(self.model, self.config, at, self.place, self.split)
