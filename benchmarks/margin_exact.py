@@ -103,7 +103,9 @@ def _of_atlas(problem: TokenProblem, selected: np.ndarray, batched: MarginSoluti
     for limit in found.limits:
         if np.array_equal(limit.selected, selected):
             return limit.solution
-    undecided = tuple(int(t) for t in selected) in {tuple(row) for row in found.undecided} or not found.complete
+    # Ties of the others, which score alike, may be left open: the question is of one selection.
+    all_seen = found.feasible + found.infeasible + len(found.undecided) == found.selections
+    undecided = not all_seen or tuple(selected.tolist()) in found.undecided
     return MarginSolution(
         "inaccurate" if undecided else "infeasible",
         np.zeros(problem.keys.dimension),
