@@ -197,6 +197,11 @@ def test_the_playground_offers_the_same_losses(install: Install) -> None:
         schema.PlaneRequest(inputs=inputs, loss="hyperbolic")
     install("heavy-tails", example_groups())
     assert schema.PlaneRequest(inputs=inputs, loss="hyperbolic").loss == names("losses")[-1]
+    with pytest.raises(ValueError, match="the loss must be one of"):
+        schema.PlaneRequest(inputs=inputs, loss="heavy_tails:HyperbolicLoss")
+    install("bad-luck", {"tokenmargin.losses": {"absent": "not_there:Loss"}})
+    with pytest.raises(ValueError, match="package bad-luck: 'absent'"):
+        schema.PlaneRequest(inputs=inputs, loss="absent")
 
 
 def test_nothing_is_looked_for_on_import() -> None:

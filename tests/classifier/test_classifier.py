@@ -247,3 +247,8 @@ def test_frequencies_are_those_of_the_corpus(sentences):
     corpus = prepare(texts, binary_labels(labels.tolist()), Pipeline(minimum_count=2)).corpus()
     expected = dict(zip(corpus.vocabulary, corpus.posterior_difference.tolist(), strict=True))
     assert dict(zip(table["token"], table["posterior_difference"].tolist(), strict=True)) == pytest.approx(expected)
+
+
+def test_weights_that_would_overflow_are_refused():
+    with pytest.raises(ValueError, match="none over 1e\\+100"):
+        TokenSelectionClassifier(min_count=1).fit(["good film", "bad film"] * 5, [1, 0] * 5, sample_weight=[1e308] * 10)

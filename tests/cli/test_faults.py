@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tokenmargin._files import locked_folder, sealed, unsealed
 from tokenmargin.cli import main
+from tokenmargin.cli._common import printable
 from tokenmargin.experiments import record
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
 
@@ -234,3 +237,87 @@ def test_an_interrupt_at_any_moment_is_one_line_and_130(tmp_path, seconds) -> No
         assert error.count("\n") == 1
         assert error.startswith("error: interrupted")
     assert not list(tmp_path.glob("*/run.json"))
+
+
+def test_hostile_rows_are_set_aside(capsys, tmp_path) -> None:
+    good = [json.dumps({"text": f"good film {k}", "label": k % 2}) for k in range(20)]
+    bad = ['{"text": "x", "label": 1e999}', '{"text": "x", "label": "\\ud800"}', '{"text": "\\ud800 x", "label": 1}']
+    (tmp_path / "s.jsonl").write_text("\n".join(good + bad))
+    code, _, error = run(capsys, "prepare", tmp_path / "s.jsonl", "--out", tmp_path / "s.safetensors")
+    assert code == 0
+    for reason in ("line 21: label is not finite", "line 22: label is not UTF-8", "line 23: text is not UTF-8"):
+        assert reason in error
+
+
+def test_damaged_tables_are_named(capsys, tmp_path) -> None:
+    table = pa.table({"text": [f"good film {k}" for k in range(50)], "label": [k % 2 for k in range(50)]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    whole = (tmp_path / "s.parquet").read_bytes()
+    rng = np.random.default_rng(0)
+    for place in rng.choice(len(whole), 40, replace=False).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        (tmp_path / "s.parquet").write_bytes(damaged)
+        code, _, error = run(capsys, "prepare", tmp_path / "s.parquet", "--out", tmp_path / "s.safetensors")
+        assert code == 0 or (code == 2 and one_line(error.splitlines()[-1] + "\n")), place
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    for content in (b"[]", b"{", b'{"features": 3}', b'{"features": {"label": {"names": 5}}}'):
+        (folder / "dataset_info.json").write_bytes(content)
+        code, _, error = run(capsys, "prepare", folder, "--out", tmp_path / "s.safetensors")
+        assert code == 2
+        assert "dataset_info.json" in error
+    (folder / "dataset_info.json").unlink()
+    assert run(capsys, "prepare", folder, "--out", tmp_path / "s.safetensors")[0] == 0
+    (folder / "data.arrow").write_bytes(b"x" * 100)
+    code, _, error = run(capsys, "prepare", folder, "--out", tmp_path / "s.safetensors")
+    assert code == 2
+    assert "not a readable arrow file" in error
+
+
+def test_diverging_training_is_a_status(capsys, tmp_path, corpus) -> None:
+    prepared = tmp_path / "text.safetensors"
+    run(capsys, "prepare", corpus, "--out", prepared)
+    command = ("train", prepared, "--epochs", "5", "--dimension", "4", "--out", tmp_path / "out")
+    for extra in (("--rate", "1e20"), ("--rate", "1e38"), ("--embedding-scale", "1e200")):
+        code, _, error = run(capsys, *command, *extra)
+        assert code in (1, 2), extra
+        assert "diverged" in error.splitlines()[-1]
+    for extra in (("--rate", "inf"), ("--embedding-scale", "nan"), ("--seed", "-1")):
+        assert run(capsys, *command, *extra)[0] == 2
+
+
+@pytest.mark.parametrize("size", ["inf", "nan", "0", "-1", "1e-300"])
+def test_sizes_of_slices(capsys, tmp_path, corpus, size) -> None:
+    code, _, error = run(capsys, "prepare", corpus, "--out", tmp_path / "shards", "--slice-megabytes", size)
+    assert code == 2
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("extra", [("--d", "inf"), ("--d", "nan"), ("--d", "100", "--delta", "0")])
+def test_sizes_of_instances(capsys, extra) -> None:
+    code, _, error = run(capsys, "verify", "A.lemma2", "--n", "8", "--T", "4", *extra)
+    assert code == 2
+    assert one_line(error)
+
+
+def test_brackets_in_a_path_are_no_markup(capsys, tmp_path) -> None:
+    (tmp_path / "a[").mkdir()
+    code, _, error = run(capsys, "evolve", "fig1b", "--steps", "3", "--save", tmp_path / "a[" / "c].npz")
+    assert code == 0
+    assert f"wrote {tmp_path}/a[/c].npz" in error
+
+
+def test_texts_do_not_steer_the_terminal(capsys, tmp_path) -> None:
+    assert printable("a\x1b[2J\x9b1mb\n\té") == "a\ufffd[2J\ufffd1mb\n\té"
+    run(capsys, "fit", "sentences", "--out", tmp_path / "model")
+    code, out, _ = run(capsys, "explain", tmp_path / "model", "a \x1b[2J\x1b]0;title\x07 dreadful ferry")
+    assert code == 0
+    assert "\x1b]" not in out
+    assert "\x1b[2J" not in out
+    assert "dreadful" in out
+    code, _, error = run(capsys, "fit", "sentences", "--out", tmp_path / "other", "--ngrams", "100000")
+    assert code == 2
+    assert "ngrams must be at most 100" in error

@@ -56,6 +56,14 @@ def test_answers_a_problem(playground: str) -> None:
     assert answer["limits"][0]["unit"] == pytest.approx([1.0, 0.0])
 
 
+def test_a_loss_beyond_doubles_is_an_answer(playground: str) -> None:
+    tokens = [{"x": 0, "y": 0, "score": -1000}, {"x": 0, "y": 1, "score": 0}]
+    body = {"inputs": [{"tokens": tokens}], "method": "descent", "loss": "exponential"}
+    status, _, answer = call(playground, "POST", "/api/plane", body)
+    assert status == 200
+    assert json.loads(answer)
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])
 def test_foreign_hosts_are_refused(playground: str, host: str) -> None:
     assert call(playground, "GET", "/", host=host)[0] in (400, 421)

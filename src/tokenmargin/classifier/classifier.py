@@ -46,6 +46,9 @@ class _Labelled:
         return _Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
 
 
+LONGEST_NGRAM = 100
+
+
 class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """Classify texts by softmax attention over their tokens, and say which tokens decided.
 
@@ -194,6 +197,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             value = getattr(self, name)
             if not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.ngrams > LONGEST_NGRAM:
+            raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {self.ngrams}: longer ones hardly repeat")
         if self.attention not in ("learned", "uniform"):
             raise ValueError(f"attention must be 'learned' or 'uniform', got {self.attention!r}")
         for name in ("logit_penalty", "value_penalty", "tol"):

@@ -9,6 +9,8 @@ from numpy import ndarray as Array
 
 __all__ = ["check_documents", "check_labels"]
 
+LARGEST_WEIGHT = 1e100  # sums of weights, and their squares, stay far from overflow
+
 
 def check_documents(X: Any) -> list[Any]:
     """Texts, or lists of tokens, as a list; an error names the first that is neither.
@@ -56,8 +58,10 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     if labels.dtype.kind == "O" and any(label is None or label != label for label in labels):
         raise ValueError("some labels are missing (None or NaN); drop those rows")
     weight = np.ones(n) if sample_weight is None else np.asarray(sample_weight, float)
-    if weight.shape != (n,) or not np.isfinite(weight).all() or (weight < 0).any():
-        raise ValueError(f"sample_weight must be {n} finite numbers, none negative, got shape {weight.shape}")
+    if weight.shape != (n,) or not (weight <= LARGEST_WEIGHT).all() or (weight < 0).any():
+        raise ValueError(
+            f"sample_weight must be {n} numbers, none negative, none over {LARGEST_WEIGHT:g}, got shape {weight.shape}"
+        )
     if not weight.any():
         raise ValueError("sample_weight is zero for every text; at least one text needs a positive weight")
     return labels, weight

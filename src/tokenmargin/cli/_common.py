@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter, validators
 
 from tokenmargin.plugins import PluginWarning
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = [
+    "Seed",
     "UsageError",
     "choose_engine",
     "complain",
@@ -24,6 +28,7 @@ __all__ = [
     "needs_extra",
     "numbers",
     "plugin_lines",
+    "printable",
     "progress_bar",
     "read_problem",
     "say",
@@ -31,6 +36,8 @@ __all__ = [
 ]
 
 Number = TypeVar("Number", int, float)
+Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]
+"""A seed on the command line."""
 
 
 class UsageError(Exception):
@@ -44,9 +51,18 @@ def say(message: str = "", *, markup: bool = False) -> None:
     Console(stderr=True, highlight=False).print(message, soft_wrap=True, markup=markup, emoji=False)
 
 
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: every control character becomes a mark of the same length.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\ufffd[2Jb'
+    """
+    return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
 def complain(message: str) -> None:
-    """An error for people; plain, so that it survives any terminal and any brackets in the message."""
-    print(f"error: {message}", file=sys.stderr)
+    """An error for people, in one line; plain, so that it survives any terminal and any brackets in the message."""
+    print(f"error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

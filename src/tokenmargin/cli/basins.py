@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli._common import (
+    Seed,
+    UsageError,
+    emit_json,
+    needs_extra,
+    progress_bar,
+    read_problem,
+    say,
+    usage_errors,
+)
 from tokenmargin.cli._kept_runs import Settings, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ def basins(
     starts: int = 1000,
     radius: float = 3.0,
     steps: int = 10_000,
-    seed: int = 0,
+    seed: Seed = 0,
     picture: Path | None = None,
     extent: float = 4.0,
     resolution: int = 101,

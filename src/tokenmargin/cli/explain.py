@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, printable
 from tokenmargin.cli._model import command_line, open_model
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def explain(model: Path, /, *texts: str, json: bool = False, html: Path | None =
     console = Console(highlight=False)
     for one in found:
         console.print(_coloured(one), soft_wrap=True)
-        console.print(_told(one), style="dim", markup=False, soft_wrap=True)
+        console.print(printable(_told(one)), style="dim", markup=False, soft_wrap=True)
     return 0
 
 
@@ -61,7 +61,7 @@ def _coloured(one: Explanation) -> Text:
     """The text on green where a word speaks for a positive decision, on red where against."""
     from rich.text import Text
 
-    text = Text(one.text)
+    text = Text(printable(one.text))  # as long as it was: the places of words stay
     largest = max((abs(word.contribution) for word in one.words), default=0.0) or 1.0
     for word in one.words:
         strength = abs(word.contribution) / largest

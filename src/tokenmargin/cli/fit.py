@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._common import Seed, UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
 from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
 
 __all__ = ["fit"]
@@ -23,7 +23,7 @@ def fit(
     tokenizer: Literal["words", "paper"] = "words",
     min_count: int = 2,
     balanced: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     json: bool = False,
 ) -> int:
     """Train a classifier that says which tokens decide, and write a model folder.

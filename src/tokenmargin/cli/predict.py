@@ -14,6 +14,9 @@ __all__ = ["predict"]
 def predict(model: Path, source: str, /, *, text: str = "text", out: Path | None = None) -> int:
     """Write a table with the predicted class of each text and its probability.
 
+    Texts are written as they are. A spreadsheet takes a text that begins with =, +, - or @ for a formula: open the
+    table there only if you trust the texts, or import the column as text.
+
     Examples:
 
         tokenmargin predict model reviews.csv --text review --out predictions.csv

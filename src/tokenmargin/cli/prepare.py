@@ -94,8 +94,8 @@ def prepare(
         from tokenmargin.data.sources import binary_labels
     if out.suffix not in ("", ".safetensors", ".npz"):
         raise UsageError(f"--out writes a .safetensors or .npz file, or a folder of shards, got {out.name!r}")
-    if slice_megabytes <= 0:
-        raise UsageError(f"--slice-megabytes must be positive, got {slice_megabytes}")
+    if not 2**-20 <= slice_megabytes <= 2**20:
+        raise UsageError(f"--slice-megabytes must be positive and at most {2**20} (a terabyte), got {slice_megabytes}")
     if vocabulary is not None and not vocabulary.is_file():
         raise UsageError(f"{vocabulary}: no such file; get BERT's with tokenmargin data get bert-vocabulary")
     base = PAPER if pipeline == "paper" else PLAIN

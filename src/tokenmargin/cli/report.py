@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._common import Seed, UsageError, needs_extra, say
 from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
 
 __all__ = ["report"]
@@ -23,7 +23,7 @@ def report(
     label: str = "label",
     no_texts: bool = False,
     figures: Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> int:
     """Write one self-contained HTML page: tokens, examples, tests of trust, origin.
 

@@ -6,7 +6,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, numbers, progress_bar, say, usage_errors
+from tokenmargin.cli._common import (
+    Seed,
+    UsageError,
+    complain,
+    emit_json,
+    needs_extra,
+    numbers,
+    printable,
+    progress_bar,
+    say,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +52,7 @@ def train(
     scaled_logits: bool = False,
     affine_norm: bool = False,
     max_tokens: int = 0,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     deterministic: bool = False,
@@ -179,6 +190,12 @@ def train(
                 budget=budget,
                 progress=show if ranks.first else None,
             )
+        if result.status == "diverged":
+            complain(
+                f"training has diverged: the loss is not finite in epoch {len(result.metrics) + 1}; "
+                f"lower --rate or the scales; checkpoints before it are kept in {out}"
+            )
+            return 1
         report = _report(result, data, words, frequencies, shared)
         if margin and ranks.first and result.status != "interrupted":
             report["margin"] = _margin(result, frequencies)
@@ -284,9 +301,8 @@ def _print(report: dict[str, Any], out: Path) -> None:
     for title in ("most selected", "most positive", "most negative"):
         print(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
         for row in report[title]:
-            print(
-                f"  {row['token']:22} {row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
-            )
+            numbers = f"{row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
+            print(f"  {printable(row['token']):22} {numbers}")
     if "margin" in report:
         found = report["margin"]
         print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli._common import Seed, UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
@@ -54,7 +54,7 @@ def verify(
     eta: float | None = None,
     delta: float = 0.25,
     draws: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     select: str | None = None,
     q: str | None = None,
     list_: bool = False,
@@ -131,6 +131,8 @@ def verify(
         statistics = corpus_statistics(read_corpus(corpus))
         emit_json(statistics) if json else print_corpus(statistics)
         return 0
+    if d is not None and not 1 <= d < float("inf"):
+        raise UsageError(f"--d must be a finite dimension of 1 or more, got {d:g}")
     size = {"corpus": corpus, "n": n, "T": T, "d": d, "eta": eta}
     given = problem is not None or any(value is not None for value in size.values())
     if not given:

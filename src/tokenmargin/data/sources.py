@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from numpy import ndarray as Array
 __all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "read_labelled", "usable"]
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
-UNDECODED = re.compile("[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
+UNDECODED = re.compile("[\ud800-\udfff]")  # halves of characters, and what stands for bytes that are not UTF-8
 csv.field_size_limit(1 << 27)
 
 Row = tuple[int, object, object]
@@ -128,8 +129,11 @@ def usable(row: Row) -> tuple[str, str] | Rejected:
         return Rejected(f"line {line}", "no text")
     if label is None or label != label or not str(label).strip():  # a float that is not a number is no label either
         return Rejected(f"line {line}", "no label")
-    if not text.isascii() and UNDECODED.search(text):
-        return Rejected(f"line {line}", "text is not UTF-8")
+    for what, written in (("text", text), ("label", label)):
+        if isinstance(written, str) and not written.isascii() and UNDECODED.search(written):
+            return Rejected(f"line {line}", f"{what} is not UTF-8")
+    if isinstance(label, float) and not math.isfinite(label):
+        return Rejected(f"line {line}", "label is not finite")
     return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
 
 
@@ -215,11 +219,11 @@ def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
 
     try:
         names = pq.read_schema(path).names
-    except pa.ArrowException as error:
+        for name in (text, label):
+            _column(names, name, path)
+        table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
+    except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    for name in (text, label):
-        _column(names, name, path)
-    table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
     rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
     return ((number, *row) for number, row in enumerate(rows, start=1))
 
@@ -229,16 +233,33 @@ def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
     import pyarrow as pa
 
     info = shards[0].parent / "dataset_info.json"
-    features = json.loads(info.read_text()).get("features", {}) if info.is_file() else {}
-    classes = features.get(label, {}).get("names")
+    classes = _class_names(info, label) if info.is_file() else []
     number = 0
     for shard in shards:
-        table = pa.ipc.open_stream(pa.memory_map(str(shard))).read_all()
+        try:
+            table = pa.ipc.open_stream(pa.memory_map(str(shard))).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"{shard}: not a readable arrow file ({error})") from error
         for name in (text, label):
             _column(table.column_names, name, shard)
         for words, value in zip(table[text].to_pylist(), table[label].to_pylist(), strict=True):
             number += 1
-            yield number, words, classes[value] if classes and value is not None and value >= 0 else value
+            known = isinstance(value, int) and 0 <= value < len(classes)
+            yield number, words, classes[value] if known else value
+
+
+def _class_names(info: Path, label: str) -> list[str]:
+    """The names of the labels 0, 1, ..., as far as the description of a dataset gives them."""
+    try:
+        features = json.loads(info.read_bytes())["features"]
+        names = features[label].get("names") or []
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SourceError(
+            f"{info}: does not describe the column {label!r} ({error!r}); write the dataset again"
+        ) from error
+    if not isinstance(names, list):
+        raise SourceError(f"{info}: the names of {label!r} must be a list, got {names!r}")
+    return [str(name) for name in names]
 
 
 def _folder(path: Path) -> Iterator[Row | Rejected]:

@@ -117,8 +117,8 @@ def atlas(
     >>> from tokenmargin.problem.instances import figure8
     >>> for limit in atlas(figure8()).limits:
     ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
-    [0 0] [1. 3. 0.] True
-    [0 1] [1. 0. 0.] False
+    [0 0] [1. 3.] True
+    [0 1] [1. 0.] False
     """
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)

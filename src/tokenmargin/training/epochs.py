@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
 __all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
 
-Status = Literal["finished", "loss reached", "out of time", "interrupted"]
+Status = Literal["finished", "loss reached", "out of time", "interrupted", "diverged"]
 Row = dict[str, float | int]
 
 
@@ -139,7 +140,7 @@ def run_epochs(
             while position.epoch < config.epochs and status == "finished":
                 status = loop.epoch(interrupted)
         loop.tick()
-        if place is not None:
+        if place is not None and status != "diverged":  # the last good checkpoint stays
             _save(model, config, position, place, split)
     return TrainingHistory(position.metrics, status, position.seconds, notes)
 
@@ -202,7 +203,7 @@ class _Loop(Generic[Learner]):
             at.total += float(self.model.run(order, self.config.batch, first=at.batch, last=last, rate=rate))
             at.batch = last
             status = self._look(interrupted)
-        if at.batch < self.per_epoch:
+        if at.batch < self.per_epoch or status == "diverged":
             return status
         loss = self._finish_epoch(rate)
         return "loss reached" if loss <= self.stop_loss and status == "finished" else status
@@ -219,6 +220,8 @@ class _Loop(Generic[Learner]):
         due, late, stop = self.split.ranks.any(
             now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
         )
+        if not math.isfinite(at.total):  # the same number on all ranks
+            return "diverged"
         if self.place is not None and due:
             _save(self.model, self.config, at, self.place, self.split)
             self.saved = time.monotonic()

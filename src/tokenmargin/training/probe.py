@@ -200,6 +200,8 @@ def survey(model: Model, data: Sequences, *, split: AbstractSplit | None = None,
     """Go through the sequences once, some at a time; several ranks share the work and all get the result."""
     split = split or ByTexts()
     data, scores = data.cast(torch.float64), model.scores()
+    if not all(bool(torch.isfinite(score).all()) for score in scores):
+        raise ValueError("the model has diverged: its scores are not finite; lower the rate or the scales")
     sums = torch.zeros(2, dtype=torch.float64, device=data.device)
     chosen = torch.zeros(data.m, dtype=torch.int64, device=data.device)
     for rows in torch.split(torch.arange(data.n, device=data.device)[split.rows(data.n)], batch):

@@ -58,8 +58,8 @@ class TrainingConfig:
         if self.model not in ("one-layer", "two-layer"):
             raise ValueError(f"model must be 'one-layer' or 'two-layer', got {self.model!r}")
         scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
-        if min(self.dimension, self.epochs, self.batch) < 1 or not (self.rate > 0 and all(s > 0 for s in scales)):
-            raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive, got {self}")
+        if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < x < math.inf for x in (self.rate, *scales)):
+            raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive and finite, got {self}")
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
         if self.affine_norm and self.model == "one-layer":

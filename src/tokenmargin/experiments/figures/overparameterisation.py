@@ -28,7 +28,6 @@ from tokenmargin.selection import gaps_over, near_tokens
 
 __all__ = ["Figure9a", "Figure9b", "Figure10"]
 
-KINDS = ("not saturated", "GMM", "LMM", "not locally optimal", "not separable")
 SHARES = {
     "not_saturated": ("not saturated",),
     "LMM": ("LMM", "GMM"),  # a GMM is an LMM

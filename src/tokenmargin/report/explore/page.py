@@ -21,7 +21,7 @@ PAGE = ("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js"
 def joined(names: tuple[str, ...]) -> str:
     """Modules as one script: imports of each other are dropped, exports become plain declarations.
 
-    >>> joined(("worker.js",)).splitlines()[1]
+    >>> joined(("worker.js",)).strip().splitlines()[0]
     'const SLICE = 400; // starts between two looks at the post'
     """
     text = "\n".join((STATIC / name).read_text() for name in names)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
+from tokenmargin.objective.losses import loss_named
 from tokenmargin.plugins import OWN, names
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -65,8 +66,11 @@ class PlaneRequest(Strict):
     @field_validator("loss")
     @classmethod
     def _loss_is_known(cls, loss: str) -> str:
-        if loss not in OWN["losses"] and loss not in names("losses"):
+        if loss in OWN["losses"]:
+            return loss
+        if ":" in loss or loss not in names("losses"):  # a page may not name modules to import
             raise ValueError(f"the loss must be one of {', '.join(names('losses'))}")
+        loss_named(loss)  # one that cannot be loaded is refused here, with the reason
         return loss
 
     @model_validator(mode="after")

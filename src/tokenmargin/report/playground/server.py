@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
+from tokenmargin._files import plain
 from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
@@ -122,4 +123,5 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
 
 
 def _json(data: Any) -> Response:
-    return Response(json.dumps(data, allow_nan=False, separators=(",", ":")), media_type="application/json")
+    """An answer; numbers that JSON cannot write (a loss that overflows) become null."""
+    return Response(json.dumps(plain(data), allow_nan=False, separators=(",", ":")), media_type="application/json")

@@ -13,7 +13,6 @@ from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 __all__ = [
     "IMPLIED",
-    "SETTING",
     "assumption4",
     "concentrated",
     "deviation",
@@ -34,7 +33,6 @@ IMPLIED = {"d": _FLAT, "d, for inner products <= d^(-1/4)": "", "d, beyond the v
 IMPLIED["d, for inner products <= d^(-1/4)"] = (
     "Implied by the condition for flat attention unless delta is below |S|^2 exp(-sqrt(d)/2), which no draws resolve."
 )
-SETTING = "Sequences of one length T >= 2 are the paper's setting: with one token there is nothing to select."
 
 
 def deviation(x: EmbeddingInstance) -> float:
