@@ -15,7 +15,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Slack, below, seen
 
-__all__ = ["Limit", "follow", "selected_in_the_limit", "selects", "vanishing"]
+__all__ = ["Limit", "follow", "selected_in_the_limit", "vanishing"]
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
@@ -31,12 +31,6 @@ def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: flo
     logits = problem.keys.logits(p)
     behind = logits.max(axis=1, keepdims=True) - logits
     return np.asarray((behind <= tie * behind[problem.mask].max()) & problem.mask)
-
-
-def selects(problem: TokenProblem, p: Float[Array, " D"]) -> Bool[Array, "n T"]:
-    """`S_X(p)` (8): the tokens of largest logit, exactly."""
-    logits = problem.keys.logits(p)
-    return np.asarray(logits == logits.max(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.theory.limits import Limit, follow, selects
+from tokenmargin.selection import selected_tokens
+from tokenmargin.theory.limits import Limit, follow
 
 __all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
 
@@ -148,7 +149,7 @@ class EmbeddingInstance:
         if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
             values = np.where(self.corpus.mask, logits[self.corpus.index], -1.0)
             return np.asarray(values == values.max(axis=1, keepdims=True))
-        return selects(self.steps[k].after.problem(), self.point(k))
+        return selected_tokens(self.steps[k].after.problem().keys, self.point(k), tolerance=0.0)
 
     def point(self, k: int) -> Float[Array, " D"]:
         """A vector `p_o` that selects as `posed` says; for "important" and "everything", any random vector."""

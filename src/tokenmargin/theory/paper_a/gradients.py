@@ -14,9 +14,8 @@ from tokenmargin.objective.embedding import EmbeddingObjective, Embeddings
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import cosine
+from tokenmargin.selection import cosine, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.limits import selects
 from tokenmargin.theory.paper_a.flow import length_reached, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding
 from tokenmargin.theory.settings import EmbeddingInstance
@@ -150,7 +149,8 @@ def lemma10(x: EmbeddingInstance) -> Findings:
         logits = keys.logits(p)
         log_q = logits - logits.max(axis=1, keepdims=True)
         log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))
-        first = (selects(problem, p) if x.selection in ("random", "tied") else chosen).argmax(axis=1)[:, None]
+        drawn = x.selection in ("random", "tied")
+        first = (selected_tokens(keys, p, tolerance=0.0) if drawn else chosen).argmax(axis=1)[:, None]
         tau = np.take_along_axis(logits, first, axis=1) - np.where(problem.mask, logits, 0.0)
         behind = problem.mask & (np.arange(problem.T) != first) & (tau != 0)
         ahead = min(ahead, float(tau[behind].min(initial=np.inf)))
