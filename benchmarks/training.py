@@ -1,9 +1,9 @@
 """Training steps against the naive model: `python -m benchmarks.training [--device cuda] [--out FOLDER]`.
 
 One-layer and two-layer steps at a vocabulary of 8000, dimension 2048, batch 128, beside an embedding-lookup model under
-automatic differentiation with torch's AdamW (eager, and compiled where a compiler is at hand). The parameters after the
-first steps are compared before a model is timed. "x matrix": how often a step would have to move the embedding matrix,
-at the measured copy bandwidth, to take the time it takes.
+automatic differentiation with torch's AdamW (eager, and compiled where a compiler is at hand). Before a model is timed,
+its parameters after the first steps are compared with those of the same steps in float64: "difference". "x matrix": how
+often a step would have to move the embedding matrix, at the measured copy bandwidth, to take the time it takes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tokenmargin.training.cuda import OneLayerCuda
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, State, initial_state
 from tokenmargin.training.two_layer import TwoLayer
+from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
 VOCABULARY, DIMENSION, BATCH, LENGTH = 8000, 2048, 128, 240
 SETTINGS = AdamW(rate=1e-3, decay=1e-8)
@@ -107,10 +108,10 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def difference(model: Model, naive: Naive) -> float:
-    """Largest difference of a parameter."""
-    ours = (model.state.embeddings, *model.state.heads)
-    return max(float((a - b.detach()).abs().max()) for a, b in zip(ours, naive.parameters, strict=True))
+def difference(parameters: Iterable[Tensor], exact: State) -> float:
+    """Largest difference of a parameter from the same steps in float64."""
+    pairs = zip(parameters, (exact.embeddings, *exact.heads), strict=True)
+    return max(float((ours.detach() - theirs).abs().max()) for ours, theirs in pairs)
 
 
 def copy_bandwidth(device: str) -> float:
@@ -127,10 +128,9 @@ def models(name: str, data: TokenData, device: str) -> dict[str, Callable[[State
         if device == "cpu":
             return {"tokenmargin": lambda state: TwoLayer(data, state, SETTINGS)}
         return {
-            f"tokenmargin, buckets of {group}": lambda state, group=group: TwoLayer(
-                data, state, SETTINGS, group=group, multiple=32
-            )
-            for group in (16, 32, 64)
+            "tokenmargin, torch's kernels": lambda state: TwoLayer(data, state, SETTINGS, group=32, multiple=32),
+            "tokenmargin, float32 accuracy": lambda state: TwoLayerCuda(data, state, SETTINGS),
+            "tokenmargin, TF32": lambda state: TwoLayerCuda(data, state, SETTINGS, precision="tf32"),
         }
     found: dict[str, Callable[[State], Model]] = {}
     if device == "cuda":
@@ -154,10 +154,16 @@ def compare(name: str, device: str, *, compiled: bool, ragged: bool) -> list[dic
     start = lambda: initial_state(VOCABULARY, DIMENSION, seed=0, device=device)  # noqa: E731
     rows: list[dict[str, Any]] = []
 
+    exact = initial_state(VOCABULARY, DIMENSION, seed=0, dtype=torch.float64, device=device)
+    witness = {"one-layer": OneLayer, "two-layer": TwoLayer}[name](data.cast(torch.float64), exact, SETTINGS)
+    witness.run(order, BATCH, first=0, last=warm, rate=SETTINGS.rate)
+    del witness
+
     naive = Naive(forward, data, start(), batches=steps + warm, compiled=False)
     naive.run(0, warm)
-    reference = [parameter.detach().clone() for parameter in naive.parameters]
-    rows.append(_row(name, "naive, eager", clock(naive.run, steps, warm=0, device=device, repeats=1 if quick else 3)))
+    apart = difference(naive.parameters, exact)
+    ms = clock(naive.run, steps, warm=0, device=device, repeats=1 if quick else 3)
+    rows.append(_row(name, "naive, eager", ms, apart))
     if compiled:
         try:
             fast = Naive(forward, data, start(), batches=steps + warm, compiled=True)
@@ -167,8 +173,7 @@ def compare(name: str, device: str, *, compiled: bool, ragged: bool) -> list[dic
     for title, build in models(name, data, device).items():
         model = build(start())
         model.run(order, BATCH, first=0, last=warm, rate=SETTINGS.rate)
-        naive.parameters = [torch.nn.Parameter(tensor) for tensor in reference]
-        apart = difference(model, naive)
+        apart = difference((model.state.embeddings, *model.state.heads), exact)
         ms = clock(
             lambda first, last, model=model: model.run(order, BATCH, first=first, last=last, rate=SETTINGS.rate),
             steps,

@@ -15,7 +15,8 @@ RECORDED: dict[str, list[float]] = json.loads((Path(__file__).parent / "recorded
 STATUSES = ("optimal", "infeasible", "inaccurate")
 # On the processor of the recording all agree to 1.3e-14. Elsewhere sums run in another order: a solution is certified
 # to 1e-10 and its entries are of order 1 to 100; some tens of steps of length below 1 add up rounding of order 1e-16
-# each, amplified by at most a few hundred; an integrator may choose other steps, and is asked for 1e-9 relative.
+# each, amplified by at most a few hundred; an integrator may choose other steps, each with
+# an error of 1e-10, and its path carries the sum of them on.
 TOLERANCE = {"max_margin": 1e-8, "atlas": 1e-8, "flow": 1e-5, "evolve": 1e-11, "gram descent": 1e-11}
 
 
