@@ -112,7 +112,8 @@ def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"
     """For every optimal token, how far it is ahead of the best token outside its set; minus infinity for the others."""
     logits = problem.keys.logits(p)
     rival = np.where(problem.mask & ~sets, logits, -np.inf).max(axis=1, keepdims=True)
-    return np.where(sets, logits - rival, -np.inf)
+    # Only where asked: tokens that are not there have logit minus infinity, and an input may have no rival at all.
+    return np.subtract(logits, rival, out=np.full(logits.shape, -np.inf), where=sets)
 
 
 def _distinct(

@@ -1,0 +1,26 @@
+"""Several optimal tokens per input, in inputs of different lengths: no number is made of tokens that are not there."""
+
+import numpy as np
+import pytest
+
+import tokenmargin as tm
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_inputs_of_different_lengths(seed: int) -> None:
+    """Warnings are errors here. Without tokens that are not there, the answer is that of each input's own tokens."""
+    rng = np.random.default_rng(seed)
+    n, T, d = 2, 4, 3
+    keys, scores = rng.standard_normal((n, T, d)), rng.integers(0, 2, (n, T)).astype(float)
+    mask = np.arange(T) < rng.integers(1, T + 1, (n, 1))
+    problem = tm.TokenProblem.of(keys, [1] * n, scores=scores, mask=mask)
+    best = mask & (scores == np.where(mask, scores, -np.inf).max(axis=1, keepdims=True))
+    found = tm.choice_margin(problem, best)
+    # The same problem with the gaps filled by copies of a token that is there: copies add no constraint of their own.
+    filled = np.where(mask, np.arange(T), 0)
+    rows = np.arange(n)[:, None]
+    whole = tm.TokenProblem.of(keys[rows, filled], [1] * n, scores=scores[rows, filled])
+    same = tm.choice_margin(whole, best[rows, filled])
+    assert found.status == same.status
+    # Both margins are certified to 1e-10 relative.
+    assert found.margin == pytest.approx(same.margin, rel=1e-9)
