@@ -14,7 +14,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["Reduced", "Span"]
 
@@ -94,7 +93,7 @@ class Reduced:
         problem = original.problem
         spans = {name: Span.of(geometry) for name, geometry in original.blocks}
         values = spans["head"].tokens if "head" in spans else problem.values
-        reduced = TokenProblem(spans["prompt"].tokens, problem.labels, values, scores=problem.scores)
+        reduced = problem.with_keys(spans["prompt"].tokens, values)
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
 
     def reduce(self, theta: Float[Array, "... D"]) -> Float[Array, "... r"]:
