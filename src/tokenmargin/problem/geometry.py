@@ -96,10 +96,12 @@ class AbstractGeometry(abc.ABC):
     **Attributes**
     - `index`: row of the dictionary for token `t` of input `i`.
     - `mask`: which positions hold a token; inputs shorter than T are padded.
+    - `matrix_shape`: shape of the matrix that a parameter is, flattened row by row; None where it is a vector.
     """
 
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
+    matrix_shape: tuple[int, int] | None = None
 
     @property
     @abc.abstractmethod
@@ -260,9 +262,19 @@ class Coordinates(AbstractGeometry):
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
 
-    def __init__(self, vectors: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        vectors: ArrayLike,
+        index: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        matrix_shape: tuple[int, int] | None = None,
+    ) -> None:
         checked = _checked_numbers("vectors", vectors, "(m, d)")
         object.__setattr__(self, "vectors", _frozen(checked))
+        if matrix_shape is not None and matrix_shape[0] * matrix_shape[1] != checked.shape[1]:
+            raise ValueError(f"matrices of shape {matrix_shape} do not flatten to vectors of length {checked.shape[1]}")
+        object.__setattr__(self, "matrix_shape", matrix_shape)
         self._set_tokens(index, mask)
 
     @classmethod
@@ -524,7 +536,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     z = np.atleast_2d(queries)
     if isinstance(keys, Coordinates):
         outer = z[of_row][:, :, None] * keys.vectors[rows][:, None, :]
-        return Coordinates(outer.reshape(len(rows), -1), index, keys.mask)
+        return Coordinates(outer.reshape(len(rows), -1), index, keys.mask, matrix_shape=(z.shape[1], keys.dimension))
     assert isinstance(keys, Gram), "the two geometries"
     known = {"accuracy": keys.accuracy + (z.shape[1] + 4) * float(np.finfo(float).eps)}
     return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask, **known)
