@@ -26,7 +26,7 @@ def test_cross_attention_is_the_formula(outputs):
     np.testing.assert_allclose(logits_of(problem, W), expected, **ROUNDING)
     scores = np.repeat(np.array(LABELS)[:, None] * (TOKENS @ HEAD), each.shape[1], axis=0)
     np.testing.assert_allclose(problem.scores, scores, **ROUNDING)
-    assert problem.keys.shape == (6, 5)
+    assert problem.keys.matrix_shape == (6, 5)
     np.testing.assert_array_equal(problem.as_matrix(W.ravel()), W)
 
 

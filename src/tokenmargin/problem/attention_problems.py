@@ -59,8 +59,8 @@ def cross_attention(
     index = np.repeat(np.arange(n * T).reshape(n, T), outputs, axis=0)
 
     def laid_out(vectors: Array) -> Coordinates:
-        seen = visible.reshape(n, outputs, T).any(axis=1)[..., None]  # what nobody sees may be anything
-        return Coordinates(np.where(seen, vectors, 0).reshape(n * T, -1), index, visible)
+        seen = np.asarray(visible.reshape(n, outputs, T).any(axis=1))  # what nobody sees may be anything
+        return Coordinates(np.where(seen[..., None], vectors, 0).reshape(n * T, -1), index, visible)
 
     keys = laid_out(tokens)
     given = None if values is None else np.asarray(values)
@@ -98,7 +98,7 @@ def self_attention(
     - `mask`: which tokens are there, shape (n, T).
 
     >>> sequences = np.random.default_rng(0).standard_normal((5, 4, 3))
-    >>> self_attention(sequences, [1, -1, 1, -1, 1], head=[1.0, 0.0, 0.0]).keys.shape
+    >>> self_attention(sequences, [1, -1, 1, -1, 1], head=[1.0, 0.0, 0.0]).keys.matrix_shape
     (3, 3)
     >>> self_attention(sequences, [1, -1, 1, -1, 1], head=[1.0, 0.0, 0.0], position=None).n
     20

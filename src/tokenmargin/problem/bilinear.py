@@ -1,7 +1,7 @@
 """Matrix attention: the logits `z_i' W k_it` as those of one vector, W row by row.
 
 The tokens become the rank-one matrices `z_i k_it'`. All that is known of a vector p then holds of W: its Euclidean norm
-is W's Frobenius norm. This module owns the layout: `shape`, and the way between vectors and matrices.
+is W's Frobenius norm. This module owns the layout: `matrix_shape`, and the way between vectors and matrices.
 """
 
 from __future__ import annotations
@@ -36,13 +36,10 @@ class Bilinear(Coordinates):
             rows, index = keys.vectors[keys.index.ravel()], np.arange(keys.index.size).reshape(keys.index.shape)
             of_row = np.repeat(queries, keys.T, axis=0)
         outer = of_row[:, :, None] * rows[:, None, :]
-        super().__init__(outer.reshape(len(rows), -1), index, keys.mask)
+        shape = (queries.shape[-1], keys.dimension)
+        super().__init__(outer.reshape(len(rows), -1), index, keys.mask, matrix_shape=shape)
         object.__setattr__(self, "keys", keys)
         object.__setattr__(self, "queries", np.broadcast_to(queries, (keys.n, queries.shape[-1])))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.queries.shape[1], self.keys.dimension
 
 
 def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:
@@ -76,7 +73,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
 
 def as_matrix(geometry: AbstractGeometry, vector: Float[Array, "... D"]) -> Float[Array, "... q d"]:
     """A parameter of a matrix geometry as the matrix W; a stack of them as a stack of matrices."""
-    if geometry.shape is None:
+    if geometry.matrix_shape is None:
         what = "is a vector" if isinstance(geometry, Coordinates) else "is known by inner products alone"
         raise TypeError(
             f"the parameter of this problem {what}, not a matrix; pose one in coordinates with self_attention, "
@@ -85,4 +82,4 @@ def as_matrix(geometry: AbstractGeometry, vector: Float[Array, "... D"]) -> Floa
     vector = np.asarray(vector, dtype=np.float64)
     if vector.shape[-1:] != (geometry.dimension,):
         raise ValueError(f"a parameter of this problem has {geometry.dimension} numbers, got shape {vector.shape}")
-    return vector.reshape(*vector.shape[:-1], *geometry.shape)
+    return vector.reshape(*vector.shape[:-1], *geometry.matrix_shape)

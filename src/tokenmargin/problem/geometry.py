@@ -96,15 +96,12 @@ class AbstractGeometry(abc.ABC):
     **Attributes**
     - `index`: row of the dictionary for token `t` of input `i`.
     - `mask`: which positions hold a token; inputs shorter than T are padded.
-    - `shape`: of the matrix that a parameter holds row by row; None where a parameter is a plain vector.
+    - `matrix_shape`: shape of the matrix that a parameter is, flattened row by row; None where it is a vector.
     """
 
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
-
-    @property
-    def shape(self) -> tuple[int, int] | None:
-        return None
+    matrix_shape: tuple[int, int] | None = None
 
     @property
     @abc.abstractmethod
@@ -265,9 +262,19 @@ class Coordinates(AbstractGeometry):
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
 
-    def __init__(self, vectors: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        vectors: ArrayLike,
+        index: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        matrix_shape: tuple[int, int] | None = None,
+    ) -> None:
         checked = _checked_numbers("vectors", vectors, "(m, d)")
         object.__setattr__(self, "vectors", _frozen(checked))
+        if matrix_shape is not None and matrix_shape[0] * matrix_shape[1] != checked.shape[1]:
+            raise ValueError(f"matrices of shape {matrix_shape} do not flatten to vectors of length {checked.shape[1]}")
+        object.__setattr__(self, "matrix_shape", matrix_shape)
         self._set_tokens(index, mask)
 
     @classmethod
