@@ -140,7 +140,10 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
 
 
 def _divergent(
-    objective: PromptObjective | AbstractLocalObjective, w: Float[Array, " r"], tied: Bool[Array, "n T"], across: Float[Array, "q r"]
+    objective: PromptObjective | AbstractLocalObjective,
+    w: Float[Array, " r"],
+    tied: Bool[Array, "n T"],
+    across: Float[Array, "q r"],
 ) -> Divergent:
     """The others against the merged token, which stands at the pivot's place with the output of the tied tokens.
 

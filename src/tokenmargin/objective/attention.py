@@ -265,7 +265,8 @@ def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
     """Refuse what is no problem of labels -1 and +1, and name the objective that is for it."""
     if isinstance(problem, RegressionProblem):
         raise TypeError(
-            f"this problem has real labels, and {type(loss).__name__} is a loss of classes; use SquareObjective(problem)"
+            f"this problem has real labels, and {type(loss).__name__} is a loss of classes; "
+            "use SquareObjective(problem)"
         )
     if isinstance(problem, ClassProblem):
         raise TypeError(f"this problem has {problem.k} classes; use ClassObjective(problem)")

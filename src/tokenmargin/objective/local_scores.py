@@ -1,7 +1,8 @@
 """Outputs that are not linear in the attention weights: what a token is worth depends on where attention is.
 
-To first order around a point the tokens have *local scores*, and the stable gradient of a linear head applies to them as
-it stands; what the output bends by enters the derivative of the field. Many classes and real labels are such outputs.
+To first order around a point the tokens have *local scores*, and the stable gradient of a linear head applies to them
+as it stands; what the output bends by enters the derivative of the field. Many classes and real labels are of this
+kind.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import abc
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import (
@@ -18,6 +19,7 @@ from tokenmargin.objective.attention import (
     Attention,
     Descent,
     Linearisation,
+    PromptObjective,
     attend,
     in_coordinates,
     linearisation,
@@ -25,13 +27,13 @@ from tokenmargin.objective.attention import (
     seen_from_pivot,
 )
 from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, prompt_block, shifted
-from tokenmargin.objective.losses import AbstractLoss, SquareLoss
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
 from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["AbstractLocalObjective", "ClassObjective", "SquareObjective"]
+__all__ = ["AbstractLocalObjective", "ClassObjective", "SquareObjective", "prompt_objective"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class AbstractLocalObjective(AbstractObjective):
 class ClassObjective(AbstractLocalObjective):
     """The risk of a `ClassProblem` as a function of p: with the logistic loss, the mean cross-entropy.
 
-    Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is `sum_{c != y} exp(F_c - F_y)`.
+    Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is
+    `sum_{c != y} exp(F_c - F_y)`.
 
     >>> from tokenmargin.problem.class_problem import ClassProblem
     >>> problem = ClassProblem.of([[[0.0, 1.0], [1.0, 0.0]]] * 2, [0, 1], head=[[1.0, 0.0], [0.0, 1.0]])
@@ -99,7 +102,11 @@ class ClassObjective(AbstractLocalObjective):
         _, shares = soft_margin(self.problem.rivals[state.pivot] + mean)
         along = np.einsum("nc,ncr->nr", shares, moved)
         bending = np.einsum("nr,nq->nrq", along, along) - np.einsum("nc,ncr,ncq->nrq", shares, moved, moved)
-        return linearisation((prompt_block(seen, bending=bending),), self.problem.n)
+        # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
+        with np.errstate(divide="ignore"):
+            apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
+        block = _weighed(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
+        return linearisation((block,), self.problem.n)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         return self.problem.around(_weights(self.problem.keys.logits(theta)))
@@ -149,30 +156,26 @@ class SquareObjective(AbstractLocalObjective):
             keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
             self.log_slopes(state), np.zeros(self.problem.n),
         )  # fmt: skip
-        block = prompt_block(seen)
-        return linearisation((self._with_residuals(block, seen),), self.problem.n)
+        return linearisation((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
 
     def _with_residuals(self, block: Block, seen: Pivoted) -> Block:
-        """The block with `-2 g g'`, what a residual changes by, and a balance that knows how far residuals cancel.
+        """The block with `-2 g g'`, what a residual changes by, and terms weighed by what residuals are left of.
 
-        Where predictions meet targets *within* an input every term of the gradient vanishes. So each term is measured
-        by `sum_t s_it |prediction_it - y_i|` in place of the residual that is left of it.
+        Where the tokens of an input meet its target together, every term of the gradient vanishes with the residual. So
+        it is `sum_t s_it |prediction_it - y_i|` that counts.
         """
-        idle = (seen.keys == 0).all(axis=-1)
-        logs = np.where(idle, -np.inf, seen.log_weights + seen.log_lead)
+        logs = np.where(_idle(seen), -np.inf, seen.log_weights + seen.log_lead)
         sizes, tops = shifted(logs, (1,))
+        tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
         slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
-        scale = block.log_scale
-        curved = -2 * np.einsum("n,nr,nq->rq", np.exp(np.minimum(2 * tops - scale, 700.0)), slopes, slopes)
+        curved = -2 * np.einsum("n,nr,nq->rq", _scaled(2 * tops, block), slopes, slopes)
         off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
         with np.errstate(divide="ignore"):
             reach, most = shifted(seen.log_weights + np.log(off), (1,))
-            each = np.log(2 * reach.sum(axis=1)) + most + tops - scale
-        lengths = (sizes * np.linalg.norm(seen.keys, axis=-1)).sum(axis=1)
-        total = float((np.exp(np.minimum(each, 700.0)) * lengths).sum())
-        safe = block.length if block.length > 0 else 1.0
-        balance = block.length / total if total > 0 else 0.0
-        return block._replace(rows=(block.rows[0] + curved / safe,), balance=balance)
+            log_reach = np.log(2 * reach.sum(axis=1)) + most
+        curvature = curved / (block.length if block.length > 0 else 1.0)
+        block = block._replace(rows=(block.rows[0] + curvature,))
+        return _weighed(block, seen, log_reach[:, None] + seen.log_lead)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
@@ -181,13 +184,40 @@ class SquareObjective(AbstractLocalObjective):
         return self.problem.seen_from(np.where(sign == 0, np.nan, -sign))
 
 
+def _weighed(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
+    """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
+    sizes = _scaled(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
+    total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())
+    return block._replace(balance=block.length / total if total > 0 else 0.0)
+
+
+def _scaled(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."]:
+    """What these are logarithms of, over the scale of a block; where the block is zero, as large as sums allow."""
+    return np.asarray(np.exp(np.minimum(logs - block.log_scale, 300.0)))
+
+
+def _idle(seen: Pivoted) -> Bool[Array, "n T"]:
+    return np.asarray((seen.keys == 0).all(axis=-1))
+
+
+def prompt_objective(
+    problem: TokenProblem, loss: AbstractLoss | None = None
+) -> PromptObjective | AbstractLocalObjective:
+    """The risk as a function of p that fits the labels: of two classes, of several, or of real numbers."""
+    if isinstance(problem, RegressionProblem):
+        return SquareObjective(problem, SquareLoss() if loss is None else loss)
+    if isinstance(problem, ClassProblem):
+        return ClassObjective(problem, LogisticLoss() if loss is None else loss)
+    return PromptObjective(problem, LogisticLoss() if loss is None else loss)
+
+
 def _weights(logits: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def _log_sum(state: Attention, off: Float[Array, "n T"]) -> tuple[Float[Array, "... n"], Float[Array, "... n"]]:
-    """Logarithm and sign of `sum_t s_it off_it`, from the pivot's term; where that is zero, by the others' logarithms."""
+    """Logarithm and sign of `sum_t s_it off_it`, from the pivot's term; where that is zero, by logarithms."""
     off = np.broadcast_to(off, state.weights.shape)
     best = np.where(state.pivot, off, 0.0).sum(axis=-1)
     with np.errstate(divide="ignore"):

@@ -135,7 +135,7 @@ class CorrelationLoss(AbstractLoss):
 
 @dataclass(frozen=True)
 class SquareLoss(AbstractLoss):
-    """`u^2` of `u = -|y - f|`, minus the distance to a real label: decreasing as u rises to zero. For `SquareObjective`."""
+    """`u^2` of `u = -|y - f|`, minus the distance to a real label: it falls as u rises to zero."""
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         return np.asarray(np.square(u))

@@ -1,7 +1,7 @@
 """ClassProblem: inputs of k classes under a head with k columns.
 
 Attention gives every input the class logits `F_i = sum_t s_it u_it` with `u_it = (<v_1, x_it>, ..., <v_k, x_it>)`. The
-cross-entropy of the right class y is the logistic loss of the *margin* `m_i = F_iy - log sum_{c != y} exp(F_ic)`, so that
+cross-entropy of the right class y is the logistic loss of the *margin* `m_i = F_iy - log sum_{c != y} exp(F_ic)`, so
 two classes are the binary problem with the head `v_1 - v_0`. With more, m is concave: a mixture of tokens can do better
 than each of them, and what a token is worth depends on where attention is. `around` writes that worth as scores.
 """
@@ -17,7 +17,8 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, bilinear
+from tokenmargin.problem.bilinear import bilinear
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["ClassProblem", "checked_classes", "soft_margin"]
@@ -120,7 +121,7 @@ class ClassProblem(TokenProblem):
         mask: ArrayLike | None = None,
         keep_unused: bool = False,
     ) -> ClassProblem:
-        """From plain arrays: `keys` and `values` (n, T, d), `classes` (n,), `head` (d, k) or `class_logits` (n, T, k)."""
+        """From arrays: `keys` and `values` (n, T, d), `classes` (n,), `head` (d, k) or `class_logits` (n, T, k)."""
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(
             Coordinates.of(keys, mask), classes, geometry, head=head, class_logits=class_logits, keep_unused=keep_unused
@@ -130,6 +131,10 @@ class ClassProblem(TokenProblem):
     def k(self) -> int:
         """Number of classes."""
         return self.class_logits.shape[-1]
+
+    @property
+    def has_fixed_scores(self) -> bool:
+        return False
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> ClassProblem:
         return ClassProblem(keys, self.classes, values, class_logits=self.class_logits, keep_unused=True)
@@ -187,7 +192,9 @@ def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Fl
     array = np.asarray(value)
     shape = f"({', '.join(map(str, leading))}, k)"
     if array.dtype.kind not in "fiub" or array.shape[:-1] != leading or array.shape[-1] < 2:
-        raise ValueError(f"{name} must be numbers of shape {shape} with k >= 2 classes, got {array.dtype} {array.shape}")
+        raise ValueError(
+            f"{name} must be numbers of shape {shape} with k >= 2 classes, got {array.dtype} {array.shape}"
+        )
     array = array.astype(np.float64)
     if not np.isfinite(array).all():
         where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())

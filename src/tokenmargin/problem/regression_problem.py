@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, bilinear
+from tokenmargin.problem.bilinear import bilinear
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
 __all__ = ["RegressionProblem"]
@@ -49,7 +50,7 @@ class RegressionProblem(TokenProblem):
         object.__setattr__(self, "targets", wanted)
 
     @classmethod
-    def of(  # type: ignore[override]
+    def of(
         cls,
         keys: ArrayLike,
         targets: ArrayLike,
@@ -62,6 +63,10 @@ class RegressionProblem(TokenProblem):
         """From plain arrays: `keys` and `values` (n, T, d), `targets` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(Coordinates.of(keys, mask), targets, geometry, head=head, scores=scores)
+
+    @property
+    def has_fixed_scores(self) -> bool:
+        return False
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> RegressionProblem:
         return RegressionProblem(keys, self.targets, values, scores=self.scores)

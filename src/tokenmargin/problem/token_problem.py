@@ -161,6 +161,11 @@ class TokenProblem:
         """The same labels and scores on other keys; the values are the keys unless given."""
         return TokenProblem(keys, self.labels, values, scores=self.scores)
 
+    @property
+    def has_fixed_scores(self) -> bool:
+        """Whether what a token is worth does not depend on the weights of the others."""
+        return True
+
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
         """The problem with fixed scores that this one is to first order around some weights, or a selection: itself."""
         return self
@@ -262,7 +267,9 @@ def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProb
 def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
     """Check the names of the fields and build the problem."""
     unknown = sorted(set(arrays) - set(FIELDS))
-    missing = [name for name in ("keys", "labels") if name not in arrays and not (name == "labels" and "targets" in arrays)]
+    missing = [
+        name for name in ("keys", "labels") if name not in arrays and not (name == "labels" and "targets" in arrays)
+    ]
     if unknown or missing:
         what = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
         raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
@@ -283,12 +290,12 @@ def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
     if "targets" in arrays:
         if "labels" in arrays:
             raise ValueError("give labels (classes) or targets (real numbers), not both")
-        return RegressionProblem.of(keys, arrays.pop("targets"), **arrays)  # type: ignore[arg-type]
+        return RegressionProblem.of(keys, arrays.pop("targets"), **arrays)
     labels, several = arrays.pop("labels"), {"head": 2, "scores": 3}
     if any(name in arrays and arrays[name].ndim == axes for name, axes in several.items()):
         unused = bool(arrays.pop("keep_unused", False))
         class_logits = arrays.pop("scores", None)
-        return ClassProblem.of(keys, labels, class_logits=class_logits, keep_unused=unused, **arrays)  # type: ignore[arg-type]
+        return ClassProblem.of(keys, labels, class_logits=class_logits, keep_unused=unused, **arrays)
     return TokenProblem.of(keys, labels, **arrays)
 
 
@@ -310,7 +317,7 @@ def _signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n
     odd = signs[~np.isin(signs, (-1.0, 1.0))]
     if odd.size == 0 and head_axes != 2:
         return signs
-    if head_axes == 2 or (np.rint(signs) == signs).all() and signs.min() >= 0 and signs.max() > 1:
+    if head_axes == 2 or ((np.rint(signs) == signs).all() and signs.min() >= 0 and signs.max() > 1):
         remedy = "many classes: ClassProblem.of(keys, classes, head=...) takes classes 0..k-1 and a head of k columns"
     elif (np.rint(odd) != odd).any():
         remedy = "real labels need a square loss: RegressionProblem.of(keys, targets, head=...)"
