@@ -64,6 +64,8 @@ _EXPORTS = {
         "NonlinearHead",
         "optimal_sets",
     ),
+    "tokenmargin.objective.factored": ("FactoredObjective",),
+    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",

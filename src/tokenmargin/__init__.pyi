@@ -42,6 +42,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjec
 from tokenmargin.objective.embedding import Embeddings as Embeddings
 from tokenmargin.objective.embedding import gaussian_embeddings as gaussian_embeddings
 from tokenmargin.objective.embedding import wishart_embeddings as wishart_embeddings
+from tokenmargin.objective.factored import FactoredObjective as FactoredObjective
 from tokenmargin.objective.first_step import first_step as first_step
 from tokenmargin.objective.local_scores import ClassObjective as ClassObjective
 from tokenmargin.objective.local_scores import SquareObjective as SquareObjective
@@ -49,6 +50,7 @@ from tokenmargin.objective.losses import CorrelationLoss as CorrelationLoss
 from tokenmargin.objective.losses import CustomLoss as CustomLoss
 from tokenmargin.objective.losses import ExponentialLoss as ExponentialLoss
 from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
+from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
 from tokenmargin.objective.nonlinear_heads import optimal_sets as optimal_sets

@@ -194,6 +194,11 @@ class AbstractObjective(abc.ABC):
         """The problem with fixed scores that this one is to first order around a point; itself, where scores are."""
         return self.problem
 
+    @property
+    def degree(self) -> int:
+        """Of the logits in the parameter: at length R they are of size R to this power."""
+        return 1
+
     @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
         """Where training starts unless told otherwise."""
