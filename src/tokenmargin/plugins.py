@@ -33,6 +33,12 @@ OWN = {
         "correlation": "tokenmargin.objective.losses:CorrelationLoss",
     },
     "heads": {},
+    "attention_maps": {
+        "softmax": "tokenmargin.objective.attention_maps:Softmax",
+        "sparsemax": "tokenmargin.objective.attention_maps:Sparsemax",
+        "entmax": "tokenmargin.objective.attention_maps:Entmax",
+        "sigmoid": "tokenmargin.objective.attention_maps:Sigmoid",
+    },
     "norms": {
         "l2": "tokenmargin.norms:L2",
         "l1": "tokenmargin.norms:L1",
@@ -50,6 +56,7 @@ OWN = {
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
     "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "attention_maps": "tokenmargin.objective.attention_maps:AttentionMap",
     "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",

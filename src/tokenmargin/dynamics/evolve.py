@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import attention_weights, saturation, select
+from tokenmargin.selection import select
 
 __all__ = ["OBSERVABLES", "Trajectory", "evolve"]
 
@@ -25,11 +25,9 @@ OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
         "norm": lambda objective, theta: objective.norms(theta),
         "loss": lambda objective, theta: objective.value(theta),
         "output": lambda objective, theta: objective.outputs(theta),
-        "saturation": lambda objective, theta: saturation(
-            objective.problem.keys, objective.prompt(theta), objective.constant_scores
-        ),
+        "saturation": lambda objective, theta: objective.saturation(theta),
         "selected": lambda objective, theta: select(objective.problem.keys, objective.prompt(theta)),
-        "weights": lambda objective, theta: attention_weights(objective.problem.keys, objective.prompt(theta)),
+        "weights": lambda objective, theta: objective.weights(theta),
         "log_gradient": lambda objective, theta: objective.descent(theta).log_norm,
     }
 )
@@ -70,7 +68,7 @@ class Trajectory:
     @property
     def saturation(self) -> Float[Array, "..."]:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores)
+        return self.objective.saturation(self.final)
 
     def __getitem__(self, name: str) -> Array:
         if name not in self.kept:

@@ -25,7 +25,7 @@ from tokenmargin.dynamics.rest import STATIONARY, FinitePart
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import saturation, select
+from tokenmargin.selection import select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
 
@@ -102,7 +102,7 @@ class FlowPath:
     @property
     def saturation(self) -> float:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return float(saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores))
+        return float(self.objective.saturation(self.final))
 
     @property
     def log_gradient(self) -> float:
@@ -219,6 +219,8 @@ def flow(
     >>> path.stop, path.selected, (path.prompt / path.norm).round(6)
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
+    if objective.unfollowed:
+        raise TypeError(objective.unfollowed)
     settings = FlowSettings() if settings is None else settings
     theta = objective.start() if start is None else np.array(start, dtype=np.float64)
     if theta.shape != (objective.dimension,):

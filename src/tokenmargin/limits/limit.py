@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
+from tokenmargin.limits.exact_weights import StepPath, follow_by_steps, separating_direction
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
@@ -23,7 +25,10 @@ from tokenmargin.selection import angle, copies_of, equals
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
-Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
+Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
+
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective
+"""Objectives of p alone."""
 
 SATURATED = 1 - 1e-5
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
@@ -36,7 +41,7 @@ class Limit:
 
     **Attributes**
     - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
-      point; "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      point; "saturated" when it rests at a finite p whose weights are exactly one per input (sparsemax, entmax); "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
       (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
       had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
     - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
@@ -55,7 +60,7 @@ class Limit:
     angle: float
     rate: float
     log_gradient: float
-    path: FlowPath
+    path: FlowPath | StepPath
 
     @property
     def selected(self) -> Int[Array, " n"]:
@@ -88,6 +93,8 @@ class Limit:
                 detail = f"{self.kind}, angle={self.angle:.1e} at |p|={self.path.norm:.3g}, rate={self.rate:.3f}"
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
+            case "saturated":
+                detail = f"{self.reason}, angle={self.angle:.1e}"
             case "finite part":
                 detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
@@ -96,7 +103,7 @@ class Limit:
 
 
 def limit_of(
-    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
+    problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
     loss: AbstractLoss | None = None,
@@ -129,12 +136,19 @@ def limit_of(
     ('direction', 'LMM', array([1]), -1.0)
     """
     objective, problem = _asked(problem, loss)
+    if isinstance(objective, MapObjective) and objective.unfollowed:
+        return _by_steps(objective, follow_by_steps(objective, start))
     path = flow(
         objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
         return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+    if isinstance(objective, MapObjective) and not objective.attention.shares:
+        named = separating_direction(objective, path.prompt)
+        off = _off(path, named)
+        outcome, reason = _judged(path, named, off, tolerance, shares=False)
+        return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
@@ -147,7 +161,7 @@ def limit_of(
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
 
-def _off(path: FlowPath, named: LimitDirection) -> float:
+def _off(path: FlowPath | StepPath, named: LimitDirection) -> float:
     """The angle between the end of a path and a direction; NaN where there is none."""
     if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
         return np.nan
@@ -165,20 +179,35 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _asked(
-    given: TokenProblem | PromptObjective | AbstractLocalObjective, loss: AbstractLoss | None
-) -> tuple[PromptObjective | AbstractLocalObjective, TokenProblem]:
+def _asked(given: TokenProblem | Followed, loss: AbstractLoss | None) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
     if isinstance(given, TokenProblem):
         return prompt_objective(given.merged, loss), given
     if loss is not None:
         raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
-    if not isinstance(given, PromptObjective | AbstractLocalObjective):
+    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
 
 
-def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
+def _by_steps(objective: MapObjective, path: StepPath) -> Limit:
+    """What normalised steps came to: weights that are exact at a finite p, another rest point, or nothing yet."""
+    problem = objective.problem
+    named = limit_direction(problem, path.selected, loss=objective.loss)
+    off = _off(path, named)
+    needed, outcomes = objective.attention.margin, {"saturated": "saturated", "stationary": "bounded"}
+    outcome: Outcome = outcomes.get(path.stop, "undecided")  # type: ignore[assignment]
+    reason = f"no rest within {path.steps} steps" if path.stop == "steps" else ""
+    if path.stop == "saturated":
+        reason = f"the weights are exact at |p|={path.norm:.6g}: ahead by {path.margin:.6g}, {needed:g} needed"
+        if named.solution.is_optimal:
+            reason += f", which |p|={needed / named.solution.margin:.6g} can do"
+    return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
+
+
+def _judged(
+    path: FlowPath, named: LimitDirection, off: float, tolerance: float, *, shares: bool = True
+) -> tuple[Outcome, str]:
     """What was settled, and what was not."""
     if path.decided_by_rounding:
         return "rounding", _where_rounding_decides(path)
@@ -186,7 +215,7 @@ def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float)
         return "bounded", ""
     if path.stop != "norm":
         return "undecided", f"stopped by {path.stop}"
-    if path.saturation < SATURATED:
+    if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
         return "undecided", f"the selection is {named.solution.status}"
