@@ -111,9 +111,9 @@ def limit_of(
     1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
     a certificate, and the angle to its solution is at most `tolerance`; or that of the path's last decade alone, where
     what lies across the direction has settled at a length that is long beside `tolerance * until_norm`. A stationary
-    point is settled when Newton's method has found it and the gradient there is zero to rounding. A finite part is settled when besides the direction
-    that keeps the ties, followed by itself, is within `tolerance` of its certificate. Anything else is "undecided",
-    with the reason and what was reached.
+    point is settled when Newton's method has found it and the gradient there is zero to rounding. A finite part is
+    settled when besides the direction that keeps the ties, followed by itself, is within `tolerance` of its
+    certificate. Anything else is "undecided", with the reason and what was reached.
 
     **Arguments**
     - `problem`: in either geometry, with labels of any kind; or an objective of p.
