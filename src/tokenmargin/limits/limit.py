@@ -116,10 +116,11 @@ def limit_of(
 
     The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
     1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
-    a certificate, and the angle to its solution is at most `tolerance`. A stationary point is settled when Newton's
-    method has found it and the gradient there is zero to rounding. A finite part is settled when besides the direction
-    that keeps the ties, followed by itself, is within `tolerance` of its certificate. Anything else is "undecided",
-    with the reason and what was reached.
+    a certificate, and the angle to its solution is at most `tolerance`; or that of the path's last decade alone, where
+    what lies across the direction has settled at a length that is long beside `tolerance * until_norm`. A stationary
+    point is settled when Newton's method has found it and the gradient there is zero to rounding. A finite part is
+    settled when besides the direction that keeps the ties, followed by itself, is within `tolerance` of its
+    certificate. Anything else is "undecided", with the reason and what was reached.
 
     **Arguments**
     - `problem`: in either geometry, with labels of any kind; or an objective of p.
@@ -157,6 +158,11 @@ def limit_of(
         if _off(path, tie) <= tolerance:
             named, off = tie, _off(path, tie)
     outcome, reason = _judged(path, named, off, tolerance)
+    if path.stop == "norm" and not off <= tolerance and _advance(path, named) <= tolerance:
+        outcome, reason = _judged(path, named, 0.0, tolerance)
+        reason = (
+            reason or f"what lies across it has settled at {path.norm * np.sin(off):.3g}, and the angle falls as 1/|p|"
+        )
     rate = _rate(path, named.solution) if outcome == "direction" else np.nan
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
@@ -166,6 +172,15 @@ def _off(path: FlowPath | StepPath, named: LimitDirection) -> float:
     if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
         return np.nan
     return float(angle(path.objective.problem.keys, path.prompt, named.solution.vector))
+
+
+def _advance(path: FlowPath, named: LimitDirection) -> float:
+    """The angle between a direction and the last decade of a path; NaN where there is none, or the path began there."""
+    begun = float(np.linalg.norm(path.objective.norms(path(0.0))))
+    if np.isnan(_off(path, named)) or path.norm <= 10.0 * begun:
+        return np.nan
+    step = path.prompt - path.at_norm(path.norm / 10.0)
+    return float(angle(path.objective.problem.keys, step, named.solution.vector))
 
 
 def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Array, "n T"] | None:
