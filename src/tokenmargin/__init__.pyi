@@ -38,6 +38,12 @@ from tokenmargin.margin import max_margin_batch as max_margin_batch
 from tokenmargin.margin import relaxed_max_margin as relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective as JointObjective
 from tokenmargin.objective.attention import PromptObjective as PromptObjective
+from tokenmargin.objective.attention_maps import AttentionMap as AttentionMap
+from tokenmargin.objective.attention_maps import Entmax as Entmax
+from tokenmargin.objective.attention_maps import MapObjective as MapObjective
+from tokenmargin.objective.attention_maps import Sigmoid as Sigmoid
+from tokenmargin.objective.attention_maps import Softmax as Softmax
+from tokenmargin.objective.attention_maps import Sparsemax as Sparsemax
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective
 from tokenmargin.objective.embedding import Embeddings as Embeddings
 from tokenmargin.objective.embedding import gaussian_embeddings as gaussian_embeddings

@@ -1,4 +1,4 @@
-"""Losses, heads, norms, methods, experiments and claims by name: the package's own, and those that other packages add.
+"""Losses, heads, attention maps, norms, methods, experiments and claims by name: our own, and what other packages add.
 
 Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
 
@@ -62,7 +62,7 @@ KIND = {
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes."""
+"""What a group holds: of methods and experiments the classes, of the others the objects."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name

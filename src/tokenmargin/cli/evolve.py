@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
+_ATTENTION_HELP = (
+    f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "
+    "softmax=0.5 (its temperature), sigmoid=-2 (its bias); one that another package adds, or MODULE:OBJECT."
+)
 _LOSS_HELP = (
     f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
     "logistic, which for several classes is the cross-entropy; real labels have the square loss."
@@ -39,6 +43,7 @@ def evolve(
     train: Literal["prompt", "joint"] = "prompt",
     loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
     head: str | None = None,
+    attention: Annotated[str, Parameter(help=_ATTENTION_HELP)] = "softmax",
     save: Path | None = None,
     resume: Path | None = None,
     json: bool = False,
@@ -53,6 +58,7 @@ def evolve(
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
+        tokenmargin evolve fig1b --attention sparsemax
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
 
@@ -92,10 +98,12 @@ def evolve(
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
     settings |= {"loss": "logistic" if loss is None else loss}
-    settings |= {"head": head}
+    settings |= {"head": head} | ({} if attention == "softmax" else {"attention": attention})
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss, head)
+        if attention != "softmax":
+            objective = _with_attention(objective, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
@@ -191,6 +199,18 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> 
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
 
 
+def _with_attention(objective: AbstractObjective, attention: str) -> AbstractObjective:
+    from tokenmargin.objective.attention import PromptObjective
+    from tokenmargin.objective.attention_maps import MapObjective, attention_named
+
+    if not isinstance(objective, PromptObjective):
+        raise UsageError(
+            "attention maps other than softmax are for p alone, labels -1 and +1 and the problem's own head; "
+            "leave out --attention"
+        )
+    return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
+
+
 def _steps_by(method: str, step: float | None) -> AbstractMethod:
     from tokenmargin.dynamics.methods import method_named
     from tokenmargin.plugins import names
@@ -204,11 +224,16 @@ def _steps_by(method: str, step: float | None) -> AbstractMethod:
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
     """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
     from tokenmargin.dynamics import FlowPath
+    from tokenmargin.limits.exact_weights import separating_direction
     from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
     from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.attention_maps import MapObjective
     from tokenmargin.objective.nonlinear_heads import HeadObjective
 
     problem, selected = path.objective.local_problem(path.final), path.selected
+    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
+        named = separating_direction(path.objective, path.prompt)
+        return named.solution, {"problem": "separation", "kind": named.kind}, named.names
     if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
         return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
     if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
@@ -255,8 +280,27 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
         },
         "steps": path.steps,
         "interrupted": path.interrupted,
+        "exact_weights": _exact_weights(path, solution),
         **flow_only,
     }
+
+
+def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
+    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
+    import numpy as np
+
+    from tokenmargin.objective.attention_maps import MapObjective
+    from tokenmargin.selection import margins
+
+    objective = path.objective
+    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+        return None
+    if not (objective.weights(path.final).max(axis=-1) == 1).all():
+        return None
+    ahead = margins(objective.problem, path.prompt, path.selected)
+    ahead[np.arange(len(ahead)), path.selected] = np.inf
+    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
+    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -274,6 +318,11 @@ def _print(report: dict[str, Any]) -> None:
                 print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
         tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
         print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
+        if (exact := report["exact_weights"]) is not None:
+            shortest = exact["shortest_norm"]
+            can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
+            far = f"ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}"
+            print(f"exact       one weight per input: {far}")
         if report["angle"] is None:
             print(f"direction   none to compare with: the selection is {direction['status']}")
         else:

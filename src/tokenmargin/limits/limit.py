@@ -41,7 +41,8 @@ class Limit:
 
     **Attributes**
     - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
-      point; "saturated" when it rests at a finite p whose weights are exactly one per input (sparsemax, entmax); "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      point; "saturated" when it rests at a finite p at which every input has exactly one weight (sparsemax, entmax);
+      "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
       (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
       had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
     - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its

@@ -284,6 +284,13 @@ class MapObjective(AbstractObjective):
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         return self.attention.weights(self.problem.keys.logits(theta))
 
+    def saturation(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """Mean over the inputs of the selected weight; where tokens do not share, how decided they are on average."""
+        if self.attention.shares:
+            return super().saturation(theta)
+        weights = self.weights(theta)
+        return np.asarray(np.maximum(weights, 1 - weights)[..., self.problem.mask].mean(axis=-1))
+
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         if isinstance(self.attention, Softmax):
             return self._softmax.outputs(theta / self.attention.temperature)
