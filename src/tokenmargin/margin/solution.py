@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.norms import L2, AbstractNorm
+
 __all__ = ["Certificate", "MarginSolution", "Status"]
 
 Status = Literal["optimal", "infeasible", "inaccurate"]
@@ -42,7 +44,7 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MarginSolution:
-    """The solution of `min |p|` under linear constraints, and why to believe it.
+    """The solution of `min |p|` under linear constraints, in some norm, and why to believe it.
 
     **Attributes**
     - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven; `explanation` says what is known.
@@ -56,6 +58,8 @@ class MarginSolution:
     - `certificate`: the residuals.
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
+    - `norm`: the norm of `|p|`. The multipliers are scaled so that `|M' multipliers|_* = |p|`, the dual norm.
+    - `shape`: of the matrix that the vector is, flattened row by row, where the problem is for one.
 
     ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
 
@@ -75,6 +79,15 @@ class MarginSolution:
     solves: int = 1
     choice: tuple[int, ...] | None = None
     parts: tuple[MarginSolution, ...] = ()
+    norm: AbstractNorm = L2
+    shape: tuple[int, int] | None = None
+
+    @property
+    def matrix(self) -> Float[Array, "q d"]:
+        """The solution as a matrix, for a problem that is for one."""
+        if self.shape is None:
+            raise ValueError("this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)")
+        return self.vector.reshape(self.shape)
 
     @property
     def minima(self) -> tuple[MarginSolution, ...]:
