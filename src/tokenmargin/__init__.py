@@ -11,6 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
+    "tokenmargin.norms": (
+        "CustomNorm",
+        "LpNorm",
+        "SchattenNorm",
+        "norm_named",
+    ),
     "tokenmargin.problem.token_problem": (
         "ProblemFileError",
         "TokenProblem",

@@ -36,6 +36,10 @@ from tokenmargin.margin import limit_direction as limit_direction
 from tokenmargin.margin import max_margin as max_margin
 from tokenmargin.margin import max_margin_batch as max_margin_batch
 from tokenmargin.margin import relaxed_max_margin as relaxed_max_margin
+from tokenmargin.norms import CustomNorm as CustomNorm
+from tokenmargin.norms import LpNorm as LpNorm
+from tokenmargin.norms import SchattenNorm as SchattenNorm
+from tokenmargin.norms import norm_named as norm_named
 from tokenmargin.objective.attention import JointObjective as JointObjective
 from tokenmargin.objective.attention import PromptObjective as PromptObjective
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective

@@ -255,7 +255,7 @@ def _along(function: Callable[[Array], object], x: Float[Array, "... D"], shape:
     """A function of one vector, on every vector of an array."""
     array = np.asarray(x, dtype=np.float64)
     flat = array.reshape(-1, array.shape[-1])
-    return np.array([function(row) for row in flat], dtype=np.float64).reshape(*array.shape[:-1], *shape)
+    return np.array([function(row) for row in flat], dtype=np.float64).reshape((*array.shape[:-1], *shape))
 
 
 L1, L2, LINF = LpNorm(1.0), LpNorm(2.0), LpNorm(np.inf)

@@ -86,7 +86,9 @@ class MarginSolution:
     def matrix(self) -> Float[Array, "q d"]:
         """The solution as a matrix, for a problem that is for one."""
         if self.shape is None:
-            raise ValueError("this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)")
+            raise ValueError(
+                "this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)"
+            )
         return self.vector.reshape(self.shape)
 
     @property

@@ -1,8 +1,8 @@
 """One certificate for every norm: a vector scaled until it is feasible, multipliers, and the gap between two values.
 
-`min |x|` under `rows x >= bound` is at least `bound' m / |rows' m|_*` for every `m >= 0`, whatever the norm: for a feasible
-x, `bound' m <= <rows' m, x> <= |rows' m|_* |x|`. So a feasible vector is an upper bound, multipliers are a lower one, and
-where the two meet both are optimal, whoever proposed them. Rounding is counted against the claim on either side.
+`min |x|` under `rows x >= bound` is at least `bound' m / |rows' m|_*` for every `m >= 0`, whatever the norm: for a
+feasible x, `bound' m <= <rows' m, x> <= |rows' m|_* |x|`. So a feasible vector is an upper bound, multipliers are a
+lower one, and where the two meet both are optimal, whoever proposed them. Rounding is counted against the claim.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MATRIX_GAP = 1e-8
 class Judged(NamedTuple):
     """A vector and multipliers with `|rows' multipliers|_* = |vector|`, and what they prove.
 
-    - `gap`: no feasible vector is shorter by more than this share, in exact arithmetic; infinite where nothing is proven.
+    - `gap`: no feasible vector is shorter by more than this share, in exact arithmetic; infinite if nothing is proven.
     - `primal`: largest violation of a constraint that scaling cannot help: an equality, or one whose bound is zero.
     """
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import numba
+from typing import no_type_check
+
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray as Array
 
-__all__ = ["compiled", "factor", "longest_step", "products", "pulled_back", "step_system", "substitute"]
+from tokenmargin.margin.compiled.active_set import summing
 
-compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+__all__ = ["factor", "longest_step", "products", "pulled_back", "step_system", "substitute"]
+
 _RIDGE = 1e-15  # of the largest diagonal entry: keeps dependent rows from a division by zero
 
 
-@compiled
-def factor(a: Float[Array, "n n"]) -> None:
+@summing
+@no_type_check
+def factor(a):
     """Cholesky's factor in the lower half, in place."""
     n = len(a)
     ridge = 0.0
@@ -32,8 +33,9 @@ def factor(a: Float[Array, "n n"]) -> None:
                 a[i, j] = total / a[j, j]
 
 
-@compiled
-def substitute(a: Float[Array, "n n"], x: Float[Array, " n"]) -> None:
+@summing
+@no_type_check
+def substitute(a, x):
     """Solve with the factor, in place."""
     n = len(a)
     for i in range(n):
@@ -47,8 +49,9 @@ def substitute(a: Float[Array, "n n"], x: Float[Array, " n"]) -> None:
             x[c] -= a[i, c] * x[i]
 
 
-@compiled
-def step_system(rows: Float[Array, "k r"], weights: Float[Array, " k"], out: Float[Array, "r r"]) -> None:
+@summing
+@no_type_check
+def step_system(rows, weights, out):
     """`rows' diag(weights) rows`, the lower half."""
     k, r = rows.shape
     for a in range(r):
@@ -61,8 +64,9 @@ def step_system(rows: Float[Array, "k r"], weights: Float[Array, " k"], out: Flo
                 out[a, b] += scaled * rows[j, b]
 
 
-@compiled
-def products(rows: Float[Array, "k r"], x: Float[Array, " r"], out: Float[Array, " k"]) -> None:
+@summing
+@no_type_check
+def products(rows, x, out):
     """`rows x`."""
     for j in range(len(rows)):
         total = 0.0
@@ -71,8 +75,9 @@ def products(rows: Float[Array, "k r"], x: Float[Array, " r"], out: Float[Array,
         out[j] = total
 
 
-@compiled
-def pulled_back(rows: Float[Array, "k r"], m: Float[Array, " k"], out: Float[Array, " r"]) -> None:
+@summing
+@no_type_check
+def pulled_back(rows, m, out):
     """`rows' m`."""
     for i in range(len(out)):
         out[i] = 0.0
@@ -81,8 +86,9 @@ def pulled_back(rows: Float[Array, "k r"], m: Float[Array, " k"], out: Float[Arr
             out[i] += m[j] * rows[j, i]
 
 
-@compiled
-def longest_step(x: Float[Array, " n"], dx: Float[Array, " n"]) -> float:
+@summing
+@no_type_check
+def longest_step(x, dx):
     """The largest step, at most 1e10, that keeps `x + step dx` from being negative."""
     step = 1e10
     for i in range(len(x)):

@@ -1,4 +1,4 @@
-"""Proposals made exact: which constraints hold and which coordinates are free is read off, and the equations are solved."""
+"""Proposals made exact: which constraints hold and which coordinates are free is read off, the equations are solved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.norms import LpNorm
 
-__all__ = ["holding", "polished", "stiff_coordinates"]
+__all__ = ["holding", "polished", "stiff_coordinates", "trimmed"]
 
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
@@ -23,9 +23,25 @@ def holding(
 
 
 def stiff_coordinates(norm: LpNorm, x: Float[Array, " r"], g: Float[Array, " r"]) -> Bool[Array, " r"]:
-    """l1: coordinates that may differ from zero, where `|g_i|` is largest. linf: those at the bound, where g is not 0."""
+    """l1: coordinates that may differ from zero, where `|g_i|` is largest. linf: those at the bound, where g is not."""
     size, pull = np.abs(x) / np.abs(x).max(), np.abs(g) / np.abs(g).max()
     return size > 1 - pull if norm.p == 1 else pull > 1 - size
+
+
+def trimmed(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"],
+) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip
+    """The proposal without what interior points leave: multipliers of idle constraints, coordinates that vanish."""
+    if not (x.any() and m.any()):
+        return x, m
+    m = np.where(holding(rows, bound, tied, x, m), m, 0.0)
+    g = m @ rows
+    if norm.p == 1 and g.any():
+        x = np.where(stiff_coordinates(norm, x, g), x, 0.0)
+    if np.isinf(norm.p) and g.any():
+        x = np.where(stiff_coordinates(norm, x, g), np.sign(x) * np.abs(x).max(), x)
+    return x, m
 
 
 def polished(
@@ -55,8 +71,8 @@ def polished(
 def _solved(
     norm: LpNorm, rows: Float[Array, "a r"], bound: Float[Array, " a"], x: Float[Array, " r"], m: Float[Array, " a"]
 ) -> tuple[Float[Array, " r"], Float[Array, " a"]]:
-    """l1: `rows x = bound` on the free coordinates, `rows' m` equal to the signs there. linf: t in the place of all that
-    are at the bound, `rows' m` zero on the others and signs' combination equal to one."""
+    """l1: `rows x = bound` on the free coordinates, `rows' m` equal to the signs there. linf: t in the place of all
+    that are at the bound, `rows' m` zero on the others and signs' combination equal to one."""
     stiff, signs = stiff_coordinates(norm, x, m @ rows), np.sign(x)
     if norm.p == 1:
         columns, start = rows[:, stiff], x[stiff]

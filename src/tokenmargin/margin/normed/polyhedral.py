@@ -10,12 +10,14 @@ constraints hold every solution and which coordinates are free.
 
 from __future__ import annotations
 
+from typing import no_type_check
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
-    compiled,
     factor,
     longest_step,
     products,
@@ -38,10 +40,9 @@ X, T, U, V, A, C, DX, DT, DU, DV, DA, DC, RX, RT, WU, WV, INV, TILT, DIF, SUM, S
 S, M, DS, DM, RS, WS, RATIO, ASK = range(8)
 
 
-@compiled
-def interior_point(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"], common: bool
-) -> tuple[Float[Array, " r"], Float[Array, " k"]]:
+@summing
+@no_type_check
+def interior_point(rows, bound, tied, common):
     """A vector and multipliers close to optimal, for l1, or linf where the bound t is `common` to all coordinates."""
     k, r = rows.shape
     free = 0
@@ -87,10 +88,9 @@ def interior_point(
     return kept_x, kept_m
 
 
-@compiled
-def _residuals(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], common: bool, y: Float[Array, "f r"], z: Float[Array, "g k"]
-) -> tuple[float, float]:
+@summing
+@no_type_check
+def _residuals(rows, bound, common, y, z):
     """Of the constraints, of the equations in x and t; the largest, relatively, and the sum of the products."""
     products(rows, y[X], z[RS])
     pulled_back(rows, z[M], y[RX])
@@ -117,10 +117,9 @@ def _residuals(
     return max(worst, gap / value), gap
 
 
-@compiled
-def _coefficients(
-    tied: Bool[Array, " k"], common: bool, by_rows: bool, y: Float[Array, "f r"], z: Float[Array, "g k"]
-) -> tuple[float, float]:
+@summing
+@no_type_check
+def _coefficients(tied, common, by_rows, y, z):
     total, stiff = 0.0, 0.0
     for i in range(y.shape[1]):
         a, c = y[A, i] / y[U, i], y[C, i] / y[V, i]
@@ -134,11 +133,9 @@ def _coefficients(
     return total, stiff
 
 
-@compiled
-def _completed(
-    matrix: Float[Array, "n n"], common: bool, by_rows: bool, total: float, stiff: float,
-    y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> None:  # fmt: skip
+@summing
+@no_type_check
+def _completed(matrix, common, by_rows, total, stiff, y, z):
     """The diagonal and, for linf, the part of rank one (Sherman and Morrison, in the multipliers)."""
     one = z[ASK] if by_rows else y[DIF]
     share = 0.0 if not common else (1 / stiff if by_rows else -1 / total)
@@ -148,11 +145,9 @@ def _completed(
         matrix[i, i] += z[RATIO, i] if by_rows else 1 / y[INV, i]
 
 
-@compiled
-def _direction(
-    rows: Float[Array, "k r"], tied: Bool[Array, " k"], common: bool, by_rows: bool, matrix: Float[Array, "n n"],
-    total: float, stiff: float, y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> None:  # fmt: skip
+@summing
+@no_type_check
+def _direction(rows, tied, common, by_rows, matrix, total, stiff, y, z):
     """What changes the products by `WU`, `WV`, `WS` and removes the residuals."""
     k, r = rows.shape
     lead = -y[RT, 0]
@@ -205,8 +200,9 @@ def _direction(
         z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
 
 
-@compiled
-def _multiplier_step(tied: Bool[Array, " k"], z: Float[Array, "g k"]) -> float:
+@summing
+@no_type_check
+def _multiplier_step(tied, z):
     step = 1e10
     for j in range(z.shape[1]):
         if z[DM, j] < 0.0 and not tied[j]:
@@ -214,11 +210,9 @@ def _multiplier_step(tied: Bool[Array, " k"], z: Float[Array, "g k"]) -> float:
     return step
 
 
-@compiled
-def _corrected(
-    tied: Bool[Array, " k"], gap: float, mean: float, forward: float, backward: float,
-    y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> None:  # fmt: skip
+@summing
+@no_type_check
+def _corrected(tied, gap, mean, forward, backward, y, z):
     """What the products shall change by in view of the first direction: Mehrotra's centring and second order."""
     after = 0.0
     for i in range(y.shape[1]):
@@ -234,8 +228,9 @@ def _corrected(
         z[WS, j] = 0.0 if tied[j] else z[WS, j] + centre - z[DS, j] * z[DM, j]
 
 
-@compiled
-def _moved(forward: float, backward: float, y: Float[Array, "f r"], z: Float[Array, "g k"]) -> None:
+@summing
+@no_type_check
+def _moved(forward, backward, y, z):
     for i in range(y.shape[1]):
         for f in range(6):
             y[f, i] += (forward if f < A else backward) * y[DX + f, i]
@@ -260,6 +255,8 @@ def by_highs(
     found = linprog(cost, pairs, room, bounds=[(None, None)] * len(cost), method="highs")
     if found.status != 0:
         return None
-    multipliers = -found.ineqlin.marginals[:k]
-    multipliers[tied] += found.ineqlin.marginals[k : len(least)]
-    return found.x[:r], multipliers
+    marginals = np.asarray(found.ineqlin.marginals)
+    x = np.asarray(found.x)
+    multipliers = -marginals[:k]
+    multipliers[tied] += marginals[k : len(least)]
+    return x[:r], multipliers

@@ -1,19 +1,19 @@
 """lp with 1 < p < inf: the smooth problem `min |x|_p^2 / 2` by a primal-dual interior-point method, compiled.
 
 Squared, the norm is homogeneous of degree two, as its conjugate `|g|_q^2 / 2` is, so Newton's method does not mind the
-scale. For p < 2 the norm bends infinitely where a coordinate vanishes, and the conjugate does not: x is then kept as the
-gradient of the conjugate at `g = rows' m`. For p > 2 it is the other way round, and x is a variable of its own. Either
-way the inverse of the second derivative is a diagonal plus a matrix of rank one, known in closed form.
+scale. For p < 2 the norm bends infinitely where a coordinate vanishes, and the conjugate does not: x is then kept as
+the gradient of the conjugate at `g = rows' m`. For p > 2 it is the other way round, and x is a variable of its own.
+Either way the inverse of the second derivative is a diagonal plus a matrix of rank one, known in closed form.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Bool, Float
-from numpy import ndarray as Array
+from typing import no_type_check
 
+import numpy as np
+
+from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
-    compiled,
     factor,
     longest_step,
     products,
@@ -36,10 +36,9 @@ X, G, GRAD, E, W, V, DX, START, RX = range(9)  # per coordinate
 S, M, DS, DM, RS, WS, RATIO, ASK, TRY = range(9)  # per constraint
 
 
-@compiled
-def smooth_interior_point(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"], p: float, by_rows: bool
-) -> tuple[Float[Array, " r"], Float[Array, " k"]]:
+@summing
+@no_type_check
+def smooth_interior_point(rows, bound, tied, p, by_rows):
     """A vector and multipliers close to optimal; by linear systems in the multipliers (`by_rows`) or in x."""
     k, r = rows.shape
     y, z = np.zeros((9, r)), np.zeros((9, k))
@@ -84,11 +83,9 @@ def smooth_interior_point(
     return kept_x, kept_m
 
 
-@compiled
-def _started(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"], p: float,
-    y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> int:  # fmt: skip
+@summing
+@no_type_check
+def _started(rows, bound, tied, p, y, z):
     """Equal multipliers, at the scale that is best for them, and slacks that are not small."""
     k, r = rows.shape
     free, asked = 0, 0.0
@@ -108,8 +105,9 @@ def _started(
     return free
 
 
-@compiled
-def _gradient(x: Float[Array, " r"], p: float, out: Float[Array, " r"]) -> float:
+@summing
+@no_type_check
+def _gradient(x, p, out):
     """Of `|x|_p^2 / 2`; returns `|x|_p`."""
     largest, total = 1e-300, 0.0
     for i in range(len(x)):
@@ -122,10 +120,9 @@ def _gradient(x: Float[Array, " r"], p: float, out: Float[Array, " r"]) -> float
     return norm
 
 
-@compiled
-def _state(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], p: float, y: Float[Array, "f r"], z: Float[Array, "g k"]
-) -> tuple[float, float]:
+@summing
+@no_type_check
+def _state(rows, bound, p, y, z):
     """Residuals of constraints and of the gradient; the largest, relatively, and the gap."""
     pulled_back(rows, z[M], y[G])
     if p < 2:
@@ -150,8 +147,9 @@ def _state(
     return max(worst, gap / norm**2), gap
 
 
-@compiled
-def _curvature(p: float, by_rows: bool, y: Float[Array, "f r"]) -> float:
+@summing
+@no_type_check
+def _curvature(p, by_rows, y):
     """Second derivative of the squared norm at x: `diag(1 / E) + kappa W W'` or, inverted, `diag(E) + kappa V V'`.
 
     With `u = gradient / norm`, `diag(1/E) = (p - 1) |x / norm|^(p - 2)` and kappa is `2 - p`. Inverted it is the second
@@ -171,11 +169,9 @@ def _curvature(p: float, by_rows: bool, y: Float[Array, "f r"]) -> float:
     return 2 - q if by_rows else 2 - p
 
 
-@compiled
-def _direction(
-    rows: Float[Array, "k r"], tied: Bool[Array, " k"], by_rows: bool, matrix: Float[Array, "n n"], kappa: float,
-    y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> None:  # fmt: skip
+@summing
+@no_type_check
+def _direction(rows, tied, by_rows, matrix, kappa, y, z):
     """What changes the products by `WS` and removes the residuals, to first order."""
     k, r = rows.shape
     for j in range(k):
@@ -204,8 +200,9 @@ def _direction(
         z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
 
 
-@compiled
-def _applied(kappa: float, y: Float[Array, "f r"], source: int, target: int) -> None:
+@summing
+@no_type_check
+def _applied(kappa, y, source, target):
     """The inverse of the second derivative, times a vector."""
     along = 0.0
     for i in range(y.shape[1]):
@@ -214,8 +211,9 @@ def _applied(kappa: float, y: Float[Array, "f r"], source: int, target: int) -> 
         y[target, i] = y[E, i] * y[source, i] + kappa * along * y[V, i]
 
 
-@compiled
-def _multiplier_step(tied: Bool[Array, " k"], z: Float[Array, "g k"]) -> float:
+@summing
+@no_type_check
+def _multiplier_step(tied, z):
     step = 1e10
     for j in range(z.shape[1]):
         if z[DM, j] < 0.0 and not tied[j]:
@@ -223,10 +221,9 @@ def _multiplier_step(tied: Bool[Array, " k"], z: Float[Array, "g k"]) -> float:
     return step
 
 
-@compiled
-def _corrected(
-    tied: Bool[Array, " k"], gap: float, mean: float, step: float, z: Float[Array, "g k"]
-) -> None:
+@summing
+@no_type_check
+def _corrected(tied, gap, mean, step, z):
     """What the products shall change by in view of the first direction."""
     after = 0.0
     for j in range(z.shape[1]):
@@ -236,11 +233,9 @@ def _corrected(
         z[WS, j] = 0.0 if tied[j] else z[WS, j] + centre - z[DS, j] * z[DM, j]
 
 
-@compiled
-def _moved(
-    rows: Float[Array, "k r"], bound: Float[Array, " k"], p: float, step: float,
-    y: Float[Array, "f r"], z: Float[Array, "g k"],
-) -> None:  # fmt: skip
+@summing
+@no_type_check
+def _moved(rows, bound, p, step, y, z):
     """Take the step, cut until the residuals do not grow: the equations are linear in all but the gradient."""
     k, r = rows.shape
     merit = 0.0
