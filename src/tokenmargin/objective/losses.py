@@ -19,6 +19,7 @@ __all__ = [
     "CorrelationLoss",
     "CustomLoss",
     "ExponentialLoss",
+    "LogLoss",
     "LogisticLoss",
     "loss_named",
     "signed_excess",
@@ -130,6 +131,33 @@ class CorrelationLoss(AbstractLoss):
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         return 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class LogLoss(AbstractLoss):
+    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return -self._log(u)
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return -self._log(u)
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-1 / u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        if low <= 0:
+            raise ValueError("-log(u) has no bounded slope down to u = 0: there is no step-size rule; give a step")
+        return 1 / low**2, 1 / low
+
+    @staticmethod
+    def _log(u: Float[Array, "..."]) -> Float[Array, "..."]:
+        if not np.min(u, initial=1.0) > 0:
+            raise ValueError(
+                f"-log(u) is for outputs above 0, got {np.min(u):g}: use scores of 0 and 1 and a start of moderate norm"
+            )
+        return np.asarray(np.log(u))
 
 
 @dataclass(frozen=True)
