@@ -19,8 +19,14 @@ _EXPORTS = {
     "tokenmargin.problem.geometry": (
         "Coordinates",
         "Gram",
-        "bilinear",
     ),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.attention_problems": (
+        "cross_attention",
+        "self_attention",
+    ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -54,11 +60,17 @@ _EXPORTS = {
         "JointObjective",
         "PromptObjective",
     ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
+    ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
         "NonlinearHead",
         "optimal_sets",
     ),
+    "tokenmargin.objective.factored": ("FactoredObjective",),
+    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",
