@@ -51,10 +51,10 @@ class NextTokenProblem:
 
     def __post_init__(self) -> None:
         tokens, lengths, labels = (np.asarray(a, dtype=np.int64) for a in (self.tokens, self.lengths, self.labels))
-        if lengths.min(initial=0) < 1:
-            raise ValueError(
-                f"sequence {int(np.append(lengths, 0).argmin())} is empty: it has no last token; leave it out"
-            )
+        if not len(lengths):
+            raise ValueError("a next-token problem needs at least one sequence")
+        if lengths.min() < 1:
+            raise ValueError(f"sequence {int(lengths.argmin())} is empty: it has no last token; leave it out")
         if tokens.shape != (lengths.sum(),) or labels.shape != lengths.shape:
             raise ValueError(
                 f"{len(lengths)} sequences of {lengths.sum()} tokens in all need as many next tokens and tokens, "
@@ -102,23 +102,18 @@ class NextTokenProblem:
     ) -> NextTokenProblem:
         """From lists of ids; the vocabulary is as large as the largest id asks, or as the embeddings."""
         rows = [np.asarray(row, dtype=np.int64).ravel() for row in sequences]
-        empty = [i for i, row in enumerate(rows) if not row.size]
-        if empty:
-            raise ValueError(f"sequence {empty[0]} is empty: it has no last token; leave it out")
         following = np.asarray(labels)
-        if not rows:
-            raise ValueError("a next-token problem needs at least one sequence")
-        if following.shape != (len(rows),) or following.dtype.kind not in "iu":
+        if following.shape != (len(rows),) or (rows and following.dtype.kind not in "iu"):
             raise ValueError(
                 f"{len(rows)} sequences need as many next tokens, integers, got {following.dtype} {following.shape}"
             )
-        flat = np.concatenate(rows)
+        flat = np.concatenate([*rows, np.zeros(0, dtype=np.int64)])
         known = None if embeddings is None else np.asarray(embeddings, dtype=np.float64)
         if vocabulary is None:
-            largest = max(int(flat.max()), int(following.max()))
+            largest = int(np.concatenate([flat, following]).max(initial=-1))
             vocabulary = [str(k) for k in range(largest + 1 if known is None else len(known))]
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
-        return cls(flat, lengths, following, tuple(vocabulary), known)
+        return cls(flat, lengths, following.astype(np.int64), tuple(vocabulary), known)
 
     @property
     def n(self) -> int:
