@@ -13,12 +13,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
+from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
@@ -30,7 +31,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit:
+class Limit(Tabular, Drawn):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -81,6 +82,12 @@ class Limit:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
 
+    def _columns(self) -> dict[str, Array]:
+        return select_columns(
+            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         match self.outcome:
             case "direction":
@@ -91,7 +98,7 @@ class Limit:
                 detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
+        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
 
 
 def limit_of(
@@ -127,6 +134,7 @@ def limit_of(
     >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
     ('direction', 'LMM', array([1]), -1.0)
     """
+    problem = checked_problem(problem, "limit_of")
     objective = PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss)
     path = flow(
         objective,

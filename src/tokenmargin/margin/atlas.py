@@ -40,7 +40,7 @@ from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
 __all__ = ["atlas"]
@@ -120,7 +120,7 @@ def atlas(
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """
-    began = time.perf_counter()
+    problem, began = checked_problem(problem, "atlas"), time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]
     while blocks and not walk.spent:
