@@ -19,7 +19,11 @@ _EXPORTS = {
     "tokenmargin.problem.geometry": (
         "Coordinates",
         "Gram",
-        "bilinear",
+    ),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.attention_problems": (
+        "cross_attention",
+        "self_attention",
     ),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
@@ -54,6 +58,8 @@ _EXPORTS = {
         "NonlinearHead",
         "optimal_sets",
     ),
+    "tokenmargin.objective.factored": ("FactoredObjective",),
+    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",

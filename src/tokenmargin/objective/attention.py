@@ -186,6 +186,11 @@ class AbstractObjective(abc.ABC):
         """The scores of the tokens where training does not change them; copies share their mean."""
         return None
 
+    @property
+    def degree(self) -> int:
+        """Of the logits in the parameter: at length R they are of size R to this power."""
+        return 1
+
     @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
         """Where training starts unless told otherwise."""
