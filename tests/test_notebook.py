@@ -30,6 +30,9 @@ def things():
         "high problem": high,
         "gram problem": problem.as_gram(),
         "masked problem": tm.TokenProblem.of([[[1.0], [2.0]]], [1], scores=[[1.0, 0.0]], mask=[[True, False]]),
+        "class problem": tm.ClassProblem.of(np.eye(6).reshape(3, 2, 6), [0, 1, 2], head=np.eye(6, 3)),
+        "regression": tm.RegressionProblem.of(np.eye(4).reshape(2, 2, 4), [0.5, 2.0], head=np.ones(4)),
+        "matrix problem": problem.with_matrix(np.ones(2)),
         "coordinates": problem.keys,
         "gram": problem.as_gram().keys,
         "objective": objective,
@@ -93,6 +96,8 @@ def test_a_frame_holds_what_the_object_says(made):
     problem = made["problem"].to_frame()
     assert problem["token"].tolist() == ["A1", "A2", "A3", "A4", "B1", "B2", "B3", "B4"]
     np.testing.assert_array_equal(problem["score"], made["problem"].scores.ravel())
+    assert made["class problem"].to_frame()["label"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert made["regression"].to_frame()["label"].tolist() == [0.5, 0.5, 2.0, 2.0]
     many = made["trajectories"].to_frame()
     assert len(many) == 31 * 6
     row = many[(many["step"] == 20) & (many["start"] == 4)]
@@ -195,9 +200,9 @@ def test_bad_input_names_the_remedy():
     problem = tm.figure1b()
     with pytest.raises(ValueError, match="pad short inputs and give a mask"):
         tm.TokenProblem.of([[[0.0, 1.0]], [[1.0, 0.0], [1.0, 1.0]]], [1, 1], head=[1.0, 0.0])
-    with pytest.raises(ValueError, match=r"3 different values\); pose one class against the others"):
+    with pytest.raises(ValueError, match=r"many classes: ClassProblem"):
         tm.TokenProblem.of(np.zeros((3, 2, 2)), [0, 1, 2], head=[1.0, 0.0])
     head = tm.NonlinearHead(np.tanh, np.cosh)
-    for ask in (tm.limit_of, tm.atlas, lambda item: tm.evolve_many([item], STEP, steps=1)):
+    for ask in (tm.atlas, lambda item: tm.evolve_many([item], STEP, steps=1)):
         with pytest.raises(TypeError, match=r"takes a TokenProblem, got HeadObjective; .* flow\(objective\)"):
             ask(tm.HeadObjective(problem, head=head))

@@ -25,6 +25,8 @@ _EXPORTS = {
         "cross_attention",
         "self_attention",
     ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -52,6 +54,10 @@ _EXPORTS = {
     "tokenmargin.objective.attention": (
         "JointObjective",
         "PromptObjective",
+    ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
     ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
