@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit, logsumexp
 
+from tokenmargin._notebook import one_line
 from tokenmargin.plugins import find, own_objects
 
 __all__ = [
@@ -201,6 +202,8 @@ class CustomLoss(AbstractLoss):
     second: Callable[[Float[Array, "..."]], Float[Array, "..."]] | None = None
     lipschitz: float | None = None
     bound: float | None = None
+
+    __repr__ = one_line
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         return np.asarray(self.function(u))
