@@ -31,6 +31,8 @@ _EXPORTS = {
         "cross_attention",
         "self_attention",
     ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -45,6 +47,10 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.next_token": (
+        "NextTokenProblem",
+        "next_token_windows",
+    ),
     "tokenmargin.problem.corpus_generators": (
         "k_level_corpus",
         "selective_corpus",
@@ -53,11 +59,16 @@ _EXPORTS = {
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
+        "LogLoss",
         "LogisticLoss",
     ),
     "tokenmargin.objective.attention": (
         "JointObjective",
         "PromptObjective",
+    ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
     ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
@@ -114,7 +125,9 @@ _EXPORTS = {
         "Limit",
         "basin_map",
         "basins",
+        "NextTokenLimit",
         "limit_of",
+        "next_token_limit",
         "random_starts",
     ),
     "tokenmargin.theory": (

@@ -19,9 +19,11 @@ from tokenmargin.dynamics import regularisation_path as regularisation_path
 from tokenmargin.dynamics import ridge_path as ridge_path
 from tokenmargin.limits import Basins as Basins
 from tokenmargin.limits import Limit as Limit
+from tokenmargin.limits import NextTokenLimit as NextTokenLimit
 from tokenmargin.limits import basin_map as basin_map
 from tokenmargin.limits import basins as basins
 from tokenmargin.limits import limit_of as limit_of
+from tokenmargin.limits import next_token_limit as next_token_limit
 from tokenmargin.limits import random_starts as random_starts
 from tokenmargin.margin import Atlas as Atlas
 from tokenmargin.margin import LimitDirection as LimitDirection
@@ -48,10 +50,13 @@ from tokenmargin.objective.embedding import gaussian_embeddings as gaussian_embe
 from tokenmargin.objective.embedding import wishart_embeddings as wishart_embeddings
 from tokenmargin.objective.factored import FactoredObjective as FactoredObjective
 from tokenmargin.objective.first_step import first_step as first_step
+from tokenmargin.objective.local_scores import ClassObjective as ClassObjective
+from tokenmargin.objective.local_scores import SquareObjective as SquareObjective
 from tokenmargin.objective.losses import CorrelationLoss as CorrelationLoss
 from tokenmargin.objective.losses import CustomLoss as CustomLoss
 from tokenmargin.objective.losses import ExponentialLoss as ExponentialLoss
 from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
+from tokenmargin.objective.losses import LogLoss as LogLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
@@ -59,6 +64,7 @@ from tokenmargin.objective.nonlinear_heads import optimal_sets as optimal_sets
 from tokenmargin.problem.attention_problems import cross_attention as cross_attention
 from tokenmargin.problem.attention_problems import self_attention as self_attention
 from tokenmargin.problem.bilinear import bilinear as bilinear
+from tokenmargin.problem.class_problem import ClassProblem as ClassProblem
 from tokenmargin.problem.corpus import TokenCorpus as TokenCorpus
 from tokenmargin.problem.corpus_generators import k_level_corpus as k_level_corpus
 from tokenmargin.problem.corpus_generators import selective_corpus as selective_corpus
@@ -75,6 +81,9 @@ from tokenmargin.problem.instances import figure8 as figure8
 from tokenmargin.problem.instances import random_problem as random_problem
 from tokenmargin.problem.instances import shared_vocabulary_problem as shared_vocabulary_problem
 from tokenmargin.problem.instances import three_limits as three_limits
+from tokenmargin.problem.next_token import NextTokenProblem as NextTokenProblem
+from tokenmargin.problem.next_token import next_token_windows as next_token_windows
+from tokenmargin.problem.regression_problem import RegressionProblem as RegressionProblem
 from tokenmargin.problem.token_problem import ProblemFileError as ProblemFileError
 from tokenmargin.problem.token_problem import TokenProblem as TokenProblem
 from tokenmargin.problem.token_problem import load_problem as load_problem

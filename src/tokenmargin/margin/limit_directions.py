@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
@@ -37,6 +38,7 @@ from tokenmargin.selection import (
     gaps_over,
     named_sets,
     near_tokens,
+    spelled,
 )
 
 __all__ = [
@@ -61,7 +63,7 @@ CHOICES = 256
 
 
 @dataclass(frozen=True, eq=False)
-class LimitDirection:
+class LimitDirection(Tabular):
     """The max-margin direction of a selection, and what it is to the problem.
 
     **Attributes**
@@ -100,6 +102,13 @@ class LimitDirection:
         """The token of each input, or the list of them where a set is selected."""
         return named_sets(self.chosen)
 
+    def __repr__(self) -> str:
+        solved = f"margin={self.solution.margin:.6g}, " if self.solution.is_optimal else ""
+        return f"LimitDirection({self.kind}, {spelled(self.chosen)}, {solved}{self.solution.status})"
+
+    def _columns(self) -> dict[str, Array]:
+        return limit_table((self,))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
         return {
@@ -114,7 +123,7 @@ class LimitDirection:
 
 
 @dataclass(frozen=True, eq=False)
-class Atlas:
+class Atlas(Tabular, Drawn):
     """What was found, and how much of the tree was seen.
 
     **Attributes**
@@ -180,10 +189,25 @@ class Atlas:
             "limits": [limit.to_dict() for limit in self.limits],
         }
 
+    def _columns(self) -> dict[str, Array]:
+        return limit_table(self.limits)
+
     def __repr__(self) -> str:
         seen = "complete" if self.complete else f"partial: {self.unsearched}"
         count = _number(self.selections)
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:
+    """A row a direction: what it is, its tokens, its margin and its proof."""
+    return {
+        "kind": np.array([one.kind for one in limits], dtype=str),
+        "tokens": np.array([spelled(one.chosen) for one in limits], dtype=str),
+        "margin": np.array([one.solution.margin for one in limits]),
+        "score_gap": np.array([one.gaps.min() for one in limits]),
+        "neighbours": np.array([one.neighbours.sum() for one in limits], dtype=int),
+        "residual": np.array([one.solution.certificate.residual for one in limits]),
+    }
 
 
 def _number(count: int) -> str:
@@ -231,6 +255,7 @@ def limit_direction(
     (array([-1.]), 'GMM')
     """
     alpha = checked_selection(problem, selected)
+    problem = problem.around(alpha)
     found = read_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
         best = choice_margin(problem, _best(problem), norm=norm)

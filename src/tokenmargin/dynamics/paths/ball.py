@@ -14,13 +14,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
-__all__ = ["Branch", "RegularisationPath", "prompt_landscape", "regularisation_path"]
+__all__ = ["Branch", "RegularisationPath", "minimum_along", "prompt_landscape", "regularisation_path"]
 
 _RATIO = 2.0  # largest factor between two radii of the continuation
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
@@ -45,7 +47,7 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class RegularisationPath:
+class RegularisationPath(Tabular):
     """The minima found over balls of growing radius; the first branch is the lowest at the largest radius.
 
     - `objective`: whose risk.
@@ -57,6 +59,17 @@ class RegularisationPath:
     radii: Float[Array, " radii"]
     branches: tuple[Branch, ...]
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"RegularisationPath({len(self.radii)} radii to {self.radii[-1]:.4g}, {len(self.branches)} local minima)"
+
+    def _columns(self) -> dict[str, Array]:
+        rows = [
+            {"radius": self.radii, "branch": np.full(len(self.radii), k), "log_excess": one.log_excess,
+             "residual": one.residuals, "bounded": one.bounded, "lowest": self.lowest == k}
+            for k, one in enumerate(self.branches)
+        ]  # fmt: skip
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     @property
     def lowest(self) -> Int[Array, " radii"]:
@@ -102,7 +115,7 @@ def regularisation_path(
     objective: AbstractObjective,
     radii: Sequence[float] | Float[Array, " radii"],
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     starts: int = 16,
     directions: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -125,6 +138,7 @@ def regularisation_path(
     >>> path.selected, (path.points[-1] / 1e3).round(3)
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
+    rng = generator(rng)
     grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
@@ -148,6 +162,23 @@ def regularisation_path(
     pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]
     pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
+
+
+def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], radius: float) -> Float[Array, " D"]:
+    """The point of the regularisation path, local or global, at one radius, near a limit direction.
+
+    It is NaN where Newton's method, started on the direction, has not found a stationary point of the sphere.
+
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
+    array([ 1.000000e+03, -6.931472e-01,  0.000000e+00])
+    """
+    reduced = Reduced.of(objective)
+    start = reduced.reduce(direction)
+    local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, start))
+    found = minimise(local, start * (radius / np.linalg.norm(start)), sphere=Sphere(radius))
+    return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
 def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
