@@ -19,7 +19,11 @@ _EXPORTS = {
     "tokenmargin.problem.geometry": (
         "Coordinates",
         "Gram",
-        "bilinear",
+    ),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.attention_problems": (
+        "cross_attention",
+        "self_attention",
     ),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",

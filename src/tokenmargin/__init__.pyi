@@ -50,12 +50,14 @@ from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
 from tokenmargin.objective.nonlinear_heads import optimal_sets as optimal_sets
+from tokenmargin.problem.attention_problems import cross_attention as cross_attention
+from tokenmargin.problem.attention_problems import self_attention as self_attention
+from tokenmargin.problem.bilinear import bilinear as bilinear
 from tokenmargin.problem.corpus import TokenCorpus as TokenCorpus
 from tokenmargin.problem.corpus_generators import k_level_corpus as k_level_corpus
 from tokenmargin.problem.corpus_generators import selective_corpus as selective_corpus
 from tokenmargin.problem.geometry import Coordinates as Coordinates
 from tokenmargin.problem.geometry import Gram as Gram
-from tokenmargin.problem.geometry import bilinear as bilinear
 from tokenmargin.problem.instances import NAMED_PROBLEMS as NAMED_PROBLEMS
 from tokenmargin.problem.instances import figure1a as figure1a
 from tokenmargin.problem.instances import figure1b as figure1b

@@ -1,4 +1,4 @@
-"""Losses, heads, methods, experiments and claims by name: the package's own, and those that other packages add.
+"""Losses, heads, norms, methods, experiments and claims by name: the package's own, and those that other packages add.
 
 Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
 
@@ -33,6 +33,13 @@ OWN = {
         "correlation": "tokenmargin.objective.losses:CorrelationLoss",
     },
     "heads": {},
+    "norms": {
+        "l2": "tokenmargin.norms:L2",
+        "l1": "tokenmargin.norms:L1",
+        "linf": "tokenmargin.norms:LINF",
+        "nuclear": "tokenmargin.norms:NUCLEAR",
+        "spectral": "tokenmargin.norms:SPECTRAL",
+    },
     "methods": {
         "ngd": "tokenmargin.dynamics.methods:NormalizedGradientDescent",
         "gd": "tokenmargin.dynamics.methods:GradientDescent",
@@ -43,11 +50,12 @@ OWN = {
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
     "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads and claims the objects, of methods and experiments the classes."""
+"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name

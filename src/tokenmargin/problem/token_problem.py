@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, bilinear
+from tokenmargin.problem.bilinear import as_matrix, bilinear
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 
 __all__ = ["ProblemFileError", "TokenProblem", "load_problem", "parse_problem"]
 
@@ -160,9 +161,27 @@ class TokenProblem:
         return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
 
     def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> TokenProblem:
-        """The problem of training W in the logits `<k_it, W' z_i>` instead of p; values and scores stay."""
+        """The problem of training W in the logits `z_i' W k_it` instead of p; values and scores stay.
+
+        `as_matrix` makes matrices of its solutions. `self_attention` and `cross_attention` pose such problems from
+        tokens and queries.
+
+        **Arguments**
+        - `queries`: one z for all inputs, or one `z_i` for each.
+        """
         scores = self.scores if self.head is None else None
         return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
+
+    def as_matrix(self, vector: Float[Array, "... D"]) -> Float[Array, "... q d"]:
+        """A parameter of this problem as the matrix W in the logits `z_i' W k_it`.
+
+        >>> problem = TokenProblem.of(keys=[[[0.0, 1.0], [1.0, 0.0]]], labels=[1], head=[1.0, 0.0])
+        >>> problem.with_matrix(np.array([1.0, 2.0, 3.0])).as_matrix(np.arange(6.0))
+        array([[0., 1.],
+               [2., 3.],
+               [4., 5.]])
+        """
+        return as_matrix(self.keys, vector)
 
     def fields(self) -> dict[str, Array]:
         """The arrays of the problem file by name; a problem in Gram space has no coordinates to write."""
