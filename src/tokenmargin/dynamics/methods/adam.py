@@ -28,7 +28,7 @@ __all__ = ["Adam"]
 class Adam(AbstractMethod):
     """Adam, and AdamW with a weight decay: the numbers of torch's, where gradients are large enough for those.
 
-    With m the mean of past gradients and v that of their squares, what is remembered is `m / sqrt(v)` and `log sqrt(v)`,
+    With m the mean of past gradients and v that of their squares, `m / sqrt(v)` and `log sqrt(v)` are remembered,
     each by coordinate. The first is of order one and the second a moderate number at any size of the gradient, so no
     guard is needed: `eps` is 0. A coordinate whose gradients were all exactly zero stays.
 

@@ -25,7 +25,7 @@ __all__ = ["MirrorDescent"]
 
 @dataclass(frozen=True)
 class MirrorDescent(AbstractMethod):
-    """Mirror descent with the potential `|w|_p^p / p`: `z = sign(w) |w|^(p-1)` takes the step, coordinate by coordinate.
+    """Mirror descent with the potential `|w|_p^p / p`: `z = sign(w) |w|^(p-1)` takes the step, by coordinate.
 
     Normalised steps are of length `step (p - 1) max(|w|_p, 1)^(p - 2)` in z (in the dual norm), which moves w by about
     `step` whatever its norm is: with steps of one length in z the norm would grow like `t^(1/(p-1))`.

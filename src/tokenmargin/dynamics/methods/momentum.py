@@ -21,7 +21,7 @@ from tokenmargin.dynamics.methods.method import (
     checked_step,
     step_at,
 )
-from tokenmargin.norms import L2, AbstractNorm, norm_named
+from tokenmargin.norms import L2, AbstractNorm, SchattenNorm, norm_named
 from tokenmargin.objective.attention import AbstractObjective, Descent
 
 __all__ = ["Momentum", "SteepestDescent"]
@@ -89,7 +89,7 @@ class SteepestDescent(AbstractMethod):
 
     def prepared(self, objective: AbstractObjective) -> SteepestDescent:
         super().prepared(objective)
-        return replace(self, norm=self.margin_norm.of_shape(shape_of(objective, self.margin_norm)))
+        return replace(self, norm=for_blocks(self.margin_norm, objective))
 
     def initial(self, theta: Float[Array, "... D"]) -> State:
         return at_rest(theta) if self.momentum else {}
@@ -108,10 +108,17 @@ class SteepestDescent(AbstractMethod):
         return self.norm
 
 
-def shape_of(objective: AbstractObjective, norm: AbstractNorm) -> tuple[int, int] | None:
-    """The shape of the one matrix that is trained; None where no block is one."""
+def for_blocks(norm: AbstractNorm, objective: AbstractObjective) -> AbstractNorm:
+    """The norm for what is trained: one of matrices learns their shape."""
     shapes = {geometry.matrix_shape for _, geometry in objective.blocks} - {None}
-    return next(iter(shapes)) if len(shapes) == 1 else None
+    if len(shapes) == 1:
+        return norm.of_shape(shapes.pop())
+    if isinstance(norm, SchattenNorm) and norm.shape is None:
+        raise ValueError(
+            f"the {norm.name} norm is one of matrices, and what is trained here is a vector: train W, as in "
+            "problem.with_matrix(queries), or say what matrix it is, as in norm.of_shape((rows, columns))"
+        )
+    return norm
 
 
 def checked_decay(name: str, share: float) -> None:
