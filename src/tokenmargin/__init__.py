@@ -25,6 +25,8 @@ _EXPORTS = {
         "cross_attention",
         "self_attention",
     ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -53,11 +55,17 @@ _EXPORTS = {
         "JointObjective",
         "PromptObjective",
     ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
+    ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
         "NonlinearHead",
         "optimal_sets",
     ),
+    "tokenmargin.objective.factored": ("FactoredObjective",),
+    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",

@@ -206,7 +206,7 @@ def test_a_minibatch_is_the_risk_of_its_inputs(make) -> None:
     tokens, labels, head = rng.standard_normal((5, 3, 4)), np.array([1, -1, 1, -1, 1]), rng.standard_normal(4)
     whole = make(TokenProblem.of(tokens, labels, head=head))
     part = make(TokenProblem.of(tokens[[3, 1]], labels[[3, 1]], head=head))
-    theta, seen = rng.standard_normal((2, whole.dimension)), on_inputs(whole, np.array([3, 1]))
+    theta, seen = rng.standard_normal((2, whole.dimension)), on_inputs(whole, np.array([3, 1]), 5)
     np.testing.assert_allclose(seen.gradient(theta), part.gradient(theta), rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(seen.value(theta), part.value(theta), rtol=1e-12)
     if make is PromptObjective:

@@ -23,7 +23,10 @@ __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
 MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
-_LOSS_HELP = f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT."
+_LOSS_HELP = (
+    f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
+    "logistic, which for several classes is the cross-entropy; real labels have the square loss."
+)
 
 
 def evolve(
@@ -39,7 +42,7 @@ def evolve(
     until_norm: float = 1e8,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
-    loss: Annotated[str, Parameter(help=_LOSS_HELP)] = "logistic",
+    loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
     head: str | None = None,
     save: Path | None = None,
     resume: Path | None = None,
@@ -102,7 +105,8 @@ def evolve(
         raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
     if resume is not None and start is not None:
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
-    settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train, "loss": loss}
+    settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
+    settings |= {"loss": "logistic" if loss is None else loss}
     settings |= {"head": head, "decay": decay, "batch": batch, "seed": None if batch is None else seed}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
@@ -241,13 +245,17 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
     }
 
 
-def _objective(problem: Any, train: str, loss: str, head: str | None) -> AbstractObjective:
-    from tokenmargin.objective.attention import JointObjective, PromptObjective
+def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> AbstractObjective:
+    from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
 
+    if head is None and train == "prompt":
+        return prompt_objective(problem, None if loss is None else loss_named(loss))
+    loss = "logistic" if loss is None else loss
     if head is None:
-        return (PromptObjective if train == "prompt" else JointObjective)(problem, loss_named(loss))
+        return JointObjective(problem, loss_named(loss))
     if train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
@@ -270,7 +278,7 @@ def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, st
     from tokenmargin.objective.attention import JointObjective
     from tokenmargin.objective.nonlinear_heads import HeadObjective
 
-    problem, selected = path.objective.problem, path.selected
+    problem, selected = path.objective.local_problem(path.final), path.selected
     if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
         return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
     if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds

@@ -13,7 +13,8 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, method_named
-from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, Descent
+from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.plugins import names
 from tokenmargin.problem.token_problem import TokenProblem
@@ -113,7 +114,8 @@ def evolve(
     """Run `steps` steps of `method` from `start`, or from many starts at once along its leading axes.
 
     **Arguments**
-    - `objective`: a prompt or joint objective; a problem stands for its `PromptObjective` with the logistic loss.
+    - `objective`: a prompt or joint objective; a problem stands for `prompt_objective(problem)`, the risk of p with the
+      logistic loss (the square loss for real labels).
     - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5".
     - `steps`: how many.
     - `start`: first point; the objective's own start by default.
@@ -135,7 +137,7 @@ def evolve(
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
     wanted = _observables(keep)
     theta = _checked_start(objective, start)
-    inputs = _drawer(objective.problem.n, batch, rng)
+    seen_at = _minibatches(objective, batch, rng)
     method = method.prepared(objective)
     first, states = (0, _initial(method, objective, theta)) if memory is None else memory
 
@@ -152,8 +154,7 @@ def evolve(
             theta, _, states = reached
             if wanted and step % every == 0:
                 record(step, theta)
-            seen = objective if inputs is None else on_inputs(objective, inputs())
-            theta, states = _advanced(method, seen, theta, first + step, states)
+            theta, states = _advanced(method, seen_at(), theta, first + step, states)
             reached = (theta, step + 1, states)
             if progress is not None and (step + 1) % tick == 0:
                 progress(step + 1)
@@ -195,7 +196,7 @@ def _initial(method: AbstractMethod, objective: AbstractObjective, theta: Float[
 
 def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
     if isinstance(given, TokenProblem):
-        return PromptObjective(given)
+        return prompt_objective(given)
     if isinstance(given, AbstractObjective):
         return given
     raise TypeError(f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {_kind(given)}")
@@ -248,12 +249,15 @@ def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | 
     return theta
 
 
-def _drawer(n: int, batch: int | None, rng: np.random.Generator | None) -> Callable[[], Int[Array, " batch"]] | None:
-    """What draws the inputs of the next step; None for all of them."""
+def _minibatches(
+    objective: AbstractObjective, batch: int | None, rng: np.random.Generator | None
+) -> Callable[[], AbstractObjective]:
+    """What gives the objective of the next step: of all inputs, or of some that are drawn."""
     if batch is None:
-        return None
+        return lambda: objective
+    n = objective.outputs(objective.start()).shape[-1]
     if not 1 <= batch <= n:
         raise ValueError(f"batch must be from 1 to the number of inputs {n}, got {batch}")
     if rng is None:
         raise ValueError("minibatches are drawn: give rng, such as numpy.random.default_rng(0)")
-    return lambda: rng.choice(n, size=batch, replace=False)
+    return lambda: on_inputs(objective, rng.choice(n, size=batch, replace=False), n)

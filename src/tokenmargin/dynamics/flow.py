@@ -170,7 +170,7 @@ class FlowPath:
     def resume(
         self,
         *,
-        until_norm: float = 1e8,
+        until_norm: float | None = None,
         events: Iterable[AbstractEvent] = (),
         progress: Callable[[float], None] | None = None,
     ) -> FlowPath:
@@ -194,7 +194,7 @@ def flow(
     objective: AbstractObjective,
     *,
     start: Float[Array, " D"] | None = None,
-    until_norm: float = 1e8,
+    until_norm: float | None = None,
     events: Iterable[AbstractEvent] = (),
     settings: FlowSettings | None = None,
     progress: Callable[[float], None] | None = None,
@@ -202,9 +202,10 @@ def flow(
     """Follow gradient flow from `start` until its norm is `until_norm`, an event stops it, or it comes to rest.
 
     **Arguments**
-    - `objective`: a prompt, joint or nonlinear-head objective, in either geometry.
+    - `objective`: a prompt, joint or nonlinear-head objective, in either geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
-    - `until_norm`: length of the parameter at which to stop.
+    - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
+      grow with its square.
     - `events`: what to watch for; see `tokenmargin.dynamics.events`.
     - `settings`: tolerance, coupling of the blocks, step limit.
     - `progress`: called with the norm after each step of the solver.

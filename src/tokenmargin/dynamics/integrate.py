@@ -18,6 +18,8 @@ from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
+from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.problem.geometry import Coordinates
 
 __all__ = ["FlowSettings", "Integration", "Stop", "UnitField"]
 
@@ -25,6 +27,7 @@ Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "s
 
 # Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.
 LARGEST_NORM = 1e13
+DEFAULT_NORM = 1e8
 SOLVERS = {"LSODA": LSODA, "Radau": Radau}
 _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
@@ -61,11 +64,13 @@ class FlowSettings:
             raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
-def _checked_norm(norm: float) -> float:
-    if not 0 < norm <= LARGEST_NORM:
+def _checked_norm(norm: float | None, degree: int) -> float:
+    largest = LARGEST_NORM ** (1 / degree)
+    if norm is None:
+        return DEFAULT_NORM ** (1 / degree)
+    if not 0 < norm <= largest:
         raise ValueError(
-            f"until_norm must lie in 0..{LARGEST_NORM:g}, got {norm:g}: beyond it logits of order one are lost to "
-            "rounding"
+            f"until_norm must lie in 0..{largest:g}, got {norm:g}: beyond it logits of order one are lost to rounding"
         )
     return norm
 
@@ -81,6 +86,13 @@ def _across(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array,
     return np.where(known, left, 0.0)
 
 
+def _longest_difference(blocks: list[Coordinates]) -> float:
+    """Longest difference of two tokens of an input, over the blocks; 1 where all are equal."""
+    spread = [np.where(b.mask[..., None], b.laid_out - b.laid_out[:, :1], 0.0) for b in blocks]
+    longest = 2 * max(float(np.linalg.norm(s, axis=-1).max()) for s in spread)
+    return longest if longest > 0 else 1.0
+
+
 class UnitField:
     """The unit field and its Jacobian in the coordinates of the span, and the way back."""
 
@@ -92,10 +104,19 @@ class UnitField:
         self.original = reduced.original
         self.rest = theta - reduced.lift(reduced.reduce(theta))  # what the start has outside the span stays
         self._rest_length = float(np.linalg.norm(reduced.original.norms(self.rest)))
+        self._longest = _longest_difference([span.tokens for span in reduced.spans])
 
     def norm(self, y: Float[Array, " r"]) -> float:
         """Length of the whole parameter: the rest is orthogonal to the span."""
         return float(np.hypot(np.linalg.norm(y), self._rest_length))
+
+    def reach(self, y: Float[Array, " r"]) -> float:
+        """How far the difference of two logits moves, at most, when the parameter moves by one."""
+        if isinstance(self.objective, FactoredObjective):
+            keys = self.objective.problem.keys
+            assert isinstance(keys, Coordinates), "reduced problems have coordinates"
+            return _longest_difference([keys]) * self.objective.reach(y)
+        return self._longest
 
     def reduce(self, theta: Float[Array, " D"]) -> Float[Array, " r"]:
         return self.reduced.reduce(theta)
@@ -143,11 +164,12 @@ class Integration:
         self,
         along: UnitField,
         settings: FlowSettings,
-        until_norm: float,
+        until_norm: float | None,
         events: tuple[AbstractEvent, ...],
         progress: Callable[[float], None] | None,
     ) -> None:
-        self.field, self.settings, self.until, self.events = along, settings, _checked_norm(until_norm), events
+        self.field, self.settings, self.events = along, settings, events
+        self.until = _checked_norm(until_norm, along.original.degree)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []

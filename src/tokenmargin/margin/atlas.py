@@ -120,6 +120,11 @@ def atlas(
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """
+    if not problem.has_fixed_scores:
+        raise TypeError(
+            f"the atlas ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where "
+            "attention is; name one selection with limit_direction, or follow training with limit_of"
+        )
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]

@@ -223,6 +223,7 @@ def limit_direction(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     (array([-1.]), 'GMM')
     """
     alpha = checked_selection(problem, selected)
+    problem = problem.around(alpha)
     found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
         best = choice_margin(problem, _best(problem))

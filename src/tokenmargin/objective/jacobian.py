@@ -84,6 +84,7 @@ def prompt_block(
     features: Float[Array, "n d"] | None = None,
     spread: Float[Array, "n T d"] | None = None,
     bending: Float[Array, "n r r"] | None = None,
+    slope: Float[Array, "n r"] | None = None,
 ) -> Block:
     """The block of p; with the columns of the head when `features` and `spread` are given.
 
@@ -91,6 +92,7 @@ def prompt_block(
     - `features`: `Y_i sum_t s_it x_it`, the derivative of the output in the head.
     - `spread`: `Y_i (x_it - sum_u s_iu x_iu)`, the derivative of the lead in the head.
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
+    - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
     logs = state.log_slope[:, None] + state.log_weights + state.log_lead
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
@@ -102,7 +104,7 @@ def prompt_block(
     pull = pulls.sum(axis=1)  # c_i g_i
     cross = np.einsum("nr,nq->rq", pull, state.mean)
     own = np.einsum("ntr,ntq->rq", pulls, state.keys) - cross - cross.T
-    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope)
+    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope if slope is None else slope)
     if bending is not None:
         own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
     rows: tuple[Array, ...] = (own,)

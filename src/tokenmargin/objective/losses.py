@@ -20,6 +20,7 @@ __all__ = [
     "CustomLoss",
     "ExponentialLoss",
     "LogisticLoss",
+    "SquareLoss",
     "loss_named",
     "signed_excess",
 ]
@@ -130,6 +131,25 @@ class CorrelationLoss(AbstractLoss):
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         return 0.0, 1.0
+
+
+@dataclass(frozen=True)
+class SquareLoss(AbstractLoss):
+    """`u^2` of `u = -|y - f|`, minus the distance to a real label: it falls as u rises to zero."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.square(u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(2.0) + np.log(-np.minimum(u, 0.0)))
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(1 / u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return 2.0, float(2 * max(-low, 0.0))
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,13 @@ class WeightedInputs(AbstractLoss):
         return m0 * largest, m1 * largest
 
 
-def on_inputs(objective: AnyObjective, inputs: Int[Array, " batch"]) -> AnyObjective:
-    """The mean risk of the given inputs alone, in the parameters of all."""
-    n = objective.problem.n
+def on_inputs(objective: AnyObjective, inputs: Int[Array, " batch"], n: int) -> AnyObjective:
+    """The mean risk of some of the n inputs alone, in the parameters of all."""
     log_weights = np.full(n, -np.inf)
     log_weights[inputs] = np.log(n / len(inputs))
-    return replace(objective, loss=WeightedInputs(objective.loss, log_weights))
+    try:
+        return replace(objective, loss=WeightedInputs(objective.loss, log_weights))
+    except TypeError:
+        raise TypeError(
+            f"{type(objective).__name__} has a loss of its own, which does not weigh inputs: train it on all of them"
+        ) from None

@@ -20,7 +20,7 @@ from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
-__all__ = ["Branch", "RegularisationPath", "prompt_landscape", "regularisation_path"]
+__all__ = ["Branch", "RegularisationPath", "minimum_along", "prompt_landscape", "regularisation_path"]
 
 _RATIO = 2.0  # largest factor between two radii of the continuation
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
@@ -148,6 +148,23 @@ def regularisation_path(
     pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]
     pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
+
+
+def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], radius: float) -> Float[Array, " D"]:
+    """The point of the regularisation path, local or global, at one radius, near a limit direction.
+
+    It is NaN where Newton's method, started on the direction, has not found a stationary point of the sphere.
+
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
+    array([ 1.000000e+03, -6.931472e-01,  0.000000e+00])
+    """
+    reduced = Reduced.of(objective)
+    start = reduced.reduce(direction)
+    local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, start))
+    found = minimise(local, start * (radius / np.linalg.norm(start)), sphere=Sphere(radius))
+    return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
 def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
