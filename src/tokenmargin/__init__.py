@@ -41,6 +41,10 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.next_token": (
+        "NextTokenProblem",
+        "next_token_windows",
+    ),
     "tokenmargin.problem.corpus_generators": (
         "k_level_corpus",
         "selective_corpus",
@@ -49,6 +53,7 @@ _EXPORTS = {
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
+        "LogLoss",
         "LogisticLoss",
     ),
     "tokenmargin.objective.attention": (
@@ -120,7 +125,9 @@ _EXPORTS = {
         "Limit",
         "basin_map",
         "basins",
+        "NextTokenLimit",
         "limit_of",
+        "next_token_limit",
         "random_starts",
     ),
     "tokenmargin.theory": (

@@ -25,9 +25,11 @@ from tokenmargin.dynamics import regularisation_path as regularisation_path
 from tokenmargin.dynamics import ridge_path as ridge_path
 from tokenmargin.limits import Basins as Basins
 from tokenmargin.limits import Limit as Limit
+from tokenmargin.limits import NextTokenLimit as NextTokenLimit
 from tokenmargin.limits import basin_map as basin_map
 from tokenmargin.limits import basins as basins
 from tokenmargin.limits import limit_of as limit_of
+from tokenmargin.limits import next_token_limit as next_token_limit
 from tokenmargin.limits import random_starts as random_starts
 from tokenmargin.margin import Atlas as Atlas
 from tokenmargin.margin import LimitDirection as LimitDirection
@@ -56,6 +58,7 @@ from tokenmargin.objective.losses import CorrelationLoss as CorrelationLoss
 from tokenmargin.objective.losses import CustomLoss as CustomLoss
 from tokenmargin.objective.losses import ExponentialLoss as ExponentialLoss
 from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
+from tokenmargin.objective.losses import LogLoss as LogLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
@@ -80,6 +83,8 @@ from tokenmargin.problem.instances import figure8 as figure8
 from tokenmargin.problem.instances import random_problem as random_problem
 from tokenmargin.problem.instances import shared_vocabulary_problem as shared_vocabulary_problem
 from tokenmargin.problem.instances import three_limits as three_limits
+from tokenmargin.problem.next_token import NextTokenProblem as NextTokenProblem
+from tokenmargin.problem.next_token import next_token_windows as next_token_windows
 from tokenmargin.problem.regression_problem import RegressionProblem as RegressionProblem
 from tokenmargin.problem.token_problem import ProblemFileError as ProblemFileError
 from tokenmargin.problem.token_problem import TokenProblem as TokenProblem

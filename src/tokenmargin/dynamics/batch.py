@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State
@@ -16,7 +17,8 @@ from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.names import token_name
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 __all__ = ["BatchResult", "evolve_many"]
 
@@ -26,7 +28,7 @@ _LOOK = 25  # steps between two looks at which runs are finished
 
 
 @dataclass(frozen=True, eq=False)
-class BatchResult:
+class BatchResult(Tabular):
     """Where every run of every problem ended.
 
     **Attributes**
@@ -53,6 +55,22 @@ class BatchResult:
     def norms(self) -> Float[Array, "problems starts"]:
         """Length of every final parameter."""
         return np.stack([pose.keys.norm(final) for pose, final in zip(self.problems, self.finals, strict=True)])
+
+    def __repr__(self) -> str:
+        problems, starts = self.steps.shape
+        settled = f"mean selected weight {self.saturation.min():.4g}..{self.saturation.max():.4g}"
+        return f"BatchResult({problems} problems x {starts} starts, {self.method!r}, {settled})"
+
+    def _columns(self) -> dict[str, Array]:
+        problems, starts = np.indices(self.steps.shape)
+        tokens = [
+            " ".join(token_name(i, t) for i, t in enumerate(row))
+            for row in self.selected.reshape(problems.size, -1).tolist()
+        ]
+        return {
+            "problem": problems.ravel(), "start": starts.ravel(), "steps": self.steps.ravel(),
+            "norm": self.norms.ravel(), "saturation": self.saturation.ravel(), "selected": np.array(tokens, dtype=str),
+        }  # fmt: skip
 
     def resume(
         self,
@@ -99,7 +117,7 @@ def evolve_many(
     >>> runs.saturation.shape, bool((runs.saturation > 0.9999).all())
     ((3, 1), True)
     """
-    problems = list(problems)
+    problems = [checked_problem(one, "evolve_many") for one in problems]
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)
     shape, n = (len(problems), len(firsts[0])), problems[0].n

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, method_named
 from tokenmargin.objective.attention import AbstractObjective, Descent
@@ -54,7 +55,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class Trajectory(Tabular, Drawn):
     """Where a run ended and what was kept on the way.
 
     **Attributes**
@@ -91,11 +92,45 @@ class Trajectory:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
         return saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores)
 
+    def __repr__(self) -> str:
+        runs = f"{self.final[..., 0].size} runs, " if self.final.ndim > 1 else ""
+        kept = f", kept {', '.join(self.kept)} at {len(self.at)} steps" if self.kept else ""
+        stopped = ", interrupted" if self.interrupted else ""
+        return (
+            f"Trajectory({runs}{self.steps} steps of {self.method!r}, |p|={_extent(self.objective.norms(self.final))}, "
+            f"mean selected weight {_extent(self.saturation)}{kept}{stopped})"
+        )
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a kept step and start; what was kept as one number a run, or what is known of the end."""
+        lead = self.final.shape[:-1]
+        kept = {name: array for name, array in self.kept.items() if array.shape == (len(self.at), *lead)}
+        at = self.at
+        if not kept:
+            at = np.array([self.steps])
+            kept = {name: OBSERVABLES[name](self.objective, self.final)[None] for name in ("loss", "saturation")}
+        if (
+            "norm" not in kept
+            and (points := self.kept.get("point", self.final[None] if at is not self.at else None)) is not None
+        ):
+            kept = {
+                "norm": np.sqrt((self.objective.norms(points) ** 2).reshape(len(at), *lead, -1).sum(axis=-1))
+            } | kept
+        runs = self.final[..., 0].size
+        table = {"step": np.repeat(at, runs)} | ({"start": np.tile(np.arange(runs), len(at))} if lead else {})
+        return table | {name: array.ravel() for name, array in kept.items()}
+
     def __getitem__(self, kept: Kept) -> Array:
         name = _called(kept)
         if name not in self.kept:
             raise KeyError(f"{name!r} was not kept; ask for it with evolve(..., keep=({name!r},))")
         return self.kept[name]
+
+
+def _extent(values: Float[Array, "..."]) -> str:
+    """A number, or the least and the largest of several."""
+    low, high = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return low if low == high else f"{low}..{high}"
 
 
 def evolve(

@@ -13,13 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals
+from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
@@ -31,7 +32,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit:
+class Limit(Tabular, Drawn):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -82,6 +83,12 @@ class Limit:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
 
+    def _columns(self) -> dict[str, Array]:
+        return select_columns(
+            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         match self.outcome:
             case "direction":
@@ -92,7 +99,7 @@ class Limit:
                 detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
+        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
 
 
 def limit_of(

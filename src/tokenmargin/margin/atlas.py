@@ -40,7 +40,7 @@ from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
 __all__ = ["atlas"]
@@ -120,6 +120,7 @@ def atlas(
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """
+    problem = checked_problem(problem, "atlas")
     if not problem.has_fixed_scores:
         raise TypeError(
             f"the atlas ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
@@ -35,6 +36,7 @@ from tokenmargin.selection import (
     gaps_over,
     named_sets,
     near_tokens,
+    spelled,
 )
 
 __all__ = [
@@ -59,7 +61,7 @@ CHOICES = 256
 
 
 @dataclass(frozen=True, eq=False)
-class LimitDirection:
+class LimitDirection(Tabular):
     """The max-margin direction of a selection, and what it is to the problem.
 
     **Attributes**
@@ -98,6 +100,13 @@ class LimitDirection:
         """The token of each input, or the list of them where a set is selected."""
         return named_sets(self.chosen)
 
+    def __repr__(self) -> str:
+        solved = f"margin={self.solution.margin:.6g}, " if self.solution.is_optimal else ""
+        return f"LimitDirection({self.kind}, {spelled(self.chosen)}, {solved}{self.solution.status})"
+
+    def _columns(self) -> dict[str, Array]:
+        return limit_table((self,))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
         return {
@@ -112,7 +121,7 @@ class LimitDirection:
 
 
 @dataclass(frozen=True, eq=False)
-class Atlas:
+class Atlas(Tabular, Drawn):
     """What was found, and how much of the tree was seen.
 
     **Attributes**
@@ -178,10 +187,25 @@ class Atlas:
             "limits": [limit.to_dict() for limit in self.limits],
         }
 
+    def _columns(self) -> dict[str, Array]:
+        return limit_table(self.limits)
+
     def __repr__(self) -> str:
         seen = "complete" if self.complete else f"partial: {self.unsearched}"
         count = _number(self.selections)
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:
+    """A row a direction: what it is, its tokens, its margin and its proof."""
+    return {
+        "kind": np.array([one.kind for one in limits], dtype=str),
+        "tokens": np.array([spelled(one.chosen) for one in limits], dtype=str),
+        "margin": np.array([one.solution.margin for one in limits]),
+        "score_gap": np.array([one.gaps.min() for one in limits]),
+        "neighbours": np.array([one.neighbours.sum() for one in limits], dtype=int),
+        "residual": np.array([one.solution.certificate.residual for one in limits]),
+    }
 
 
 def _number(count: int) -> str:

@@ -9,6 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
+from tokenmargin.problem.names import token_names
+
 __all__ = ["Certificate", "MarginSolution", "Status"]
 
 Status = Literal["optimal", "infeasible", "inaccurate"]
@@ -41,7 +44,7 @@ class Certificate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class MarginSolution:
+class MarginSolution(Tabular):
     """The solution of `min |p|` under linear constraints, and why to believe it.
 
     **Attributes**
@@ -54,6 +57,7 @@ class MarginSolution:
     - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`: a vector with exactly these properties
       exists, and this is it to rounding. None where infeasibility is not proven.
     - `certificate`: the residuals.
+    - `of_rows`: whether `tokens` are rows of a corpus.
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
 
@@ -75,6 +79,7 @@ class MarginSolution:
     solves: int = 1
     choice: tuple[int, ...] | None = None
     parts: tuple[MarginSolution, ...] = ()
+    of_rows: bool = False
 
     @property
     def minima(self) -> tuple[MarginSolution, ...]:
@@ -112,6 +117,15 @@ class MarginSolution:
                 "differences, but whether one has any is beyond double precision"
             )
         return "not decided: beyond the range or the digits of doubles"
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a constraint: which token it keeps behind, and what holds it."""
+        first, second = self.tokens.reshape(-1, 2).T
+        named = {"selected_row": first, "other_row": second}
+        table = named if self.of_rows else {"token": token_names(first, second), "input": first, "position": second}
+        if self.farkas is not None:
+            return table | {"farkas": self.farkas}
+        return table | {"multiplier": self.multipliers, "active": self.multipliers != 0}
 
     def __repr__(self) -> str:
         return (
