@@ -6,10 +6,16 @@ from tokenmargin.data.pipeline import Pipeline as Pipeline
 from tokenmargin.data.pipeline import prepare as prepare
 from tokenmargin.data.prepared import PreparedText as PreparedText
 from tokenmargin.data.prepared import load_prepared as load_prepared
+from tokenmargin.dynamics import Adam as Adam
 from tokenmargin.dynamics import FlowPath as FlowPath
 from tokenmargin.dynamics import FlowSettings as FlowSettings
 from tokenmargin.dynamics import GradientDescent as GradientDescent
+from tokenmargin.dynamics import MirrorDescent as MirrorDescent
+from tokenmargin.dynamics import Momentum as Momentum
 from tokenmargin.dynamics import NormalizedGradientDescent as NormalizedGradientDescent
+from tokenmargin.dynamics import Polyak as Polyak
+from tokenmargin.dynamics import Schedule as Schedule
+from tokenmargin.dynamics import SteepestDescent as SteepestDescent
 from tokenmargin.dynamics import Trajectory as Trajectory
 from tokenmargin.dynamics import cone_path as cone_path
 from tokenmargin.dynamics import evolve as evolve
