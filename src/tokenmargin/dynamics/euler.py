@@ -11,10 +11,10 @@ from scipy.integrate import DenseOutput, OdeSolver
 
 __all__ = ["MOST_STEPS", "Euler"]
 
-SHARE = 2e-3  # of the length reached, and of a length that changes logits by one: a step
+SHARE = 5e-3  # of the length reached, and of a length that changes logits by one: a step
 MOST_STEPS = 20_000
-_LOOKED_AT = 20  # steps after which it is asked whether they led anywhere
-_GOT = 0.2  # least share of the steps' length that they must lead away; along an edge, to and fro, it is more
+_LOOKED_AT = 100  # steps after which it is asked whether they led anywhere
+_GOT = 0.03  # least share of the steps' length that they must lead away: three steps; around a rest point it is two
 
 
 class Euler(OdeSolver):
@@ -27,7 +27,7 @@ class Euler(OdeSolver):
 
     def __init__(self, fun: Any, t0: float, y0: Array, t_bound: float, *, unit: float, **_: Any) -> None:
         super().__init__(fun, t0, y0, t_bound, vectorized=False)
-        self.unit, self.scale = unit, 1.0
+        self.unit, self.scale, self._before = unit, 1.0, self.y
         self._seen, self._anchor, self._way = 0, self.y, 0.0
 
     def _step_impl(self) -> tuple[bool, str | None]:
@@ -35,6 +35,7 @@ class Euler(OdeSolver):
         if not direction.any():
             return False, "the field is zero"
         length = self.scale * SHARE * (self.unit + float(np.linalg.norm(self.y)))
+        self._before = self.y
         self.t, self.y = self.t + length, self.y + length * direction
         self._seen, self._way = self._seen + 1, self._way + length
         if self._seen == _LOOKED_AT:
@@ -44,4 +45,16 @@ class Euler(OdeSolver):
         return True, None
 
     def _dense_output_impl(self) -> DenseOutput:
-        return _Line(self.t_old, self.t, self.fun.line(self.t_old, self.t), self.y)
+        return _Line(self.t_old, self.t, self._before, self.y)
+
+
+class _Line(DenseOutput):
+    """The straight line between two points."""
+
+    def __init__(self, t_old: float, t: float, before: Float[Array, " r"], after: Float[Array, " r"]) -> None:
+        super().__init__(t_old, t)
+        self._before, self._after = before, after
+
+    def _call_impl(self, t: float) -> Float[Array, " r"]:
+        share = (t - self.t_old) / (self.t - self.t_old)
+        return np.asarray((1 - share) * self._before + share * self._after)

@@ -19,6 +19,7 @@ from numpy import ndarray as Array
 from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField
 from tokenmargin.dynamics.rest import STATIONARY, FinitePart
@@ -37,14 +38,15 @@ _NEGLIGIBLE = 42.0
 
 
 @dataclass(frozen=True, eq=False)
-class FlowPath:
+class FlowPath(Tabular, Drawn):
     """A piece of gradient flow: call it with an arc length to get the point there.
 
     **Attributes**
     - `objective`, `settings`: what was followed, and how.
     - `arcs`: arc lengths at the solver's steps, from 0.
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
-    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, a "finite part" (the limit is a
+    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "saturated" (all weights are
+      exact, under sparsemax or entmax: p rests there for ever), a "finite part" (the limit is a
       direction and a finite vector beside it, see `finite_part`), "flat" (the gradient is lost to cancellation, and it
       is neither of the two), the limit of "steps", "stalled" (the solver failed, or makes no headway), or
       "interrupted".
@@ -121,6 +123,9 @@ class FlowPath:
         def log_slowness(arcs: Float[Array, " k"]) -> Float[Array, " k"]:
             return np.asarray(-np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2)
 
+        if self.objective.kinked:  # Euler's steps take their length over the gradient where they begin
+            steps = np.log(np.diff(self.arcs)) + log_slowness(self.arcs[:-1])
+            return np.append(-np.inf, np.logaddexp.accumulate(steps))
         return log_integral(log_slowness, self.arcs)
 
     @cached_property
@@ -153,6 +158,22 @@ class FlowPath:
         rates = np.linalg.eigvals(relative).real
         return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
 
+    def __repr__(self) -> str:
+        return (
+            f"FlowPath(stopped by {self.stop} at |p|={self.norm:.4g} after {self.steps} steps of the solver, "
+            f"mean selected weight {self.saturation:.6g})"
+        )
+
+    def _columns(self) -> dict[str, Array]:
+        points = self(self.arcs)
+        norms = np.sqrt((self.objective.norms(points) ** 2).reshape(len(self.arcs), -1).sum(axis=1))
+        prompts = self.objective.prompt(points)
+        chosen = saturation(self.objective.problem.keys, prompts, self.objective.constant_scores)
+        return {
+            "arc": self.arcs, "norm": norms, "log_time": self.log_time, "loss": self.objective.value(points),
+            "saturation": chosen,
+        }  # fmt: skip
+
     def at_norm(self, norm: float) -> Float[Array, " D"]:
         """The first point whose length is `norm`."""
         lengths = [self._field.norm(piece(end)) for piece, end in zip(self._pieces, self.arcs[1:], strict=True)]
@@ -175,7 +196,7 @@ class FlowPath:
         progress: Callable[[float], None] | None = None,
     ) -> FlowPath:
         """Go on from the end; the path returned is the whole one."""
-        if self.stop == "stationary":
+        if self.stop in ("stationary", "saturated"):
             return self
         run = Integration(self._field, self.settings, until_norm, tuple(events), progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
@@ -219,8 +240,6 @@ def flow(
     >>> path.stop, path.selected, (path.prompt / path.norm).round(6)
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
-    if objective.unfollowed:
-        raise TypeError(objective.unfollowed)
     settings = FlowSettings() if settings is None else settings
     theta = objective.start() if start is None else np.array(start, dtype=np.float64)
     if theta.shape != (objective.dimension,):

@@ -13,15 +13,16 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
-from tokenmargin.limits.exact_weights import StepPath, follow_by_steps, separating_direction
+from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals
+from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
@@ -36,7 +37,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit:
+class Limit(Tabular, Drawn):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -61,7 +62,7 @@ class Limit:
     angle: float
     rate: float
     log_gradient: float
-    path: FlowPath | StepPath
+    path: FlowPath
 
     @property
     def selected(self) -> Int[Array, " n"]:
@@ -88,6 +89,12 @@ class Limit:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
 
+    def _columns(self) -> dict[str, Array]:
+        return select_columns(
+            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         match self.outcome:
             case "direction":
@@ -100,7 +107,7 @@ class Limit:
                 detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
+        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
 
 
 def limit_of(
@@ -138,8 +145,6 @@ def limit_of(
     ('direction', 'LMM', array([1]), -1.0)
     """
     objective, problem = _asked(problem, loss)
-    if isinstance(objective, MapObjective) and objective.unfollowed:
-        return _by_steps(objective, follow_by_steps(objective, start))
     path = flow(
         objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,
@@ -151,6 +156,10 @@ def limit_of(
         off = _off(path, named)
         outcome, reason = _judged(path, named, off, tolerance, shares=False)
         return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
+    if isinstance(objective, MapObjective) and path.stop == "saturated":
+        named = limit_direction(problem, path.selected, loss=objective.loss)
+        reason = exactly_ahead(objective, path.prompt, named.solution)
+        return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
@@ -168,7 +177,7 @@ def limit_of(
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
 
-def _off(path: FlowPath | StepPath, named: LimitDirection) -> float:
+def _off(path: FlowPath, named: LimitDirection) -> float:
     """The angle between the end of a path and a direction; NaN where there is none."""
     if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
         return np.nan
@@ -204,21 +213,6 @@ def _asked(given: TokenProblem | Followed, loss: AbstractLoss | None) -> tuple[F
     if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
-
-
-def _by_steps(objective: MapObjective, path: StepPath) -> Limit:
-    """What normalised steps came to: weights that are exact at a finite p, another rest point, or nothing yet."""
-    problem = objective.problem
-    named = limit_direction(problem, path.selected, loss=objective.loss)
-    off = _off(path, named)
-    needed, outcomes = objective.attention.margin, {"saturated": "saturated", "stationary": "bounded"}
-    outcome: Outcome = outcomes.get(path.stop, "undecided")  # type: ignore[assignment]
-    reason = f"no rest within {path.steps} steps" if path.stop == "steps" else ""
-    if path.stop == "saturated":
-        reason = f"the weights are exact at |p|={path.norm:.6g}: ahead by {path.margin:.6g}, {needed:g} needed"
-        if named.solution.is_optimal:
-            reason += f", which |p|={needed / named.solution.margin:.6g} can do"
-    return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
 
 
 def _judged(

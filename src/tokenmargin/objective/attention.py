@@ -194,9 +194,13 @@ class AbstractObjective(abc.ABC):
         return None
 
     @property
-    def unfollowed(self) -> str:
-        """Why gradient flow does not follow this field; empty where it does."""
-        return ""
+    def kinked(self) -> bool:
+        """Whether the field has kinks, so that gradient flow goes by plain steps."""
+        return False
+
+    def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
+        """Whether every input gives one token all its weight, exactly, and so pulls no more."""
+        return False
 
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         """The attention weights."""

@@ -30,6 +30,7 @@ from tokenmargin.problem.geometry import AbstractGeometry
 __all__ = ["AttentionMap", "Entmax", "MapObjective", "Sigmoid", "Softmax", "Sparsemax", "attention_named"]
 
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
+_NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing
 
 
 class AttentionMap(abc.ABC):
@@ -38,12 +39,10 @@ class AttentionMap(abc.ABC):
     - `margin`: how far in logits a token must be ahead of the others for all the weight to be its own, exactly;
       infinity where it never is.
     - `shares`: whether the weights of an input always sum to 1.
-    - `bends`: whether `curvature` is known and continuous, so that gradient flow can follow the field.
     """
 
     margin: float = np.inf
     shares: bool = True
-    bends: bool = False
 
     @abc.abstractmethod
     def weights(self, logits: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
@@ -64,8 +63,8 @@ class AttentionMap(abc.ABC):
     def curvature(
         self, logits: Float[Array, "n T"], scores: Float[Array, "n T"], log_scale: Float[Array, " n"]
     ) -> Float[Array, "n T T"]:
-        """The second derivative of `<s(z), scores>` in the logits, over `exp(log_scale)`."""
-        raise TypeError(f"{type(self).__name__} has no curvature; train with a descent method")
+        """The second derivative of `<s(z), scores>` in the logits, over `exp(log_scale)`; gradient flow asks for it."""
+        raise TypeError(f"{type(self).__name__} has no curvature, which gradient flow needs; train by descent")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class Softmax(AttentionMap):
     """
 
     temperature: float = 1.0
-    bends = True
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.temperature) and self.temperature > 0):
@@ -117,17 +115,32 @@ class Entmax(AttentionMap):
 
     def weights(self, logits: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
         ahead = (self.alpha - 1) * (logits - logits.max(axis=-1, keepdims=True))
-        # At the threshold -1 the largest alone has weight 1; at that of equal weights the sum is at most 1.
-        count = np.isfinite(ahead).sum(axis=-1, keepdims=True)
-        low, high = np.full(count.shape, -1.0), -(count ** (1 - self.alpha))
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            above = self._power(ahead - middle).sum(axis=-1, keepdims=True) >= 1
-            low, high = np.where(above, middle, low), np.where(above, high, middle)
-        weights = self._power(ahead - low)
+        weights = self._power(ahead - self._threshold(ahead))
         # A row whose runner-up is the margin behind has one weight exactly, whatever the rounding of its threshold.
         weights = np.where((ahead <= -1).sum(axis=-1, keepdims=True) == ahead.shape[-1] - 1, ahead == 0, weights)
         return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+    def _threshold(self, ahead: Float[Array, "... n T"]) -> Float[Array, "... n 1"]:
+        """Where the weights sum to 1. At -1 the largest alone has weight 1; at that of equal weights it is at most 1.
+
+        Up to alpha = 2 the sum is convex, and Newton's method rises to the threshold from below; beyond, by halving.
+        """
+        count = np.isfinite(ahead).sum(axis=-1, keepdims=True)
+        low, high = np.full(count.shape, -1.0), -(count ** (1 - self.alpha))
+        for _ in range(_HALVINGS):
+            if self.alpha <= 2:
+                over = self._power(ahead - low).sum(axis=-1, keepdims=True) - 1
+                slopes = np.maximum(ahead - low, 0.0) ** (1 / (self.alpha - 1) - 1)
+                slope = slopes.sum(axis=-1, keepdims=True, where=ahead > low)
+                step = np.maximum(over, 0.0) * (self.alpha - 1) / slope
+                if not (step > _NOTHING).any():
+                    break
+                low = np.minimum(low + step, high)
+            else:
+                middle = (low + high) / 2
+                above = self._power(ahead - middle).sum(axis=-1, keepdims=True) >= 1
+                low, high = np.where(above, middle, low), np.where(above, high, middle)
+        return low
 
     def vjp(self, logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
         tilted, centred = self._tilted(logits, scores)
@@ -188,7 +201,6 @@ class Sigmoid(AttentionMap):
 
     bias: float = 0.0
     shares = False
-    bends = True
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.bias):
@@ -267,16 +279,11 @@ class MapObjective(AbstractObjective):
         return self.problem.shared_scores
 
     @property
-    def unfollowed(self) -> str:
-        if self.attention.bends:
-            return ""
-        ends = "its weights become exact at a finite p, where the gradient is zero, and " if self._sparse else ""
-        name = type(self.attention).__name__.lower()
-        return f"gradient flow does not follow {name}: {ends}its field has kinks; take evolve, or limit_of"
-
-    @property
-    def _sparse(self) -> bool:
+    def kinked(self) -> bool:
         return bool(np.isfinite(self.attention.margin))
+
+    def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
+        return self.kinked and bool(((self.weights(theta) > 0).sum(axis=-1) == 1).all())
 
     def start(self) -> Float[Array, " D"]:
         return self.problem.keys.zero()

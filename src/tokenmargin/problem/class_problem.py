@@ -50,7 +50,7 @@ def soft_margin(rivals: Float[Array, "... r"]) -> tuple[Float[Array, "..."], Flo
     return np.asarray(-logsumexp(-rivals, axis=-1)), np.asarray(softmax(-rivals, axis=-1))
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ClassProblem(TokenProblem):
     """Inputs, keys, values and classes under a head with one column per class.
 
@@ -126,6 +126,9 @@ class ClassProblem(TokenProblem):
         return cls(
             Coordinates.of(keys, mask), classes, geometry, head=head, class_logits=class_logits, keep_unused=keep_unused
         )
+
+    def _answers(self) -> Array:
+        return self.classes
 
     @property
     def k(self) -> int:

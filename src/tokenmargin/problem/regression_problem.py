@@ -17,7 +17,7 @@ from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 __all__ = ["RegressionProblem"]
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class RegressionProblem(TokenProblem):
     """Inputs, keys, values and real targets.
 
@@ -63,6 +63,9 @@ class RegressionProblem(TokenProblem):
         """From plain arrays: `keys` and `values` (n, T, d), `targets` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(Coordinates.of(keys, mask), targets, geometry, head=head, scores=scores)
+
+    def _answers(self) -> Array:
+        return self.targets
 
     @property
     def has_fixed_scores(self) -> bool:

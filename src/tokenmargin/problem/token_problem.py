@@ -18,11 +18,14 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.problem.bilinear import as_matrix, bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.names import token_names
 
-__all__ = ["ProblemFileError", "TokenProblem", "checked_vector", "load_problem", "parse_problem"]
+__all__ = ["ProblemFileError", "TokenProblem", "checked_problem", "checked_vector", "load_problem", "parse_problem"]
 
+SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused")
 LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read
 COPIES = 4  # of each number as a double at the peak while a problem is made: 3.6 measured at most (d = 1, with values)
@@ -33,7 +36,7 @@ class ProblemFileError(ValueError):
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class TokenProblem:
+class TokenProblem(Tabular, Drawn):
     """Inputs, keys, values, labels and scores of a one-layer attention problem.
 
     **Arguments**
@@ -71,7 +74,10 @@ class TokenProblem:
             )
         signs = _signs(labels, keys.n, None if head is None else np.ndim(head))
         if (head is None) == (scores is None):
-            raise ValueError("give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>)")
+            raise ValueError(
+                "give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>); to change one "
+                "of a problem, make a new one: TokenProblem(problem.keys, problem.labels, problem.values, head=v)"
+            )
         if head is not None:
             head = checked_vector("head", head, values.dimension, "as long as a value vector")
             scores = signs[:, None] * values.gather(values.project(head))
@@ -189,6 +195,32 @@ class TokenProblem:
         scores = self.scores if self.head is None else None
         return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
 
+    def __repr__(self) -> str:
+        size = (
+            f"n={self.n}, T={self.T}, d={self.keys.dimension}"
+            if isinstance(self.keys, Coordinates)
+            else (f"n={self.n}, T={self.T}, in Gram space with {self.keys.rows} vectors")
+        )
+        short = "" if self.mask.all() else f", {int(self.mask.sum())} tokens"
+        return f"{type(self).__name__}({size}{short}, {'scores given' if self.head is None else 'scores from a head'})"
+
+    def _answers(self) -> Array:
+        """What the inputs are labelled with."""
+        return self.labels
+
+    def _columns(self) -> dict[str, Array]:
+        inputs, positions = np.nonzero(self.mask)
+        scores = self.scores[inputs, positions]
+        best = scores == np.where(self.mask, self.scores, -np.inf).max(axis=1)[inputs]
+        table = {
+            "token": token_names(inputs, positions), "input": inputs, "position": positions,
+            "label": self._answers()[inputs], "score": scores, "optimal": best,
+        }  # fmt: skip
+        if isinstance(self.keys, Coordinates) and self.keys.dimension <= SHOWN_COORDINATES:
+            vectors = self.keys.vectors[self.keys.index[inputs, positions]]
+            table |= {f"x{j + 1}": vectors[:, j] for j in range(self.keys.dimension)}
+        return table
+
     def as_matrix(self, vector: Float[Array, "... D"]) -> Float[Array, "... q d"]:
         """A parameter of this problem as the matrix W in the logits `z_i' W k_it`.
 
@@ -221,6 +253,18 @@ class TokenProblem:
                 path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}))
             case suffix:
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
+
+
+def checked_problem(item: object, asked_by: str) -> TokenProblem:
+    """The problem itself, or a line that says what was given instead."""
+    if isinstance(item, TokenProblem):
+        return item
+    remedy = (
+        "follow another objective with flow(objective) and compare its end with max_margin(problem, path.selected)"
+        if hasattr(item, "problem")
+        else "make one with TokenProblem.of(keys, labels, head=v)"
+    )
+    raise TypeError(f"{asked_by} takes a TokenProblem, got {type(item).__name__}; {remedy}")
 
 
 def load_problem(path: str | Path) -> TokenProblem:
