@@ -19,6 +19,7 @@ from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
 from tokenmargin.report.planes import draw_cone, draw_joint_paths, draw_loss_bias, draw_prompt_paths
+from tokenmargin.report.results import draw_constants
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, INPUT_COLOURS, LOCAL, MUTED, RELAXED, panels
 from tokenmargin.report.vision import draw_maps, draw_sparsity
@@ -235,6 +236,7 @@ def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
         **dict.fromkeys(("demo", "fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
+        "constants": Drawing(draw_constants, TWO),
         "fig2": Drawing(draw_cone, TWO),
         **dict.fromkeys(("fig3a", "fig3b"), Drawing(draw_joint_paths, TWO)),
         "fig3c": Drawing(draw_probabilities),
