@@ -11,6 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
+    "tokenmargin.norms": (
+        "CustomNorm",
+        "LpNorm",
+        "SchattenNorm",
+        "norm_named",
+    ),
     "tokenmargin.problem.token_problem": (
         "ProblemFileError",
         "TokenProblem",
@@ -25,6 +31,8 @@ _EXPORTS = {
         "cross_attention",
         "self_attention",
     ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -39,6 +47,10 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.next_token": (
+        "NextTokenProblem",
+        "next_token_windows",
+    ),
     "tokenmargin.problem.corpus_generators": (
         "k_level_corpus",
         "selective_corpus",
@@ -47,11 +59,16 @@ _EXPORTS = {
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
+        "LogLoss",
         "LogisticLoss",
     ),
     "tokenmargin.objective.attention": (
         "JointObjective",
         "PromptObjective",
+    ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
     ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
@@ -91,10 +108,16 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.dynamics": (
+        "Adam",
         "FlowPath",
         "FlowSettings",
         "GradientDescent",
+        "MirrorDescent",
+        "Momentum",
         "NormalizedGradientDescent",
+        "Polyak",
+        "Schedule",
+        "SteepestDescent",
         "Trajectory",
         "cone_path",
         "evolve",
@@ -108,7 +131,9 @@ _EXPORTS = {
         "Limit",
         "basin_map",
         "basins",
+        "NextTokenLimit",
         "limit_of",
+        "next_token_limit",
         "random_starts",
     ),
     "tokenmargin.theory": (

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = [
@@ -214,9 +215,11 @@ def spelled(chosen: Bool[Array, "n T"], between: str = " ") -> str:
     """A selection in a line of text; tokens that are selected together are joined by a plus.
 
     >>> spelled(np.array([[True, False, False], [False, True, True]]))
-    '0 1+2'
+    'A1 B2+B3'
     """
-    return between.join("+".join(map(str, np.flatnonzero(row).tolist())) for row in chosen)
+    return between.join(
+        "+".join(token_name(i, t) for t in np.flatnonzero(row).tolist()) for i, row in enumerate(chosen)
+    )
 
 
 def is_locally_optimal(

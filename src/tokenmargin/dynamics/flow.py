@@ -19,6 +19,7 @@ from numpy import ndarray as Array
 from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField
 from tokenmargin.dynamics.rest import STATIONARY, FinitePart
@@ -37,7 +38,7 @@ _NEGLIGIBLE = 42.0
 
 
 @dataclass(frozen=True, eq=False)
-class FlowPath:
+class FlowPath(Tabular, Drawn):
     """A piece of gradient flow: call it with an arc length to get the point there.
 
     **Attributes**
@@ -152,6 +153,22 @@ class FlowPath:
         relative = self._field.objective.linearise(self._field.reduce(self.final)).jacobian
         rates = np.linalg.eigvals(relative).real
         return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
+
+    def __repr__(self) -> str:
+        return (
+            f"FlowPath(stopped by {self.stop} at |p|={self.norm:.4g} after {self.steps} steps of the solver, "
+            f"mean selected weight {self.saturation:.6g})"
+        )
+
+    def _columns(self) -> dict[str, Array]:
+        points = self(self.arcs)
+        norms = np.sqrt((self.objective.norms(points) ** 2).reshape(len(self.arcs), -1).sum(axis=1))
+        prompts = self.objective.prompt(points)
+        chosen = saturation(self.objective.problem.keys, prompts, self.objective.constant_scores)
+        return {
+            "arc": self.arcs, "norm": norms, "log_time": self.log_time, "loss": self.objective.value(points),
+            "saturation": chosen,
+        }  # fmt: skip
 
     def at_norm(self, norm: float) -> Float[Array, " D"]:
         """The first point whose length is `norm`."""

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, Attention, PromptObjective, attend
+from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -111,7 +112,7 @@ class FinitePart:
 def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
     objective = along.objective
-    if not isinstance(objective, PromptObjective):
+    if not isinstance(objective, PromptObjective | AbstractLocalObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
     tied = problem.mask & (state.weights > _TIED)
@@ -139,7 +140,10 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
 
 
 def _divergent(
-    objective: PromptObjective, w: Float[Array, " r"], tied: Bool[Array, "n T"], across: Float[Array, "q r"]
+    objective: PromptObjective | AbstractLocalObjective,
+    w: Float[Array, " r"],
+    tied: Bool[Array, "n T"],
+    across: Float[Array, "q r"],
 ) -> Divergent:
     """The others against the merged token, which stands at the pivot's place with the output of the tied tokens.
 
@@ -158,7 +162,7 @@ def _divergent(
     if isinstance(objective, Divergent):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
-    scores = np.where(state.pivot, state.output[:, None], problem.scores)
+    scores = np.where(state.pivot, state.output[:, None], problem.around(state.weights).scores)
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
     return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 
@@ -166,7 +170,7 @@ def _divergent(
 def _masked(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
     keys = problem.keys
     assert isinstance(keys, Coordinates), "reduced problems have coordinates"
-    return TokenProblem(Coordinates(keys.vectors, keys.index, mask), problem.labels, scores=problem.scores)
+    return problem.with_keys(Coordinates(keys.vectors, keys.index, mask))
 
 
 def _laid_out(problem: TokenProblem) -> Float[Array, "n T r"]:

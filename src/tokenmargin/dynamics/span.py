@@ -16,7 +16,6 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["Reduced", "Span"]
 
@@ -98,7 +97,7 @@ class Reduced:
             return cls._factored(original)
         spans = {name: Span.of(geometry) for name, geometry in original.blocks}
         values = spans["head"].tokens if "head" in spans else problem.values
-        reduced = TokenProblem(spans["prompt"].tokens, problem.labels, values, scores=problem.scores)
+        reduced = problem.with_keys(spans["prompt"].tokens, values)
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
 
     @classmethod

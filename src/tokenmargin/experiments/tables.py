@@ -12,6 +12,7 @@ from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
 from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.names import token_names
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
@@ -47,6 +48,7 @@ def token_table(problem: TokenProblem, selections: Iterable[Sequence[int]] = ())
     return {
         "input": inputs,
         "token": positions,
+        "name": token_names(inputs, positions),
         "x": place[:, 0],
         "y": place[:, 1],
         "score": problem.scores[problem.mask],

@@ -6,19 +6,21 @@ This is where the dynamics meet the max-margin problems; the two rooms themselve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
+from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals
+from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
@@ -30,7 +32,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit:
+class Limit(Tabular, Drawn):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -81,6 +83,12 @@ class Limit:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
 
+    def _columns(self) -> dict[str, Array]:
+        return select_columns(
+            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         match self.outcome:
             case "direction":
@@ -91,11 +99,11 @@ class Limit:
                 detail = f"{self.reason}, angle={self.angle:.1e}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, selected={self.named.names})"
+        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
 
 
 def limit_of(
-    problem: TokenProblem,
+    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
     start: Float[Array, " D"] | None = None,
     *,
     loss: AbstractLoss | None = None,
@@ -108,15 +116,16 @@ def limit_of(
 
     The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
     1 - 1e-5, where tokens of equal score count together), the max-margin problem of the selected tokens is solved with
-    a certificate, and the angle to its solution is at most `tolerance`. A stationary point is settled when Newton's
-    method has found it and the gradient there is zero to rounding. A finite part is settled when besides the direction
-    that keeps the ties, followed by itself, is within `tolerance` of its certificate. Anything else is "undecided",
-    with the reason and what was reached.
+    a certificate, and the angle to its solution is at most `tolerance`; or that of the path's last decade alone, where
+    what lies across the direction has settled at a length that is long beside `tolerance * until_norm`. A stationary
+    point is settled when Newton's method has found it and the gradient there is zero to rounding. A finite part is
+    settled when besides the direction that keeps the ties, followed by itself, is within `tolerance` of its
+    certificate. Anything else is "undecided", with the reason and what was reached.
 
     **Arguments**
-    - `problem`: in either geometry.
+    - `problem`: in either geometry, with labels of any kind; or an objective of p.
     - `start`: where the flow begins; zero by default.
-    - `loss`: logistic by default.
+    - `loss`: logistic by default, square for real labels; not beside an objective, which has its own.
     - `until_norm`: how far to follow a diverging path.
     - `tolerance`: largest angle called settled.
     - `settings`: of the flow.
@@ -127,13 +136,14 @@ def limit_of(
     >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
     ('direction', 'LMM', array([1]), -1.0)
     """
-    objective = PromptObjective(_as_seen(problem), LogisticLoss() if loss is None else loss)
+    objective, problem = _asked(problem, loss)
     path = flow(
         objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
         return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+    problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
     if path.stop == "norm" and not off <= tolerance and (tied := _level(problem, path, tolerance)) is not None:
@@ -141,6 +151,11 @@ def limit_of(
         if _off(path, tie) <= tolerance:
             named, off = tie, _off(path, tie)
     outcome, reason = _judged(path, named, off, tolerance)
+    if path.stop == "norm" and not off <= tolerance and _advance(path, named) <= tolerance:
+        outcome, reason = _judged(path, named, 0.0, tolerance)
+        reason = (
+            reason or f"what lies across it has settled at {path.norm * np.sin(off):.3g}, and the angle falls as 1/|p|"
+        )
     rate = _rate(path, named.solution) if outcome == "direction" else np.nan
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
@@ -150,6 +165,15 @@ def _off(path: FlowPath, named: LimitDirection) -> float:
     if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
         return np.nan
     return float(angle(path.objective.problem.keys, path.prompt, named.solution.vector))
+
+
+def _advance(path: FlowPath, named: LimitDirection) -> float:
+    """The angle between a direction and the last decade of a path; NaN where there is none, or the path began there."""
+    begun = float(np.linalg.norm(path.objective.norms(path(0.0))))
+    if np.isnan(_off(path, named)) or path.norm <= 10.0 * begun:
+        return np.nan
+    step = path.prompt - path.at_norm(path.norm / 10.0)
+    return float(angle(path.objective.problem.keys, step, named.solution.vector))
 
 
 def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Array, "n T"] | None:
@@ -163,11 +187,17 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _as_seen(problem: TokenProblem) -> TokenProblem:
-    """The same training problem with one score for all copies of a key: nothing then cancels that grows small."""
-    if (problem.shared_scores == problem.scores).all():
-        return problem
-    return TokenProblem(problem.keys, problem.labels, problem.values, scores=problem.shared_scores)
+def _asked(
+    given: TokenProblem | PromptObjective | AbstractLocalObjective, loss: AbstractLoss | None
+) -> tuple[PromptObjective | AbstractLocalObjective, TokenProblem]:
+    """The objective to follow, in which copies of a key have one score, and the problem that was given."""
+    if isinstance(given, TokenProblem):
+        return prompt_objective(given.merged, loss), given
+    if loss is not None:
+        raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
+    if not isinstance(given, PromptObjective | AbstractLocalObjective):
+        raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
+    return replace(given, problem=given.problem.merged), given.problem
 
 
 def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:

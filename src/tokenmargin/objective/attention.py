@@ -25,9 +25,12 @@ from tokenmargin.objective.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
+    SquareLoss,
     signed_excess,
 )
+from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = [
@@ -139,7 +142,7 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
 
 def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
     return Pivoted(
-        keys=pivoted(_coordinates(keys), state.pivot),
+        keys=pivoted(in_coordinates(keys), state.pivot),
         weights=state.weights,
         log_weights=state.log_weights,
         lead=state.lead,
@@ -150,7 +153,8 @@ def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss
     )
 
 
-def _coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+    """The tokens as an array, for derivatives of the field."""
     if not isinstance(geometry, Coordinates):
         raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
     return geometry.laid_out
@@ -185,6 +189,10 @@ class AbstractObjective(abc.ABC):
     def constant_scores(self) -> Float[Array, "n T"] | None:
         """The scores of the tokens where training does not change them; copies share their mean."""
         return None
+
+    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
+        """The problem with fixed scores that this one is to first order around a point; itself, where scores are."""
+        return self.problem
 
     @property
     def degree(self) -> int:
@@ -258,6 +266,19 @@ class AbstractObjective(abc.ABC):
         return np.asarray(-self.expand(np.exp(log_norm)) * direction)
 
 
+def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
+    """Refuse what is no problem of labels -1 and +1, and name the objective that is for it."""
+    if isinstance(problem, RegressionProblem):
+        raise TypeError(
+            f"this problem has real labels, and {type(loss).__name__} is a loss of classes; "
+            "use SquareObjective(problem)"
+        )
+    if isinstance(problem, ClassProblem):
+        raise TypeError(f"this problem has {problem.k} classes; use ClassObjective(problem)")
+    if isinstance(loss, SquareLoss):
+        raise TypeError("the square loss is for real labels; give a RegressionProblem to SquareObjective")
+
+
 @dataclass(frozen=True)
 class PromptObjective(AbstractObjective):
     """The risk as a function of the attention parameter p alone; the head is fixed.
@@ -268,6 +289,9 @@ class PromptObjective(AbstractObjective):
     >>> direction.round(3), bool(np.exp(log_norm[0]) == 0.0)
     (array([-0.1  ,  0.995,  0.   ]), True)
     """
+
+    def __post_init__(self) -> None:
+        _check_signs(self.problem, self.loss)
 
     @property
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
@@ -363,6 +387,9 @@ def _weights_norm(problem: TokenProblem) -> float:
 class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
+    def __post_init__(self) -> None:
+        _check_signs(self.problem, self.loss)
+
     @property
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         return (("head", self.problem.values), ("prompt", self.problem.keys))
@@ -390,7 +417,7 @@ class JointObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         attention = self.forward(theta)
         state = seen_from_pivot(self.problem.keys, attention, self.loss)
-        values = _coordinates(self.problem.values)
+        values = in_coordinates(self.problem.values)
         offsets = pivoted(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
         labels = self.problem.labels[:, None]

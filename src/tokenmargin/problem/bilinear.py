@@ -17,7 +17,7 @@ from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
 __all__ = ["Bilinear", "as_matrix", "bilinear"]
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Bilinear(Coordinates):
     """Coordinates of a matrix W, row by row; the tokens are `z_i k_it'`.
 

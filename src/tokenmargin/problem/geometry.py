@@ -103,6 +103,9 @@ class AbstractGeometry(abc.ABC):
     mask: Bool[Array, "n T"]
     matrix_shape: tuple[int, int] | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rows} vectors, dimension {self.dimension}, n={self.n}, T={self.T})"
+
     @property
     @abc.abstractmethod
     def dimension(self) -> int:
@@ -249,7 +252,7 @@ class AbstractGeometry(abc.ABC):
         return self.combine(self.scatter(weights))
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Coordinates(AbstractGeometry):
     """Vectors given by coordinates; a parameter is a d-vector.
 
@@ -280,7 +283,10 @@ class Coordinates(AbstractGeometry):
     @classmethod
     def of(cls, tokens: ArrayLike, mask: ArrayLike | None = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
-        array = np.asarray(tokens)
+        try:
+            array = np.asarray(tokens)
+        except ValueError as error:  # numpy's own message speaks of an inhomogeneous shape
+            raise ValueError("tokens must be rectangular, (n, T, d); pad short inputs and give a mask") from error
         if array.ndim != 3 or 0 in array.shape:
             raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
         n, T, d = array.shape
@@ -384,7 +390,7 @@ class KnownProducts(NamedTuple):
     rank: int | None
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Gram(AbstractGeometry):
     """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
 

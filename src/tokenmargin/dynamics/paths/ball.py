@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
@@ -45,7 +47,7 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class RegularisationPath:
+class RegularisationPath(Tabular):
     """The minima found over balls of growing radius; the first branch is the lowest at the largest radius.
 
     - `objective`: whose risk.
@@ -57,6 +59,17 @@ class RegularisationPath:
     radii: Float[Array, " radii"]
     branches: tuple[Branch, ...]
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"RegularisationPath({len(self.radii)} radii to {self.radii[-1]:.4g}, {len(self.branches)} local minima)"
+
+    def _columns(self) -> dict[str, Array]:
+        rows = [
+            {"radius": self.radii, "branch": np.full(len(self.radii), k), "log_excess": one.log_excess,
+             "residual": one.residuals, "bounded": one.bounded, "lowest": self.lowest == k}
+            for k, one in enumerate(self.branches)
+        ]  # fmt: skip
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     @property
     def lowest(self) -> Int[Array, " radii"]:
@@ -102,7 +115,7 @@ def regularisation_path(
     objective: AbstractObjective,
     radii: Sequence[float] | Float[Array, " radii"],
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     starts: int = 16,
     directions: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -125,6 +138,7 @@ def regularisation_path(
     >>> path.selected, (path.points[-1] / 1e3).round(3)
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
+    rng = generator(rng)
     grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
