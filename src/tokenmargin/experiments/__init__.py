@@ -65,8 +65,6 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure9b",
     "overparameterisation:Figure10",
     "claims:ClaimsB",
-    "svm_local:SvmW",
-    "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""

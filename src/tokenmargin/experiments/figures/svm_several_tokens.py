@@ -40,8 +40,8 @@ class SvmTokens(AbstractExperiment):
     title: ClassVar[str] = "With a nonlinear head W keeps several tokens: a direction and a finite part"
     shows: ClassVar[str] = (
         "a layer of rectified units after attention, three inputs of four tokens, 500 problems in each of 4, 6, 8 and "
-        "10 dimensions: one minus the correlation of W is smallest with W_fin + R W_mm, larger with W_mm alone, largest "
-        "with the max-margin direction of single tokens. No numbers are printed."
+        "10 dimensions: one minus the correlation of W is smallest with W_fin + R W_mm, larger with W_mm alone, "
+        "largest with the max-margin direction of single tokens. No numbers are printed."
     )
     differences: ClassVar[tuple[str, ...]] = (
         "The data are those of its seeds from 1 on, runs are left out by its rules (all labels positive, a weight "
@@ -161,7 +161,8 @@ def _row(data: ReluData, W: Float[Array, " D"]) -> dict[str, object] | None:
     cosines = (float(W @ part / np.linalg.norm(W) / np.linalg.norm(part)) for part in parts)
     attended = (weights[:, None] @ _laid_out(problem.values))[:, 0]
     outputs = np.maximum(attended @ data.layer, 0.0).sum(axis=1)
-    return dict(zip(DIRECTIONS, cosines, strict=True)) | {
+    return {
+        **dict(zip(DIRECTIONS, cosines, strict=True)),
         "lost": float(weights[~kept].max()),
         "several": bool((kept.sum(axis=1) > 1).any()),
         "closed": bool((outputs < CLOSED).any()),
