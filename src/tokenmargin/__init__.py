@@ -11,6 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
+    "tokenmargin.norms": (
+        "CustomNorm",
+        "LpNorm",
+        "SchattenNorm",
+        "norm_named",
+    ),
     "tokenmargin.problem.token_problem": (
         "ProblemFileError",
         "TokenProblem",
@@ -102,10 +108,16 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.dynamics": (
+        "Adam",
         "FlowPath",
         "FlowSettings",
         "GradientDescent",
+        "MirrorDescent",
+        "Momentum",
         "NormalizedGradientDescent",
+        "Polyak",
+        "Schedule",
+        "SteepestDescent",
         "Trajectory",
         "cone_path",
         "evolve",

@@ -6,10 +6,16 @@ from tokenmargin.data.pipeline import Pipeline as Pipeline
 from tokenmargin.data.pipeline import prepare as prepare
 from tokenmargin.data.prepared import PreparedText as PreparedText
 from tokenmargin.data.prepared import load_prepared as load_prepared
+from tokenmargin.dynamics import Adam as Adam
 from tokenmargin.dynamics import FlowPath as FlowPath
 from tokenmargin.dynamics import FlowSettings as FlowSettings
 from tokenmargin.dynamics import GradientDescent as GradientDescent
+from tokenmargin.dynamics import MirrorDescent as MirrorDescent
+from tokenmargin.dynamics import Momentum as Momentum
 from tokenmargin.dynamics import NormalizedGradientDescent as NormalizedGradientDescent
+from tokenmargin.dynamics import Polyak as Polyak
+from tokenmargin.dynamics import Schedule as Schedule
+from tokenmargin.dynamics import SteepestDescent as SteepestDescent
 from tokenmargin.dynamics import Trajectory as Trajectory
 from tokenmargin.dynamics import cone_path as cone_path
 from tokenmargin.dynamics import evolve as evolve
@@ -38,6 +44,10 @@ from tokenmargin.margin import limit_direction as limit_direction
 from tokenmargin.margin import max_margin as max_margin
 from tokenmargin.margin import max_margin_batch as max_margin_batch
 from tokenmargin.margin import relaxed_max_margin as relaxed_max_margin
+from tokenmargin.norms import CustomNorm as CustomNorm
+from tokenmargin.norms import LpNorm as LpNorm
+from tokenmargin.norms import SchattenNorm as SchattenNorm
+from tokenmargin.norms import norm_named as norm_named
 from tokenmargin.objective.attention import JointObjective as JointObjective
 from tokenmargin.objective.attention import PromptObjective as PromptObjective
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective

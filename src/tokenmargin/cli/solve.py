@@ -20,6 +20,7 @@ def solve(
     /,
     *,
     select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,
+    norm: str = "l2",
     json: bool = False,
 ) -> int:
     """Find the shortest p that separates the selected tokens, with a certificate.
@@ -31,6 +32,7 @@ def solve(
 
         tokenmargin solve fig1b --select 1
         tokenmargin solve problem.npz --select 0,2,1 --json
+        tokenmargin solve fig1b --select 1 --norm l1
 
     Parameters
     ----------
@@ -39,6 +41,9 @@ def solve(
         or the name of a figure, such as fig1c.
     select:
         The selected token of each input, counted from 0. By default the tokens of highest score.
+    norm:
+        In which p is shortest: l2, l1, linf, lp:1.5 (any P above 1); of a problem for a matrix W also nuclear and
+        spectral; one that a package adds, or MODULE:OBJECT.
     json:
         Write one JSON object to standard output.
     """
@@ -48,7 +53,7 @@ def solve(
     data = read_problem(problem)
     chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else numbers(select, int, "--select")
     with usage_errors():
-        solution = max_margin(data, chosen)
+        solution = max_margin(data, chosen, norm=norm)
     report = solution_report(data, chosen, solution)
     if json:
         emit_json(report)
@@ -68,8 +73,11 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     return {
         "status": solution.status,
         "selected": list(selected),
+        "norm": solution.norm.name,
         "vector": solution.vector if solution.status != "infeasible" else None,
+        "matrix": None if solution.shape is None or solution.status == "infeasible" else solution.matrix,
         "margin": solution.margin,
+        "gap": solution.certificate.gap,
         "explanation": solution.explanation,
         "residual": solution.certificate.residual,
         "active": solution.tokens[solution.active],
@@ -90,8 +98,12 @@ def _print(report: dict[str, Any]) -> None:
     print(f"selected          {', '.join(map(str, report['selected']))}")
     if report["vector"] is not None:
         with np.printoptions(precision=6, suppress=True, threshold=12):
-            print(f"vector            {report['vector']}")
-        print(f"margin            {report['margin']:.8g}")
+            if report["matrix"] is None:
+                print(f"vector            {report['vector']}")
+            else:
+                print(f"matrix            {' x '.join(map(str, np.shape(report['matrix'])))}\n{report['matrix']}")
+        in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
+        print(f"margin            {report['margin']:.8g}{in_norm}")
         print(f"neighbours        {_pairs(report['neighbours'])}")
         print(f"locally optimal   {'yes' if report['locally_optimal'] else 'no'}")
     print(f"globally optimal  {'yes' if report['globally_optimal'] else 'no'}")

@@ -241,7 +241,7 @@ def loss_named(name: str) -> AbstractLoss:
 
 def signed_excess(
     loss: AbstractLoss,
-    reference: Float[Array, " n"],
+    reference: Float[Array, "... n"],
     log_weights: Float[Array, "... n T"],
     scores: Float[Array, "... n T"],
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -250,7 +250,7 @@ def signed_excess(
     The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
     those that score below it are summed apart, as logarithms.
     """
-    gaps = reference[:, None] - scores
+    gaps = reference[..., None] - scores
     with np.errstate(divide="ignore"):
         sizes = log_weights + np.log(np.abs(gaps))
     log_gap, sign = logsumexp(
@@ -259,7 +259,7 @@ def signed_excess(
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, axis=-1, return_sign=True)
-    return np.asarray(total - np.log(len(reference))), np.asarray(total_sign)
+    return np.asarray(total - np.log(reference.shape[-1])), np.asarray(total_sign)
 
 
 LOSSES: tuple[tuple[str, AbstractLoss], ...] = own_objects("losses")
