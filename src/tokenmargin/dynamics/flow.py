@@ -199,7 +199,7 @@ class FlowPath(Tabular, Drawn):
         """This path, and a tail from its end on."""
         assert self.finite_part is not None, "a tail is followed beside a finite part"
         part, begin = self.finite_part, float(self.arcs[-1])
-        pieces = (BesidePiece(part, piece, begin) for piece in tail._pieces)
+        pieces = (BesidePiece(part, tail._field, piece, begin) for piece in tail._pieces)
         later = (replace(crossing, event=crossing.event.event, arc=begin + crossing.arc) for crossing in tail.crossings)  # type: ignore[attr-defined]
         return replace(
             self,

@@ -178,14 +178,15 @@ class FinitePart:
 
 @dataclass(frozen=True, eq=False)
 class BesidePiece:
-    """A piece of a diverging part as a piece of the whole path, which has come `begin` far before."""
+    """A piece of a diverging part, in the coordinates of its own flow, as one of the path that came `begin` far before."""
 
     part: FinitePart
+    along: UnitField
     piece: Piece
     begin: float
 
     def __call__(self, arc: float) -> Float[Array, " r"]:
-        return self.part.beside(self.piece(arc - self.begin))
+        return self.part.beside(self.along.lift(self.piece(arc - self.begin)))
 
 
 @dataclass(frozen=True, eq=False)
