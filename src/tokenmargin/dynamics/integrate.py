@@ -17,12 +17,12 @@ from scipy.optimize import brentq
 from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
+from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["FlowSettings", "Integration", "Stop", "UnitField"]
+__all__ = ["FlowSettings", "Integration", "Stop", "UnitField", "checked_norm"]
 
 Stop = Literal["norm", "event", "stationary", "saturated", "finite part", "flat", "steps", "stalled", "interrupted"]
 
@@ -34,6 +34,9 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
+# Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
+# as stiff as that share, and less patience is due.
+_CANCELLING, _LESS_PATIENCE = 1e-2, 100
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class FlowSettings:
             raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
-def _checked_norm(norm: float | None, degree: int) -> float:
+def checked_norm(norm: float | None, degree: int) -> float:
     largest = LARGEST_NORM ** (1 / degree)
     if norm is None:
         return DEFAULT_NORM ** (1 / degree)
@@ -170,12 +173,13 @@ class Integration:
         progress: Callable[[float], None] | None,
     ) -> None:
         self.field, self.settings, self.events = along, settings, events
-        self.until = _checked_norm(until_norm, along.original.degree)
+        self.until = checked_norm(until_norm, along.original.degree)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
         self.stop: Stop = "steps"
         self.finite: FinitePart | None = None
+        self._balance = 1.0
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
         knots = [arc]
@@ -228,8 +232,9 @@ class Integration:
                 solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
                 return self.stop != "stalled"
-            if len(knots) >= begin + _PATIENCE:
-                headway = knots[-1] - knots[-1 - _PATIENCE]
+            patience = _PATIENCE if name == "Radau" or self._balance > _CANCELLING else _LESS_PATIENCE
+            if len(knots) >= begin + patience:
+                headway = knots[-1] - knots[-1 - patience]
                 if headway < _HEADWAY * max(1.0, knots[-1]):
                     if name == "Euler" and self._at_rest(self._y, cornered=True) and self.stop != "flat":
                         return True
@@ -292,12 +297,15 @@ class Integration:
             return True
         if self.field.original.kinked and not cornered:  # the steps are long: they come to no rest before they shrink
             return False
-        if not cornered and float(self.field.objective.linearise(y).balance.max()) > NEAR_STATIONARY:
+        self._balance = float(self.field.objective.linearise(y).balance.max())
+        if not cornered and self._balance > NEAR_FINITE:
             return False
         polished, reached = polish(self.field.objective, y)
         moved = float(np.linalg.norm(polished - y))
         found = reached <= STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
         self.finite = finite_part(self.field, polished if found else y)
+        if self.finite is None and self._balance > NEAR_STATIONARY and not (cornered and found):
+            return False
         self.stop = "flat" if self.finite is None else "finite part"
         if found and self.finite is None:
             self.final = self.field.lift(polished)
