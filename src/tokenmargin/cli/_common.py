@@ -18,6 +18,7 @@ from tokenmargin.plugins import PluginWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from tokenmargin.engines import AbstractEngine
     from tokenmargin.problem.token_problem import TokenProblem
@@ -98,7 +99,7 @@ def show_facts(facts: Iterable[tuple[str, object]]) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts:
         grid.add_row(Text(name), Text(printable(str(value))))
-    console_for(sys.stdout).print(grid)
+    _print_grid(grid)
 
 
 def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
@@ -112,7 +113,15 @@ def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[objec
         grid.add_column(name, justify="right" if side == ">" else "left", no_wrap=side != "<", overflow="fold")
     for row in rows:
         grid.add_row(*(value if isinstance(value, Text) else Text(printable(str(value))) for value in row))
-    console_for(sys.stdout).print(grid)
+    _print_grid(grid)
+
+
+def _print_grid(grid: Table) -> None:
+    """A table without the blanks that fill its last column."""
+    console = console_for(sys.stdout)
+    with console.capture() as captured:
+        console.print(grid)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def printable(text: str) -> str:
@@ -205,10 +214,12 @@ def selected_tokens(text: str) -> list[int]:
 
     if not any(letter.isalpha() for letter in text):
         return numbers(text, int, "--select")
-    with usage_errors():
+    try:
         named = dict(parse_token(part) for part in text.split(","))
+    except ValueError:
+        named = {}
     if sorted(named) != list(range(len(text.split(",")))):
-        raise UsageError(f"--select names one token of every input, such as A1,B3; got {text!r}")
+        raise UsageError(f"--select names one token of every input, A1,B3 or from 0 on 0,2; got {text!r}")
     return [named[i] for i in range(len(named))]
 
 
