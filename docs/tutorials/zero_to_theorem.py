@@ -108,9 +108,7 @@ assert abs(limit.rate + 1) < 0.01
 # answer is not "failed" but a proof: weights $\lambda \ge 0$ under which the constraints add up to zero.
 
 # %%
-between = tm.TokenProblem.of(
-    keys=[[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]], labels=[1], scores=[[1.0, 0.9, 0.0]]
-)
+between = tm.TokenProblem.of(keys=[[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]]], labels=[1], scores=[[1.0, 0.9, 0.0]])
 answer = tm.max_margin(between, [2])
 print(answer.status, "-", answer.explanation)
 print("weights", answer.farkas)

@@ -11,6 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
+    "tokenmargin.norms": (
+        "CustomNorm",
+        "LpNorm",
+        "SchattenNorm",
+        "norm_named",
+    ),
     "tokenmargin.problem.token_problem": (
         "ProblemFileError",
         "TokenProblem",
@@ -41,6 +47,10 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.next_token": (
+        "NextTokenProblem",
+        "next_token_windows",
+    ),
     "tokenmargin.problem.corpus_generators": (
         "k_level_corpus",
         "selective_corpus",
@@ -49,6 +59,7 @@ _EXPORTS = {
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
+        "LogLoss",
         "LogisticLoss",
     ),
     "tokenmargin.objective.attention": (
@@ -97,10 +108,16 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.dynamics": (
+        "Adam",
         "FlowPath",
         "FlowSettings",
         "GradientDescent",
+        "MirrorDescent",
+        "Momentum",
         "NormalizedGradientDescent",
+        "Polyak",
+        "Schedule",
+        "SteepestDescent",
         "Trajectory",
         "cone_path",
         "evolve",
@@ -114,7 +131,9 @@ _EXPORTS = {
         "Limit",
         "basin_map",
         "basins",
+        "NextTokenLimit",
         "limit_of",
+        "next_token_limit",
         "random_starts",
     ),
     "tokenmargin.theory": (

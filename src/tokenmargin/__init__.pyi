@@ -6,10 +6,16 @@ from tokenmargin.data.pipeline import Pipeline as Pipeline
 from tokenmargin.data.pipeline import prepare as prepare
 from tokenmargin.data.prepared import PreparedText as PreparedText
 from tokenmargin.data.prepared import load_prepared as load_prepared
+from tokenmargin.dynamics import Adam as Adam
 from tokenmargin.dynamics import FlowPath as FlowPath
 from tokenmargin.dynamics import FlowSettings as FlowSettings
 from tokenmargin.dynamics import GradientDescent as GradientDescent
+from tokenmargin.dynamics import MirrorDescent as MirrorDescent
+from tokenmargin.dynamics import Momentum as Momentum
 from tokenmargin.dynamics import NormalizedGradientDescent as NormalizedGradientDescent
+from tokenmargin.dynamics import Polyak as Polyak
+from tokenmargin.dynamics import Schedule as Schedule
+from tokenmargin.dynamics import SteepestDescent as SteepestDescent
 from tokenmargin.dynamics import Trajectory as Trajectory
 from tokenmargin.dynamics import cone_path as cone_path
 from tokenmargin.dynamics import evolve as evolve
@@ -19,9 +25,11 @@ from tokenmargin.dynamics import regularisation_path as regularisation_path
 from tokenmargin.dynamics import ridge_path as ridge_path
 from tokenmargin.limits import Basins as Basins
 from tokenmargin.limits import Limit as Limit
+from tokenmargin.limits import NextTokenLimit as NextTokenLimit
 from tokenmargin.limits import basin_map as basin_map
 from tokenmargin.limits import basins as basins
 from tokenmargin.limits import limit_of as limit_of
+from tokenmargin.limits import next_token_limit as next_token_limit
 from tokenmargin.limits import random_starts as random_starts
 from tokenmargin.margin import Atlas as Atlas
 from tokenmargin.margin import LimitDirection as LimitDirection
@@ -36,6 +44,10 @@ from tokenmargin.margin import limit_direction as limit_direction
 from tokenmargin.margin import max_margin as max_margin
 from tokenmargin.margin import max_margin_batch as max_margin_batch
 from tokenmargin.margin import relaxed_max_margin as relaxed_max_margin
+from tokenmargin.norms import CustomNorm as CustomNorm
+from tokenmargin.norms import LpNorm as LpNorm
+from tokenmargin.norms import SchattenNorm as SchattenNorm
+from tokenmargin.norms import norm_named as norm_named
 from tokenmargin.objective.attention import JointObjective as JointObjective
 from tokenmargin.objective.attention import PromptObjective as PromptObjective
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective
@@ -50,6 +62,7 @@ from tokenmargin.objective.losses import CorrelationLoss as CorrelationLoss
 from tokenmargin.objective.losses import CustomLoss as CustomLoss
 from tokenmargin.objective.losses import ExponentialLoss as ExponentialLoss
 from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
+from tokenmargin.objective.losses import LogLoss as LogLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
@@ -74,6 +87,8 @@ from tokenmargin.problem.instances import figure8 as figure8
 from tokenmargin.problem.instances import random_problem as random_problem
 from tokenmargin.problem.instances import shared_vocabulary_problem as shared_vocabulary_problem
 from tokenmargin.problem.instances import three_limits as three_limits
+from tokenmargin.problem.next_token import NextTokenProblem as NextTokenProblem
+from tokenmargin.problem.next_token import next_token_windows as next_token_windows
 from tokenmargin.problem.regression_problem import RegressionProblem as RegressionProblem
 from tokenmargin.problem.token_problem import ProblemFileError as ProblemFileError
 from tokenmargin.problem.token_problem import TokenProblem as TokenProblem

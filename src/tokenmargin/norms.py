@@ -36,6 +36,7 @@ __all__ = [
     "CustomNorm",
     "LpNorm",
     "SchattenNorm",
+    "as_norm",
     "norm_named",
 ]
 
@@ -68,6 +69,10 @@ class AbstractNorm(abc.ABC):
     @abc.abstractmethod
     def rounding(self, dimension: int) -> float:
         """A bound on the relative error of `value` and `dual_value` as computed, for parameters so long."""
+
+    def dual_bound(self, sizes: Float[Array, " D"]) -> float:
+        """No vector whose coordinates are at most `sizes` in modulus has a larger dual value than this."""
+        return float(sizes @ self.dual_value(np.eye(len(sizes))))
 
     def of_shape(self, shape: tuple[int, int] | None) -> AbstractNorm:
         """The norm for parameters that are matrices of this shape, flattened; one of vectors does not mind."""
@@ -115,6 +120,9 @@ class LpNorm(AbstractNorm):
             return np.sign(g)
         return np.sign(g) * powers / _positive(_power_norm(powers, self.p)[..., None])
 
+    def dual_bound(self, sizes: Float[Array, " D"]) -> float:
+        return float(self.dual_value(sizes)) * (1 + self.rounding(len(sizes)))
+
     def rounding(self, dimension: int) -> float:
         # Entries are divided by the largest, raised (p roundings' worth), added, and the p-th root takes p off again.
         return (dimension + 8) * EPS
@@ -157,6 +165,11 @@ class SchattenNorm(AbstractNorm):
         values[values <= max(matrices.shape[-2:]) * EPS * values.max(axis=-1, keepdims=True)] = 0.0
         best = LpNorm(self.p).steepest(values)
         return np.asarray((left * best[..., None, :]) @ right).reshape(np.shape(g))
+
+    def dual_bound(self, sizes: Float[Array, " D"]) -> float:
+        # Singular values have the Frobenius norm of the matrix, and q-th powers exceed squares only for q < 2.
+        least, q = min(self.matrices(sizes).shape), LpNorm(self.p).dual_p
+        return float(np.linalg.norm(sizes)) * least ** max(0.0, 1 / q - 0.5) * (1 + (len(sizes) + 8) * EPS)
 
     def rounding(self, dimension: int) -> float:
         # LAPACK's singular values are right to a modest multiple of eps of the largest; there are `least` of them.
@@ -242,11 +255,19 @@ def _along(function: Callable[[Array], object], x: Float[Array, "... D"], shape:
     """A function of one vector, on every vector of an array."""
     array = np.asarray(x, dtype=np.float64)
     flat = array.reshape(-1, array.shape[-1])
-    return np.array([function(row) for row in flat], dtype=np.float64).reshape(*array.shape[:-1], *shape)
+    return np.array([function(row) for row in flat], dtype=np.float64).reshape((*array.shape[:-1], *shape))
 
 
 L1, L2, LINF = LpNorm(1.0), LpNorm(2.0), LpNorm(np.inf)
 NUCLEAR, SPECTRAL = SchattenNorm(1.0), SchattenNorm(np.inf)
+_OURS: dict[str, AbstractNorm] = {norm.name: norm for norm in (L1, L2, LINF, NUCLEAR, SPECTRAL)}
+
+
+def as_norm(norm: AbstractNorm | str) -> AbstractNorm:
+    """The norm itself, or the one of that name; for our own names no package is looked at."""
+    if not isinstance(norm, str):
+        return norm
+    return _OURS[norm] if norm in _OURS else norm_named(norm)
 
 
 def norm_named(name: str) -> AbstractNorm:

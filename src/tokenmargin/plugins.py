@@ -43,6 +43,18 @@ OWN = {
     "methods": {
         "ngd": "tokenmargin.dynamics.methods:NormalizedGradientDescent",
         "gd": "tokenmargin.dynamics.methods:GradientDescent",
+        "momentum": "tokenmargin.dynamics.methods.named:momentum",
+        "heavy-ball": "tokenmargin.dynamics.methods:Momentum",
+        "nesterov": "tokenmargin.dynamics.methods.named:nesterov",
+        "sign": "tokenmargin.dynamics.methods.named:sign",
+        "coordinate": "tokenmargin.dynamics.methods.named:coordinate",
+        "spectral": "tokenmargin.dynamics.methods.named:spectral",
+        "muon": "tokenmargin.dynamics.methods.named:muon",
+        "adam": "tokenmargin.dynamics.methods:Adam",
+        "adamw": "tokenmargin.dynamics.methods.named:adamw",
+        "polyak": "tokenmargin.dynamics.methods:Polyak",
+        "mirror": "tokenmargin.dynamics.methods:MirrorDescent",
+        "steepest": "tokenmargin.dynamics.methods:SteepestDescent",
     },
 }
 """The one list of our own names, by group; the figures and the claims are listed in their rooms."""
@@ -55,7 +67,8 @@ KIND = {
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes."""
+"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes (of
+methods also functions that make one)."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name
@@ -162,6 +175,8 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
     if group in CLASSES:
         fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)
         wanted = f"a subclass of {kind.__name__} without abstract methods"
+        if group == "methods":
+            fits, wanted = fits or inspect.isfunction(found), f"{wanted}, or a function that makes one"
     else:
         found = found() if not isinstance(found, kind) and callable(found) else found
         fits, wanted = (

@@ -73,11 +73,9 @@ class ClippedDescent(AbstractMethod):
     step: float = 10.0
     longest: float = 0.1
 
-    def prepared(self, objective):
-        return self
-
-    def lengths(self, descent):
-        return np.minimum(self.step * np.exp(descent.log_norm), self.longest)
+    def advance(self, theta, descent, value, t, state):
+        length = np.minimum(self.step * np.exp(descent.log_norm), self.longest)
+        return theta + length * descent.direction, state
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
@@ -13,14 +13,16 @@ from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
+    from numpy.random import Generator
 
-    from tokenmargin.dynamics import AbstractMethod, FlowPath, Trajectory
+    from tokenmargin.dynamics import AbstractMethod, FlowPath, Memory, Trajectory
     from tokenmargin.margin import MarginSolution
     from tokenmargin.objective.attention import AbstractObjective
 
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
+MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
 _LOSS_HELP = (
     f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
     "logistic, which for several classes is the cross-entropy; real labels have the square loss."
@@ -33,6 +35,9 @@ def evolve(
     *,
     method: str = "ngd",
     step: float | None = None,
+    decay: float | None = None,
+    batch: int | None = None,
+    seed: int = 0,
     steps: int = 1000,
     until_norm: float = 1e8,
     start: str | None = None,
@@ -52,6 +57,8 @@ def evolve(
 
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
+        tokenmargin evolve fig1b --method sign --step 0.3 --decay 0.5
+        tokenmargin evolve fig1b --method mirror:1.5 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
@@ -61,10 +68,18 @@ def evolve(
     problem:
         A .npz or .json file, or the name of a figure, such as fig1c.
     method:
-        Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow), a
-        method that another package adds, or MODULE:CLASS.
+        Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow);
+        normalised with momentum (momentum), heavy-ball, nesterov, adam, adamw, polyak; sign, coordinate, and for a
+        matrix spectral or muon; steepest:NORM, such as steepest:lp:1.5; mirror:P, such as mirror:1.5; a method that
+        another package adds, or MODULE:CLASS.
     step:
         Step size; by default 0.1 for ngd, and for gd one over the smoothness of the risk (no more than L_p of (24)).
+    decay:
+        Divide step number t = 0, 1, ... by (t + 1)^DECAY: 0.5 for one over the root, 1 for one over t.
+    batch:
+        Go by the gradient of so many inputs, drawn afresh for every step.
+    seed:
+        Of the draws.
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
@@ -92,7 +107,7 @@ def evolve(
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
     settings |= {"loss": "logistic" if loss is None else loss}
-    settings |= {"head": head}
+    settings |= {"head": head, "decay": decay, "batch": batch, "seed": None if batch is None else seed}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss, head)
@@ -100,10 +115,14 @@ def evolve(
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
+            if decay is not None or batch is not None:
+                raise UsageError(
+                    "gradient flow has no steps: leave out --decay and --batch, or choose a method of descent"
+                )
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
-            left = max(steps - int(before["at"][-1]), 0) if before else steps
-            path, kept = _descend(objective, _steps_by(method, step), left, first, keep=file is not None)
+            rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
+            path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None)
     if file is not None:
         save_run(file, _joined(before, kept), settings)
     report = _report(path)
@@ -114,22 +133,70 @@ def evolve(
     return 1 if path.interrupted else 0
 
 
+class _Draws(NamedTuple):
+    """How the inputs of a step are drawn."""
+
+    batch: int | None
+    seed: int
+
+    def after(self, t: int, n: int) -> Generator | None:
+        """The generator as it is after `t` steps."""
+        import numpy as np
+
+        if self.batch is None:
+            return None
+        rng = np.random.default_rng(self.seed)
+        for _ in range(t if self.batch <= n else 0):
+            rng.choice(n, size=self.batch, replace=False)
+        return rng
+
+
 def _descend(
-    objective: AbstractObjective, method: AbstractMethod, steps: int, start: Array | None, *, keep: bool
+    objective: AbstractObjective,
+    method: AbstractMethod,
+    steps: int,
+    start: Array | None,
+    draws: _Draws,
+    before: dict[str, Array],
+    *,
+    keep: bool,
 ) -> tuple[Trajectory, dict[str, Array]]:
     from tokenmargin.dynamics import evolve as run
 
-    with progress_bar(f"descent, {steps} steps", steps) as progress:
+    memory = _remembered(before, len(objective.blocks))
+    taken = 0 if memory is None else memory.t
+    left = max(steps - taken, 0)
+    with progress_bar(f"descent, {left} steps", left) as progress:
         path = run(
             objective,
-            method.prepared(objective),
-            steps=steps,
+            method,
+            steps=left,
             start=start,
             keep=("point", "norm", "loss", "saturation") if keep else (),
-            every=max(steps // KEPT_POINTS, 1),
+            every=max(left // KEPT_POINTS, 1),
+            batch=draws.batch,
+            rng=draws.after(taken, objective.problem.n),
+            memory=memory,
             progress=progress,
         )
-    return path, {"at": path.at, **path.kept}
+    states = {
+        f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()
+    }
+    return path, {"at": path.at, **path.kept, **states}
+
+
+def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
+    """What a kept run remembers, to go on with."""
+    from tokenmargin.dynamics import Memory
+
+    if not before:
+        return None
+    states: list[dict[str, Array]] = [{} for _ in range(blocks)]
+    for name, array in before.items():
+        if name.startswith(MEMORY):
+            block, _, called = name.removeprefix(MEMORY).partition("_")
+            states[int(block)][called] = array
+    return Memory(int(before["at"][-1]), tuple(states))
 
 
 def _flow(
@@ -172,7 +239,10 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
             shifted[name] = after[name] + before[name][-1]
     if "log_time" in after:
         shifted["log_time"] = np.logaddexp(after["log_time"], before["log_time"][-1])
-    return {name: np.concatenate([before[name], array[1:]]) for name, array in shifted.items()}
+    return {
+        name: array if name.startswith(MEMORY) else np.concatenate([before[name], array[1:]])
+        for name, array in shifted.items()
+    }
 
 
 def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> AbstractObjective:
@@ -191,14 +261,14 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> 
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
 
 
-def _steps_by(method: str, step: float | None) -> AbstractMethod:
-    from tokenmargin.dynamics.methods import method_named
+def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:
+    from tokenmargin.dynamics import method_named
     from tokenmargin.plugins import names
 
     if ":" not in method and method not in names("methods"):
         known = ", ".join((*names("methods"), "flow"))
         raise UsageError(f"there is no method {method!r}; choose from {known}, or give MODULE:CLASS")
-    return method_named(method, step)
+    return method_named(method, step, decay=decay or 0.0)
 
 
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:

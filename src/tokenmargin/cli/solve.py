@@ -20,6 +20,7 @@ def solve(
     /,
     *,
     select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,
+    norm: str = "l2",
     json: bool = False,
 ) -> int:
     """Find the shortest p that separates the selected tokens, with a certificate.
@@ -31,6 +32,7 @@ def solve(
 
         tokenmargin solve fig1b --select 1
         tokenmargin solve problem.npz --select A1,B3,C2 --json
+        tokenmargin solve fig1b --select 1 --norm l1
 
     Parameters
     ----------
@@ -40,6 +42,9 @@ def solve(
     select:
         The selected token of each input: A1,B3,C2, or positions counted from 0, such as 0,2,1.
         By default the tokens of highest score.
+    norm:
+        In which p is shortest: l2, l1, linf, lp:1.5 (any P above 1); of a problem for a matrix W also nuclear and
+        spectral; one that a package adds, or MODULE:OBJECT.
     json:
         Write one JSON object to standard output.
     """
@@ -49,7 +54,7 @@ def solve(
     data = read_problem(problem)
     chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else selected_tokens(select)
     with usage_errors():
-        solution = max_margin(data, chosen)
+        solution = max_margin(data, chosen, norm=norm)
     report = solution_report(data, chosen, solution)
     if json:
         emit_json(report)
@@ -69,8 +74,11 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     return {
         "status": solution.status,
         "selected": list(selected),
+        "norm": solution.norm.name,
         "vector": solution.vector if solution.status != "infeasible" else None,
+        "matrix": None if solution.shape is None or solution.status == "infeasible" else solution.matrix,
         "margin": solution.margin,
+        "gap": solution.certificate.gap,
         "explanation": solution.explanation,
         "residual": solution.certificate.residual,
         "active": solution.tokens[solution.active],
@@ -93,9 +101,12 @@ def _print(report: dict[str, Any]) -> None:
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
         with np.printoptions(precision=6, suppress=True, threshold=12):
-            facts.append(("vector", str(report["vector"])))
+            matrix = report["matrix"]
+            size = "" if matrix is None else f"{' x '.join(map(str, np.shape(matrix)))}\n"
+            facts.append(("vector", str(report["vector"])) if matrix is None else ("matrix", f"{size}{matrix}"))
+        in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
-            ("margin", f"{report['margin']:.8g}"),
+            ("margin", f"{report['margin']:.8g}{in_norm}"),
             ("neighbours", _names(report["neighbours"])),
             ("locally optimal", "yes" if report["locally_optimal"] else "no"),
         ]

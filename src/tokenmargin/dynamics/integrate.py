@@ -16,12 +16,12 @@ from scipy.optimize import brentq
 
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.rest import NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
+from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["FlowSettings", "Integration", "Stop", "UnitField"]
+__all__ = ["FlowSettings", "Integration", "Stop", "UnitField", "checked_norm"]
 
 Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "stalled", "interrupted"]
 
@@ -33,6 +33,9 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
+# Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
+# as stiff as that share, and less patience is due.
+_CANCELLING, _LESS_PATIENCE = 1e-2, 100
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class FlowSettings:
             raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
-def _checked_norm(norm: float | None, degree: int) -> float:
+def checked_norm(norm: float | None, degree: int) -> float:
     largest = LARGEST_NORM ** (1 / degree)
     if norm is None:
         return DEFAULT_NORM ** (1 / degree)
@@ -169,12 +172,13 @@ class Integration:
         progress: Callable[[float], None] | None,
     ) -> None:
         self.field, self.settings, self.events = along, settings, events
-        self.until = _checked_norm(until_norm, along.original.degree)
+        self.until = checked_norm(until_norm, along.original.degree)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
         self.stop: Stop = "steps"
         self.finite: FinitePart | None = None
+        self._balance = 1.0
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
         knots = [arc]
@@ -213,8 +217,9 @@ class Integration:
                 solver.atol = _resolvable(tolerance, solver.y)
             if not self._step(solver, knots):
                 return self.stop != "stalled"
-            if len(knots) >= begin + _PATIENCE:
-                headway = knots[-1] - knots[-1 - _PATIENCE]
+            patience = _PATIENCE if name == "Radau" or self._balance > _CANCELLING else _LESS_PATIENCE
+            if len(knots) >= begin + patience:
+                headway = knots[-1] - knots[-1 - patience]
                 if headway < _HEADWAY * max(1.0, knots[-1]):
                     self.stop = "stalled"
                     return False
@@ -269,12 +274,15 @@ class Integration:
     def _at_rest(self, y: Float[Array, " r"]) -> bool:
         """Whether the gradient has all but cancelled, and why: at a "stationary" point, polished; because the limit has
         a "finite part", around which tied tokens cancel; or for no reason that is known, where it is "flat"."""
-        if float(self.field.objective.linearise(y).balance.max()) > NEAR_STATIONARY:
+        self._balance = float(self.field.objective.linearise(y).balance.max())
+        if self._balance > NEAR_FINITE:
             return False
         polished, reached = polish(self.field.objective, y)
         moved = float(np.linalg.norm(polished - y))
         found = reached <= STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
         self.finite = finite_part(self.field, polished if found else y)
+        if self.finite is None and self._balance > NEAR_STATIONARY:
+            return False
         self.stop = "flat" if self.finite is None else "finite part"
         if found and self.finite is None:
             self.final = self.field.lift(polished)

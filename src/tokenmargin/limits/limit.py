@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -27,6 +28,8 @@ __all__ = ["Limit", "Outcome", "limit_of"]
 Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
 
 SATURATED = 1 - 1e-5
+FALLING = 1e-4, 1e-6
+"""Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
 _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
@@ -79,6 +82,31 @@ class Limit(Tabular, Drawn):
         return self.named.kind
 
     @property
+    def finite(self) -> FinitePart | None:
+        """The part of the limit that stays beside its direction, with its certificate; None where all of p diverges."""
+        return self.path.finite_part
+
+    @cached_property
+    def finite_rate(self) -> float:
+        """Fitted exponent of the distance to the finite part as a power of time, where that distance falls from 1e-4 to
+        1e-6; NaN without a finite part, or where it does not. It tends to -1: the distance falls like the weights of
+        the others, `exp(-|p| margin)`, and |p| grows like the logarithm of time over the margin."""
+        if self.finite is None:
+            return np.nan
+        path = self.path
+        off = self.finite.off(path(path.arcs))
+        begin, end = (
+            np.flatnonzero(off > FALLING[0]).max(initial=-1) + 1,
+            np.flatnonzero(off > FALLING[1]).max(initial=-1),
+        )
+        if not 0 < begin <= end:
+            return np.nan
+        arcs = np.linspace(path.arcs[begin - 1], path.arcs[end], 17)[1:]
+        off = self.finite.off(path(arcs))
+        kept = (off < FALLING[0]) & (off > FALLING[1])
+        return float(np.polyfit(path.log_time_at(arcs)[kept], np.log(off[kept]), 1)[0]) if kept.sum() > 2 else np.nan
+
+    @property
     def point(self) -> Float[Array, " D"]:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
@@ -96,7 +124,8 @@ class Limit(Tabular, Drawn):
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
             case "finite part":
-                detail = f"{self.reason}, angle={self.angle:.1e}"
+                part = f"gradient balance {self.finite.balance:.1e}" if self.finite is not None else ""
+                detail = f"{self.reason} ({part}), angle={self.angle:.1e} at |p|={self.path.norm:.3g}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
         return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
@@ -142,7 +171,7 @@ def limit_of(
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
-        return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+        return _with_finite_part(problem, path, path.finite_part, tolerance)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
@@ -225,22 +254,23 @@ def _where_rounding_decides(path: FlowPath) -> str:
     return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
 
 
-def _with_finite_part(
-    problem: TokenProblem, path: FlowPath, part: FinitePart, until_norm: float, tolerance: float
-) -> Limit:
-    """The limit `R q + w`: q is followed by itself, and compared with the certified direction that keeps the ties."""
+def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
+    """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied)
-    tail = part.follow(until_norm=until_norm)
-    known = named.solution.is_optimal and np.isfinite(named.solution.margin)
-    off = float(angle(problem.keys, part.lift(tail.final), named.solution.vector)) if known else np.nan
+    off = _off(path, named)
     held = f"{int(part.tied.sum())} tied tokens keep their weights"
-    if tail.decided_by_rounding:
-        return Limit("rounding", f"{held}; beside them, {_where_rounding_decides(tail)}", named, off, np.nan,
-                     path.log_gradient, path)  # fmt: skip
-    if off <= tolerance:
-        return Limit("finite part", held, named, off, np.nan, path.log_gradient, path)
-    reason = f"{held}; the direction beside them is not settled (stopped by {tail.stop} at |p| = {tail.norm:.3g})"
-    return Limit("undecided", reason, named, off, np.nan, path.log_gradient, path)
+    if path.decided_by_rounding:
+        outcome: Outcome = "rounding"
+        held = f"{held}; beside them, {_where_rounding_decides(path)}"
+    elif not part.curvature > 0:
+        outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
+    elif off <= tolerance:
+        outcome = "finite part"
+    else:
+        outcome = "undecided"
+        held = f"{held}; the direction beside them is not settled (stopped by {path.stop} at |p| = {path.norm:.3g})"
+    rate = _rate(path, named.solution) if outcome == "finite part" else np.nan
+    return Limit(outcome, held, named, off, rate, path.log_gradient, path)
 
 
 def _rate(path: FlowPath, solution: MarginSolution) -> float:

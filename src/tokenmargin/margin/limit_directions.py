@@ -21,9 +21,11 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
+from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.norms import AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -236,11 +238,17 @@ def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool
     )
 
 
-def limit_direction(problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None) -> LimitDirection:
+def limit_direction(
+    problem: TokenProblem,
+    selected: Selection,
+    *,
+    loss: AbstractLoss | None = None,
+    norm: AbstractNorm | str = "l2",
+) -> LimitDirection:
     """The direction of a selection, solved, certified and named.
 
     The `loss` (logistic by default) matters only where several inputs share a difference of two keys: it says how much
-    each of them pulls.
+    each of them pulls. The `norm` is the one in which the direction is shortest: l2 for gradient descent.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind
@@ -248,9 +256,9 @@ def limit_direction(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     """
     alpha = checked_selection(problem, selected)
     problem = problem.around(alpha)
-    found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss)
+    found = read_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
-        best = choice_margin(problem, _best(problem))
+        best = choice_margin(problem, _best(problem), norm=norm)
         if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
             return replace(found, kind="GMM")
     return found
@@ -341,7 +349,7 @@ def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: M
     if math.prod(len(row) for row in options) > CHOICES:
         return "inaccurate"
     for choice in itertools.product(*options):
-        freed = solve(limit_constraints(problem, choice, equal=False))
+        freed = solve_in_norm(limit_constraints(problem, choice, equal=False), solution.norm)
         if freed.status == "inaccurate":
             return "inaccurate"
         if not freed.is_optimal or freed.margin > solution.margin * (1 + SAME_NORM):

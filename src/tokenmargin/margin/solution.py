@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.problem.names import token_names
 
 __all__ = ["Certificate", "MarginSolution", "Status"]
@@ -45,7 +46,7 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MarginSolution(Tabular):
-    """The solution of `min |p|` under linear constraints, and why to believe it.
+    """The solution of `min |p|` under linear constraints, in some norm, and why to believe it.
 
     **Attributes**
     - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven; `explanation` says what is known.
@@ -60,6 +61,8 @@ class MarginSolution(Tabular):
     - `of_rows`: whether `tokens` are rows of a corpus.
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
+    - `norm`: the norm of `|p|`. The multipliers are scaled so that `|M' multipliers|_* = |p|`, the dual norm.
+    - `shape`: of the matrix that the vector is, flattened row by row, where the problem is for one.
 
     ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
 
@@ -79,7 +82,18 @@ class MarginSolution(Tabular):
     solves: int = 1
     choice: tuple[int, ...] | None = None
     parts: tuple[MarginSolution, ...] = ()
+    norm: AbstractNorm = L2
+    shape: tuple[int, int] | None = None
     of_rows: bool = False
+
+    @property
+    def matrix(self) -> Float[Array, "q d"]:
+        """The solution as a matrix, for a problem that is for one."""
+        if self.shape is None:
+            raise ValueError(
+                "this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)"
+            )
+        return self.vector.reshape(self.shape)
 
     @property
     def minima(self) -> tuple[MarginSolution, ...]:
