@@ -33,7 +33,7 @@ def remake(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for experiment in EXPERIMENTS:
         name = experiment.figure
-        if names and name not in names or not names and name in BY_HAND:
+        if (names and name not in names) or (not names and name in BY_HAND):
             continue
         settings = experiment.quick()
         result = settings.run()
