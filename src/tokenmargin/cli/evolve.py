@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, show_facts, usage_errors
 from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
 from tokenmargin.plugins import OWN
 
@@ -379,27 +379,32 @@ def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dic
 def _print(report: dict[str, Any]) -> None:
     import numpy as np
 
-    direction = report["direction"]
+    from tokenmargin.problem.names import token_name
+
+    direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        print(f"final       {report['final']}")
-        print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
+        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
-            print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
+            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
             if report["finite_part"] is not None:
-                print(f"            the limit is a direction and a finite part: {report['finite_part']}")
+                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
             if report["decided_by_rounding"]:
-                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
-        tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
-        print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
+                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
+        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
+        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
+        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
         if (exact := report["exact_weights"]) is not None:
             shortest = exact["shortest_norm"]
             can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
-            far = f"ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}"
-            print(f"exact       one weight per input: {far}")
+            facts.append(
+                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
+            )
         if report["angle"] is None:
-            print(f"direction   none to compare with: the selection is {direction['status']}")
+            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            print(f"direction   {direction['vector']} ({evidence})")
-            print(f"angle       {report['angle']:.3e} rad (cosine {report['cosine']:.8f})")
+            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
+        show_facts((name, str(value)) for name, value in facts)
