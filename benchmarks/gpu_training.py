@@ -36,7 +36,7 @@ SYNTHETIC = replace(PRINTED, epochs=196, rate=1e-4, decay=1e-4)
 """Paper A, appendix E, for the synthetic data."""
 SMALL = replace(PRINTED, model="two-layer", dimension=128, epochs=120, milestones=())
 """The printed rate, decay and batch, kept constant, on few reviews in few dimensions."""
-LEAST_OCCURRENCES = {1200: 20, 4000: 50}  # of a token in a corpus of so many reviews; the paper's 50 are for 50,000
+LEAST_OCCURRENCES = {1200: 20, 4000: 50, 12000: 50}  # of a token in so many reviews; the paper's 50 are for 50,000
 
 
 def _printed(model: str, seeds: Sequence[int], datasets: Sequence[str]) -> list[Job]:
@@ -126,6 +126,26 @@ def _readings(seeds: Sequence[int] = (0, 1, 2)) -> list[Job]:
     ]
 
 
+def _phase(seeds: Sequence[int] = (0, 1, 2)) -> list[Job]:
+    """Two layers, the formula to the letter, constant rate: loss and picture by rate, dimension and reviews."""
+    epochs = {
+        "yelp-1200": 200, "imdb-1200": 200, "yelp-4000": 200, "imdb-4000": 200,
+        "yelp-balanced": 100, "imdb-12000": 100, "imdb": 60,
+    }  # fmt: skip
+    jobs = [
+        (seed, number, *_grid("two-layer", dataset, [settings]))
+        for number, dataset in enumerate(epochs)
+        for d in (2048, 512, 128)
+        for rate in (1e-2, 3e-3, 1e-3)
+        for seed in (seeds if rate != 3e-3 else seeds[:1])
+        for settings in [
+            {"dimension": d, "rate": rate, "epochs": epochs[dataset], "milestones": CONSTANT, "seed": seed}
+            | ({"max_tokens": 384} if dataset == "imdb" else {})
+        ]
+    ]
+    return [job for _, _, job in sorted(jobs, key=lambda entry: entry[:2])]  # a seed of everything before the next
+
+
 PLANS: dict[str, list[Job]] = {
     "one-layer": [
         *(
@@ -143,6 +163,11 @@ PLANS: dict[str, list[Job]] = {
     ],
     "two-layer-imdb": _printed("two-layer", (0,), ("imdb",)),
     "readings": _readings(),
+    "phase": _phase(),
+    "best-reading": [
+        *_grid("two-layer", "imdb", [{"max_tokens": 384, **BOTH}]),
+        *_grid("two-layer", "yelp-balanced", [{**BOTH, "seed": seed} for seed in range(3)]),
+    ],
     "small": [
         Job(f"{dataset} two-layer d=128", dataset, replace(SMALL, seed=seed))
         for seed, dataset in enumerate(("yelp-1200", "yelp-1200-other", "imdb-1200"))
@@ -152,7 +177,7 @@ PLANS: dict[str, list[Job]] = {
 
 
 def load_corpus(name: str, folder: Path) -> TokenCorpus:
-    """A corpus by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of `-1200` or `-4000` reviews.
+    """A corpus by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of so many reviews (`-1200`).
 
     The last are balanced, without the tokens that are rare in them; `-1200-other` are other reviews.
     """
@@ -228,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default=choose_device())
     parser.add_argument("--budget", type=float, default=480.0, help="seconds in all")
     parser.add_argument("--only", default="", help="run only jobs whose name contains this")
+    parser.add_argument("--share", default="0/1", help="K/N: every N-th job from the K-th on, for N processes at once")
     parser.add_argument("--epochs", type=int, help="fewer epochs, for a trial")
     parser.add_argument("--dimension", type=int, help="smaller embeddings, for a trial")
     chosen = parser.parse_args(arguments)
@@ -235,6 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = [
         replace(job, config=replace(job.config, **changes)) for job in PLANS[chosen.plan] if chosen.only in job.name
     ]
+    share, shares = map(int, chosen.share.split("/"))
+    jobs = jobs[share::shares]
     places = {"data": chosen.data, "out": chosen.out, "keep": chosen.keep}
     run_plan(jobs, name=chosen.plan, device=chosen.device, budget=chosen.budget, **places)
 

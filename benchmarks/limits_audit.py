@@ -173,7 +173,8 @@ def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -
     """File the answer; silence is a miss."""
     keys = here.posed.keys
     if limit.outcome == "direction" and limit.named.is_limit:
-        p = limit.path.prompt
+        # Where the angle is said to be larger, and why, the direction that is named must be listed itself.
+        p = limit.path.prompt if limit.angle <= CLOSE or not limit.reason else limit.solution.vector
         off = min((float(angle(keys, p, entry.solution.vector)) for entry in found.limits), default=np.pi)
         tally.largest = max(tally.largest, off if off <= CLOSE else 0.0)
         tally.outcomes["listed limit" if off <= CLOSE else "MISSING"] += 1

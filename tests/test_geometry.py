@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
+from tokenmargin.problem.bilinear import bilinear
+from tokenmargin.problem.geometry import Coordinates, Gram
 
 
 def random_geometry(seed: int, *, shared: bool = False, ragged: bool = False) -> Coordinates:

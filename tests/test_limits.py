@@ -244,3 +244,14 @@ def test_a_map_covers_the_plane() -> None:
 def test_interval_of_a_share() -> None:
     assert wilson_interval(0, 10)[0] == 0.0
     assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
+
+
+def test_what_lies_across_may_be_long() -> None:
+    """Equal scores from a far start: the path first runs across, and 100 and more of it remain beside the direction."""
+    keys = np.array([[[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]])
+    problem = TokenProblem.of(keys, np.ones(1), scores=[[1, 1, 0]])
+    limit = limit_of(problem, np.array([-300.0, 5.0]))
+    assert limit.outcome == "direction"
+    assert limit.angle > 1e-6
+    assert "settled at 300" in limit.reason
+    assert limit.rate == pytest.approx(-1.0, abs=1e-3)  # over the last three decades, 300 / |p| to the first order

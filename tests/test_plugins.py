@@ -63,6 +63,11 @@ def test_evolve_knows_an_added_loss_method_and_head(capsys) -> None:
     assert report["final"] == path.final.tolist()
     assert report["direction"]["kind"] == "GMM"
 
+    assert main(["evolve", "fig1b", "--attention", "softplus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["selected"] == [0]
+    assert main(["evolve", "fig1b", "--attention", "softplus", "--method", "flow"]) == 2
+    assert "SoftplusAttention has no curvature" in capsys.readouterr().err
+
     assert main(["evolve", "fig1b", "--head", "tanh", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["direction"]["kind"] is None
     assert main(["evolve", "fig1b", "--head", "tanh", "--train", "joint"]) == 2
@@ -183,8 +188,8 @@ def test_a_module_in_the_current_folder_needs_no_package(monkeypatch) -> None:
 def test_unknown_names_say_what_there_is(capsys) -> None:
     assert main(["evolve", "fig1b", "--loss", "hinge"]) == 2
     assert "choose from logistic, exponential, correlation" in capsys.readouterr().err
-    assert main(["evolve", "fig1b", "--method", "adam"]) == 2
-    assert "choose from ngd, gd, flow" in capsys.readouterr().err
+    assert main(["evolve", "fig1b", "--method", "adamm"]) == 2
+    assert "choose from ngd, gd, momentum" in capsys.readouterr().err
     assert main(["evolve", "--help"]) == 0
     help_page = capsys.readouterr().out
     assert all(name in help_page for name, _ in own_objects("losses"))

@@ -11,6 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
+    "tokenmargin.norms": (
+        "CustomNorm",
+        "LpNorm",
+        "SchattenNorm",
+        "norm_named",
+    ),
     "tokenmargin.problem.token_problem": (
         "ProblemFileError",
         "TokenProblem",
@@ -19,8 +25,14 @@ _EXPORTS = {
     "tokenmargin.problem.geometry": (
         "Coordinates",
         "Gram",
-        "bilinear",
     ),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.attention_problems": (
+        "cross_attention",
+        "self_attention",
+    ),
+    "tokenmargin.problem.class_problem": ("ClassProblem",),
+    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -35,6 +47,10 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
+    "tokenmargin.problem.next_token": (
+        "NextTokenProblem",
+        "next_token_windows",
+    ),
     "tokenmargin.problem.corpus_generators": (
         "k_level_corpus",
         "selective_corpus",
@@ -43,17 +59,32 @@ _EXPORTS = {
         "CorrelationLoss",
         "CustomLoss",
         "ExponentialLoss",
+        "LogLoss",
         "LogisticLoss",
     ),
     "tokenmargin.objective.attention": (
         "JointObjective",
         "PromptObjective",
     ),
+    "tokenmargin.objective.local_scores": (
+        "ClassObjective",
+        "SquareObjective",
+    ),
+    "tokenmargin.objective.attention_maps": (
+        "AttentionMap",
+        "Entmax",
+        "MapObjective",
+        "Sigmoid",
+        "Softmax",
+        "Sparsemax",
+    ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
         "NonlinearHead",
         "optimal_sets",
     ),
+    "tokenmargin.objective.factored": ("FactoredObjective",),
+    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",
@@ -85,10 +116,16 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.dynamics": (
+        "Adam",
         "FlowPath",
         "FlowSettings",
         "GradientDescent",
+        "MirrorDescent",
+        "Momentum",
         "NormalizedGradientDescent",
+        "Polyak",
+        "Schedule",
+        "SteepestDescent",
         "Trajectory",
         "cone_path",
         "evolve",
@@ -102,7 +139,9 @@ _EXPORTS = {
         "Limit",
         "basin_map",
         "basins",
+        "NextTokenLimit",
         "limit_of",
+        "next_token_limit",
         "random_starts",
     ),
     "tokenmargin.theory": (

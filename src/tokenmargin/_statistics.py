@@ -1,4 +1,4 @@
-"""Statistics that several rooms need: an interval for a share, rank correlation, a split by class."""
+"""Statistics that several rooms need: an interval for a share, rank correlation, a split by class, random numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,25 @@ from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray as Array
 from numpy.random import Generator, RandomState
 
-__all__ = ["spearman", "stratified_split", "wilson_interval"]
+__all__ = ["Rng", "generator", "spearman", "stratified_split", "wilson_interval"]
+
+Rng = Generator | int
+"""Where random numbers come from: a generator, or a seed for a new one."""
 
 Z = 1.959964  # the 97.5% point of the normal distribution
+
+
+def generator(rng: Rng) -> Generator:
+    """The generator given, or a new one from a seed: the same seed, the same numbers.
+
+    >>> float(generator(0).random()) == float(np.random.default_rng(0).random())
+    True
+    """
+    if isinstance(rng, Generator):
+        return rng
+    if isinstance(rng, int | np.integer) and not isinstance(rng, bool) and rng >= 0:
+        return np.random.default_rng(int(rng))
+    raise TypeError(f"rng must be a seed (an integer from 0) or a numpy.random.Generator, got {rng!r}")
 
 
 def wilson_interval(count: int | float, total: int) -> tuple[float, float]:

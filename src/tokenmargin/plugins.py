@@ -1,4 +1,4 @@
-"""Losses, heads, methods, experiments and claims by name: the package's own, and those that other packages add.
+"""Losses, heads, attention maps, norms, methods, experiments and claims by name: our own, and what other packages add.
 
 Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
 
@@ -33,9 +33,34 @@ OWN = {
         "correlation": "tokenmargin.objective.losses:CorrelationLoss",
     },
     "heads": {},
+    "attention_maps": {
+        "softmax": "tokenmargin.objective.attention_maps:Softmax",
+        "sparsemax": "tokenmargin.objective.attention_maps:Sparsemax",
+        "entmax": "tokenmargin.objective.attention_maps:Entmax",
+        "sigmoid": "tokenmargin.objective.attention_maps:Sigmoid",
+    },
+    "norms": {
+        "l2": "tokenmargin.norms:L2",
+        "l1": "tokenmargin.norms:L1",
+        "linf": "tokenmargin.norms:LINF",
+        "nuclear": "tokenmargin.norms:NUCLEAR",
+        "spectral": "tokenmargin.norms:SPECTRAL",
+    },
     "methods": {
         "ngd": "tokenmargin.dynamics.methods:NormalizedGradientDescent",
         "gd": "tokenmargin.dynamics.methods:GradientDescent",
+        "momentum": "tokenmargin.dynamics.methods.named:momentum",
+        "heavy-ball": "tokenmargin.dynamics.methods:Momentum",
+        "nesterov": "tokenmargin.dynamics.methods.named:nesterov",
+        "sign": "tokenmargin.dynamics.methods.named:sign",
+        "coordinate": "tokenmargin.dynamics.methods.named:coordinate",
+        "spectral": "tokenmargin.dynamics.methods.named:spectral",
+        "muon": "tokenmargin.dynamics.methods.named:muon",
+        "adam": "tokenmargin.dynamics.methods:Adam",
+        "adamw": "tokenmargin.dynamics.methods.named:adamw",
+        "polyak": "tokenmargin.dynamics.methods:Polyak",
+        "mirror": "tokenmargin.dynamics.methods:MirrorDescent",
+        "steepest": "tokenmargin.dynamics.methods:SteepestDescent",
     },
 }
 """The one list of our own names, by group; the figures and the claims are listed in their rooms."""
@@ -43,11 +68,14 @@ OWN = {
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
     "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "attention_maps": "tokenmargin.objective.attention_maps:AttentionMap",
+    "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads and claims the objects, of methods and experiments the classes."""
+"""What a group holds: of methods and experiments the classes (of methods also functions that make one), of the others
+the objects."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name
@@ -154,6 +182,8 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
     if group in CLASSES:
         fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)
         wanted = f"a subclass of {kind.__name__} without abstract methods"
+        if group == "methods":
+            fits, wanted = fits or inspect.isfunction(found), f"{wanted}, or a function that makes one"
     else:
         found = found() if not isinstance(found, kind) and callable(found) else found
         fits, wanted = (

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "saturation",
     "score_gaps",
     "select",
+    "selected_share",
     "selected_tokens",
     "spelled",
 ]
@@ -92,7 +94,13 @@ def saturation(
     That is the largest weight with those of its copies; given `scores` (the problem's `shared_scores`), with those of
     all tokens of equal score, which training does not tell apart.
     """
-    weights = attention_weights(keys, p)
+    return selected_share(keys, attention_weights(keys, p), scores)
+
+
+def selected_share(
+    keys: AbstractGeometry, weights: Float[Array, "... n T"], scores: Float[Array, "n T"] | None = None
+) -> Float[Array, "..."]:
+    """`saturation` of weights, by whatever map they were made."""
     if scores is None and not keys.has_copies:
         return np.asarray(weights.max(axis=-1).mean(axis=-1))
     alike = keys.first_copies if scores is None else scores
@@ -214,9 +222,11 @@ def spelled(chosen: Bool[Array, "n T"], between: str = " ") -> str:
     """A selection in a line of text; tokens that are selected together are joined by a plus.
 
     >>> spelled(np.array([[True, False, False], [False, True, True]]))
-    '0 1+2'
+    'A1 B2+B3'
     """
-    return between.join("+".join(map(str, np.flatnonzero(row).tolist())) for row in chosen)
+    return between.join(
+        "+".join(token_name(i, t) for t in np.flatnonzero(row).tolist()) for i, row in enumerate(chosen)
+    )
 
 
 def is_locally_optimal(

@@ -75,3 +75,12 @@ def test_too_many_ties_are_counted_not_listed() -> None:
     problem = TokenProblem.of(np.random.default_rng(0).standard_normal((2, 40, 2)), np.ones(2), scores=scores)
     assert held_ties(problem).left == (1 + 2**39 - 1) ** 2 - 40**2
     assert not plane_atlas(problem).complete
+
+
+def test_equals_a_hair_apart_are_left_open() -> None:
+    """Two tokens of equal score differ by less than the rank of their differences can tell: no verdict, no error."""
+    rng = np.random.default_rng(3)
+    keys = rng.standard_normal((2, 4, 3))
+    keys[:, 1] = keys[:, 0] + 1e-11 * rng.standard_normal((2, 3))
+    problem = TokenProblem.of(keys, np.ones(2), scores=[[0, 1, 0, 0], [0, 1, 0, 0]])
+    assert "neither found to be held nor excluded" in atlas(problem).unsearched

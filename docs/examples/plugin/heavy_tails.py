@@ -1,14 +1,16 @@
-"""A package that adds to tokenmargin: a loss, a head, a method, an experiment and a claim."""
+"""A package that adds to tokenmargin: a loss, a head, an attention map, a norm, a method, an experiment, a claim."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from scipy.optimize import linprog
 
 import tokenmargin as tm
 from tokenmargin.dynamics import AbstractMethod
 from tokenmargin.experiments import AbstractExperiment, Curves, Finding, Result
 from tokenmargin.margin import TOLERANCE
+from tokenmargin.norms import CustomNorm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.theory import Claim, Findings, ProblemInstance
 from tokenmargin.theory.claim import NO_SUBJECT, equal, true
@@ -36,17 +38,58 @@ TANH = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2
 
 
 @dataclass(frozen=True)
+class SoftplusAttention(tm.AttentionMap):
+    """`log(1 + exp(z))` over its sum: however far ahead a token is, the weight of the others falls like 1 / z only."""
+
+    def weights(self, logits):
+        rates = np.logaddexp(0.0, logits)
+        return rates / rates.sum(axis=-1, keepdims=True)
+
+    def vjp(self, logits, scores):
+        rates, weights = np.logaddexp(0.0, logits), self.weights(logits)
+        slopes = 1 / (1 + np.exp(-logits)) / rates.sum(axis=-1, keepdims=True)
+        return slopes * (scores - (weights * scores).sum(axis=-1, keepdims=True))
+
+
+def two_largest(x):
+    return np.sort(np.abs(x))[-2:].sum()
+
+
+def its_dual(g):
+    return max(np.abs(g).max(), np.abs(g).sum() / 2)
+
+
+def steepest(g):
+    """The unit ball has two kinds of vertices: a coordinate's unit vector, and signs times one half."""
+    if np.abs(g).max() < np.abs(g).sum() / 2:
+        return np.sign(g) / 2
+    return np.sign(g) * (np.arange(len(g)) == np.abs(g).argmax())
+
+
+def shortest(rows, bound):
+    """The sum of the two largest is the least `2 t + sum(u)` with `u >= |x| - t` and `u >= 0`: a linear program in
+    (x, u, t), x of any sign."""
+    k, d = rows.shape
+    eye, over = np.eye(d), np.full((d, 1), -1.0)
+    most = np.block([[-rows, np.zeros((k, d + 1))], [eye, -eye, over], [-eye, -eye, over]])
+    cost, room = np.r_[np.zeros(d), np.ones(d), 2.0], np.r_[-bound, np.zeros(2 * d)]
+    found = linprog(cost, most, room, bounds=[(None, None)] * d + [(0, None)] * (d + 1))
+    return found.x[:d], -found.ineqlin.marginals[:k]
+
+
+TWO_LARGEST = CustomNorm("two-largest", two_largest, its_dual, steepest, shortest)
+
+
+@dataclass(frozen=True)
 class ClippedDescent(AbstractMethod):
     """Gradient descent whose steps are at most `longest` long."""
 
     step: float = 10.0
     longest: float = 0.1
 
-    def prepared(self, objective):
-        return self
-
-    def lengths(self, descent):
-        return np.minimum(self.step * np.exp(descent.log_norm), self.longest)
+    def advance(self, theta, descent, value, t, state):
+        length = np.minimum(self.step * np.exp(descent.log_norm), self.longest)
+        return theta + length * descent.direction, state
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, show_facts, usage_errors
 from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
 from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
+    from numpy.random import Generator
 
-    from tokenmargin.dynamics import AbstractMethod, FlowPath, Trajectory
+    from tokenmargin.dynamics import AbstractMethod, FlowPath, Memory, Trajectory
     from tokenmargin.margin import MarginSolution
     from tokenmargin.objective.attention import AbstractObjective
 
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
-_LOSS_HELP = f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT."
+_ATTENTION_HELP = (
+    f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "
+    "softmax=0.5 (its temperature), sigmoid=-2 (its bias); one that another package adds, or MODULE:OBJECT."
+)
+MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
+_LOSS_HELP = (
+    f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
+    "logistic, which for several classes is the cross-entropy; real labels have the square loss."
+)
 
 
 def evolve(
@@ -30,12 +39,16 @@ def evolve(
     *,
     method: str = "ngd",
     step: float | None = None,
+    decay: float | None = None,
+    batch: int | None = None,
+    seed: int = 0,
     steps: int = 1000,
     until_norm: float = 1e8,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
-    loss: Annotated[str, Parameter(help=_LOSS_HELP)] = "logistic",
+    loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
     head: str | None = None,
+    attention: Annotated[str, Parameter(help=_ATTENTION_HELP)] = "softmax",
     save: Path | None = None,
     resume: Path | None = None,
     json: bool = False,
@@ -49,7 +62,10 @@ def evolve(
 
         tokenmargin evolve fig1b --start 0,-1,0
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
+        tokenmargin evolve fig1b --method sign --step 0.3 --decay 0.5
+        tokenmargin evolve fig1b --method mirror:1.5 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
+        tokenmargin evolve fig1b --attention sparsemax
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
 
@@ -58,10 +74,18 @@ def evolve(
     problem:
         A .npz or .json file, or the name of a figure, such as fig1c.
     method:
-        Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow), a
-        method that another package adds, or MODULE:CLASS.
+        Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow);
+        normalised with momentum (momentum), heavy-ball, nesterov, adam, adamw, polyak; sign, coordinate, and for a
+        matrix spectral or muon; steepest:NORM, such as steepest:lp:1.5; mirror:P, such as mirror:1.5; a method that
+        another package adds, or MODULE:CLASS.
     step:
         Step size; by default 0.1 for ngd, and for gd one over the smoothness of the risk (no more than L_p of (24)).
+    decay:
+        Divide step number t = 0, 1, ... by (t + 1)^DECAY: 0.5 for one over the root, 1 for one over t.
+    batch:
+        Go by the gradient of so many inputs, drawn afresh for every step.
+    seed:
+        Of the draws.
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
@@ -87,19 +111,27 @@ def evolve(
         raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
     if resume is not None and start is not None:
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
-    settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train, "loss": loss}
-    settings |= {"head": head}
+    settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
+    settings |= {"loss": "logistic" if loss is None else loss}
+    settings |= {"head": head, "decay": decay, "batch": batch, "seed": None if batch is None else seed}
+    settings |= {} if attention == "softmax" else {"attention": attention}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss, head)
+        if attention != "softmax":
+            objective = _with_attention(objective, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
+            if decay is not None or batch is not None:
+                raise UsageError(
+                    "gradient flow has no steps: leave out --decay and --batch, or choose a method of descent"
+                )
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
-            left = max(steps - int(before["at"][-1]), 0) if before else steps
-            path, kept = _descend(objective, _steps_by(method, step), left, first, keep=file is not None)
+            rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
+            path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None)
     if file is not None:
         save_run(file, _joined(before, kept), settings)
     report = _report(path)
@@ -110,22 +142,70 @@ def evolve(
     return 1 if path.interrupted else 0
 
 
+class _Draws(NamedTuple):
+    """How the inputs of a step are drawn."""
+
+    batch: int | None
+    seed: int
+
+    def after(self, t: int, n: int) -> Generator | None:
+        """The generator as it is after `t` steps."""
+        import numpy as np
+
+        if self.batch is None:
+            return None
+        rng = np.random.default_rng(self.seed)
+        for _ in range(t if self.batch <= n else 0):
+            rng.choice(n, size=self.batch, replace=False)
+        return rng
+
+
 def _descend(
-    objective: AbstractObjective, method: AbstractMethod, steps: int, start: Array | None, *, keep: bool
+    objective: AbstractObjective,
+    method: AbstractMethod,
+    steps: int,
+    start: Array | None,
+    draws: _Draws,
+    before: dict[str, Array],
+    *,
+    keep: bool,
 ) -> tuple[Trajectory, dict[str, Array]]:
     from tokenmargin.dynamics import evolve as run
 
-    with progress_bar(f"descent, {steps} steps", steps) as progress:
+    memory = _remembered(before, len(objective.blocks))
+    taken = 0 if memory is None else memory.t
+    left = max(steps - taken, 0)
+    with progress_bar(f"descent, {left} steps", left) as progress:
         path = run(
             objective,
-            method.prepared(objective),
-            steps=steps,
+            method,
+            steps=left,
             start=start,
             keep=("point", "norm", "loss", "saturation") if keep else (),
-            every=max(steps // KEPT_POINTS, 1),
+            every=max(left // KEPT_POINTS, 1),
+            batch=draws.batch,
+            rng=draws.after(taken, objective.problem.n),
+            memory=memory,
             progress=progress,
         )
-    return path, {"at": path.at, **path.kept}
+    states = {
+        f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()
+    }
+    return path, {"at": path.at, **path.kept, **states}
+
+
+def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
+    """What a kept run remembers, to go on with."""
+    from tokenmargin.dynamics import Memory
+
+    if not before:
+        return None
+    states: list[dict[str, Array]] = [{} for _ in range(blocks)]
+    for name, array in before.items():
+        if name.startswith(MEMORY):
+            block, _, called = name.removeprefix(MEMORY).partition("_")
+            states[int(block)][called] = array
+    return Memory(int(before["at"][-1]), tuple(states))
 
 
 def _flow(
@@ -168,39 +248,65 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
             shifted[name] = after[name] + before[name][-1]
     if "log_time" in after:
         shifted["log_time"] = np.logaddexp(after["log_time"], before["log_time"][-1])
-    return {name: np.concatenate([before[name], array[1:]]) for name, array in shifted.items()}
+    return {
+        name: array if name.startswith(MEMORY) else np.concatenate([before[name], array[1:]])
+        for name, array in shifted.items()
+    }
 
 
-def _objective(problem: Any, train: str, loss: str, head: str | None) -> AbstractObjective:
-    from tokenmargin.objective.attention import JointObjective, PromptObjective
+def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> AbstractObjective:
+    from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
+    from tokenmargin.problem.regression_problem import RegressionProblem
 
+    if head is None and train == "prompt":
+        own = loss is None and isinstance(problem, RegressionProblem)
+        return prompt_objective(problem, None if own else loss_named(loss or "logistic"))
+    loss = "logistic" if loss is None else loss
     if head is None:
-        return (PromptObjective if train == "prompt" else JointObjective)(problem, loss_named(loss))
+        return JointObjective(problem, loss_named(loss))
     if train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
 
 
-def _steps_by(method: str, step: float | None) -> AbstractMethod:
-    from tokenmargin.dynamics.methods import method_named
+def _with_attention(objective: AbstractObjective, attention: str) -> AbstractObjective:
+    from tokenmargin.objective.attention import PromptObjective
+    from tokenmargin.objective.attention_maps import MapObjective, attention_named
+
+    if not isinstance(objective, PromptObjective):
+        raise UsageError(
+            "attention maps other than softmax are for p alone, labels -1 and +1 and the problem's own head; "
+            "leave out --attention"
+        )
+    return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
+
+
+def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:
+    from tokenmargin.dynamics import method_named
     from tokenmargin.plugins import names
 
     if ":" not in method and method not in names("methods"):
         known = ", ".join((*names("methods"), "flow"))
         raise UsageError(f"there is no method {method!r}; choose from {known}, or give MODULE:CLASS")
-    return method_named(method, step)
+    return method_named(method, step, decay=decay or 0.0)
 
 
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
     """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
     from tokenmargin.dynamics import FlowPath
+    from tokenmargin.limits.exact_weights import separating_direction
     from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
     from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.attention_maps import MapObjective
     from tokenmargin.objective.nonlinear_heads import HeadObjective
 
-    problem, selected = path.objective.problem, path.selected
+    problem, selected = path.objective.local_problem(path.final), path.selected
+    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
+        named = separating_direction(path.objective, path.prompt)
+        return named.solution, {"problem": "separation", "kind": named.kind}, named.names
     if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
         return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
     if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
@@ -247,29 +353,58 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
         },
         "steps": path.steps,
         "interrupted": path.interrupted,
+        "exact_weights": _exact_weights(path, solution),
         **flow_only,
     }
+
+
+def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
+    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
+    import numpy as np
+
+    from tokenmargin.objective.attention_maps import MapObjective
+    from tokenmargin.selection import margins
+
+    objective = path.objective
+    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+        return None
+    if not objective.has_exact_weights(path.final):
+        return None
+    ahead = margins(objective.problem, path.prompt, path.selected)
+    ahead[np.arange(len(ahead)), path.selected] = np.inf
+    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
+    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
 
 
 def _print(report: dict[str, Any]) -> None:
     import numpy as np
 
-    direction = report["direction"]
+    from tokenmargin.problem.names import token_name
+
+    direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        print(f"final       {report['final']}")
-        print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
+        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
-            print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
+            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
             if report["finite_part"] is not None:
-                print(f"            the limit is a direction and a finite part: {report['finite_part']}")
+                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
             if report["decided_by_rounding"]:
-                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
-        tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
-        print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
+                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
+        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
+        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
+        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
+        if (exact := report["exact_weights"]) is not None:
+            shortest = exact["shortest_norm"]
+            can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
+            facts.append(
+                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
+            )
         if report["angle"] is None:
-            print(f"direction   none to compare with: the selection is {direction['status']}")
+            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            print(f"direction   {direction['vector']} ({evidence})")
-            print(f"angle       {report['angle']:.3e} rad (cosine {report['cosine']:.8f})")
+            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
+        show_facts((name, str(value)) for name, value in facts)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, printable, usage_errors
+from tokenmargin.cli._common import (
+    UsageError,
+    console_for,
+    emit_json,
+    needs_extra,
+    printable,
+    show,
+    show_table,
+    usage_errors,
+)  # fmt: skip
 from tokenmargin.cli._model import command_line, open_model
 
 if TYPE_CHECKING:
@@ -68,13 +78,15 @@ def explain(
     if json:
         emit_json([one.to_dict() | ({"what_if": asdict(edit)} if edit else {}) for one, edit in _beside(found, edits)])
         return 0
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for one, edit in _beside(found, edits):
-        console.print(_coloured(one), soft_wrap=True)
-        for line in [*_told(one), *(_edited(classifier, edit) if edit else [])]:
-            console.print(printable(line), style="dim", markup=False, soft_wrap=True)
+    console = console_for(sys.stdout)
+    for number, (one, edit) in enumerate(_beside(found, edits)):
+        if number:
+            console.print()
+        console.print(_coloured(one))
+        show(_told(one))
+        _tell_words(one)
+        for line in _edited(classifier, edit) if edit else ():
+            show(printable(line))
     return 0
 
 
@@ -117,22 +129,30 @@ def _coloured(one: Explanation) -> Text:
     return text
 
 
-def _told(one: Explanation) -> list[str]:
-    """The decision, then the leading words: contribution, and what f loses without the word."""
+def _told(one: Explanation) -> str:
+    """The decision, and which token was selected."""
     selected = f"selected {one.selected!r}" if one.selected else "no known word: the base rate"
     if one.competitor:
         selected += f" by {one.margin:.2f} over {one.competitor!r}"
-    start = f"base rate {one.baseline:+.2f}, any text {one.shift:+.2f}"
-    lines = [f"{one.label} ({one.probability:.1%}), f = {one.decision:+.2f}: {start}, then words; {selected}"]
+    return printable(f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {selected}")
+
+
+def _tell_words(one: Explanation) -> None:
+    """Where the decision starts, and the words with the largest parts in it beside what it loses without each."""
     seen: dict[str, tuple[float, float]] = {}
     for word in one.words:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
-    leading = sorted(seen.items(), key=lambda item: -abs(item[1][0]))[:LEADING]
-    for name, (part, effect) in leading:
-        mixed = "" if part * effect > 0 else "  (neither for nor against)"
-        lines.append(f"  {name:20} contributes {part:+.2f}, deleting it takes {effect:+.2f}{mixed}")
-    return lines
+    ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
+    rows = [("(base rate)", f"{one.baseline:+.2f}", "", "")]
+    if one.shift:
+        rows.append(("(any known text)", f"{one.shift:+.2f}", "", ""))
+    for name, (part, effect) in ranked[:LEADING]:
+        mixed = "" if part * effect > 0 else "neither for nor against"
+        rows.append((name, f"{part:+.2f}", f"{effect:+.2f}", mixed))
+    if rest := ranked[LEADING:]:
+        rows.append((f"({len(rest)} other words)", f"{sum(part for _, (part, _) in rest):+.2f}", "", ""))
+    show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
 def _edited(model: TokenSelectionClassifier, edit: Edited) -> list[str]:

@@ -13,6 +13,7 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.data.datasets import DatasetError, cache_folder
 
 __all__ = [
@@ -123,11 +124,12 @@ def noted_images(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held
     return ImageSet(images, labels, held_out, (note,))
 
 
-def make_glyphs(n: int, *, rng: np.random.Generator, size: int = 32, classes: int = 10) -> ImageSet:
+def make_glyphs(n: int, *, rng: Rng, size: int = 32, classes: int = 10) -> ImageSet:
     """Images whose class is a small glyph at a place of its own, on a background that says nothing.
 
     The glyph is 8 pixels wide; five shapes in two colours give ten classes. Attention does well to look there alone.
     """
+    rng = generator(rng)
     coarse = rng.integers(40, 216, (n, size // 8, size // 8, 3))
     images = np.kron(coarse, np.ones((1, 8, 8, 1), dtype=np.int64)) + rng.integers(-25, 26, (n, size, size, 3))
     labels = np.arange(n) % classes

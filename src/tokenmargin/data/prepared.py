@@ -62,6 +62,9 @@ class PreparedText:
     steps: tuple[Step, ...] = ()
     choices: Mapping[str, object] | None = None
 
+    def __repr__(self) -> str:
+        return f"PreparedText({self.n} texts, {len(self.ids)} tokens, vocabulary of {len(self.vocabulary)})"
+
     @property
     def n(self) -> int:
         """Number of texts."""

@@ -7,8 +7,8 @@ trained model should select are known too.
 from __future__ import annotations
 
 import numpy as np
-from numpy.random import Generator
 
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.data.sources import LabelledText
 
 __all__ = ["OPINIONS", "make_sentences"]
@@ -65,13 +65,14 @@ OPINIONS = {
 """Opinion words, and the probability that a sentence with one of them is positive, other things being equal."""
 
 
-def make_sentences(n: int, rng: Generator, *, sentences: int = 4, verdicts: int = 1) -> LabelledText:
+def make_sentences(n: int, rng: Rng, *, sentences: int = 4, verdicts: int = 1) -> LabelledText:
     """Short reviews with labels -1 and +1: neutral sentences around `verdicts` of opinion.
 
     >>> made = make_sentences(2, np.random.default_rng(0), sentences=2)
     >>> len(made.texts), set(made.labels) <= {"-1", "1"}
     (2, True)
     """
+    rng = generator(rng)
     if n < 1 or not 0 < verdicts <= sentences:
         raise ValueError(f"need n >= 1 and 0 < verdicts <= sentences, got n={n}, {verdicts} of {sentences}")
     words = list(OPINIONS)

@@ -2,10 +2,22 @@
 
 from tokenmargin.dynamics.batch import BatchResult, evolve_many
 from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
-from tokenmargin.dynamics.evolve import OBSERVABLES, Trajectory, evolve
+from tokenmargin.dynamics.evolve import OBSERVABLES, Memory, Trajectory, evolve
 from tokenmargin.dynamics.flow import FinitePart, FlowPath, FlowSettings, Rounding, flow
 from tokenmargin.dynamics.interrupts import whole_runs
-from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
+from tokenmargin.dynamics.methods import (
+    AbstractLengths,
+    AbstractMethod,
+    Adam,
+    GradientDescent,
+    MirrorDescent,
+    Momentum,
+    NormalizedGradientDescent,
+    Polyak,
+    Schedule,
+    SteepestDescent,
+    method_named,
+)
 from tokenmargin.dynamics.paths.ball import RegularisationPath, regularisation_path
 from tokenmargin.dynamics.paths.cone import ConePath, cone_path
 from tokenmargin.dynamics.paths.joint import RidgePath, ridge_path
@@ -13,7 +25,9 @@ from tokenmargin.objective.first_step import FirstStep, first_step
 
 __all__ = [
     "OBSERVABLES",
+    "AbstractLengths",
     "AbstractMethod",
+    "Adam",
     "AngleReached",
     "BatchResult",
     "ConePath",
@@ -23,13 +37,19 @@ __all__ = [
     "FlowPath",
     "FlowSettings",
     "GradientDescent",
+    "Memory",
+    "MirrorDescent",
+    "Momentum",
     "NormReached",
     "NormalizedGradientDescent",
+    "Polyak",
     "RegularisationPath",
     "RidgePath",
     "Rounding",
     "Saturated",
+    "Schedule",
     "SelectionChanged",
+    "SteepestDescent",
     "Trajectory",
     "WhenTrue",
     "cone_path",
@@ -37,6 +57,7 @@ __all__ = [
     "evolve_many",
     "first_step",
     "flow",
+    "method_named",
     "regularisation_path",
     "ridge_path",
     "whole_runs",

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.methods import AbstractMethod
+from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.names import token_name
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 __all__ = ["BatchResult", "evolve_many"]
 
@@ -26,7 +28,7 @@ _LOOK = 25  # steps between two looks at which runs are finished
 
 
 @dataclass(frozen=True, eq=False)
-class BatchResult:
+class BatchResult(Tabular):
     """Where every run of every problem ended.
 
     **Attributes**
@@ -36,6 +38,7 @@ class BatchResult:
     - `saturation`: mean selected softmax weight, shape (problems, starts); tokens of equal score count together.
     - `steps`: steps taken by each run.
     - `interrupted`: whether Ctrl-C stopped it; runs not reached have taken 0 steps and stand at their starts.
+    - `memory`: what the method remembers of the runs of each problem, for `resume`.
     """
 
     problems: Sequence[TokenProblem]
@@ -46,11 +49,28 @@ class BatchResult:
     saturation: Float[Array, "problems starts"]
     steps: Int[Array, "problems starts"]
     interrupted: bool = False
+    memory: list[State] = field(default_factory=list)
 
     @property
     def norms(self) -> Float[Array, "problems starts"]:
         """Length of every final parameter."""
         return np.stack([pose.keys.norm(final) for pose, final in zip(self.problems, self.finals, strict=True)])
+
+    def __repr__(self) -> str:
+        problems, starts = self.steps.shape
+        settled = f"mean selected weight {self.saturation.min():.4g}..{self.saturation.max():.4g}"
+        return f"BatchResult({problems} problems x {starts} starts, {self.method!r}, {settled})"
+
+    def _columns(self) -> dict[str, Array]:
+        problems, starts = np.indices(self.steps.shape)
+        tokens = [
+            " ".join(token_name(i, t) for i, t in enumerate(row))
+            for row in self.selected.reshape(problems.size, -1).tolist()
+        ]
+        return {
+            "problem": problems.ravel(), "start": starts.ravel(), "steps": self.steps.ravel(),
+            "norm": self.norms.ravel(), "saturation": self.saturation.ravel(), "selected": np.array(tokens, dtype=str),
+        }  # fmt: skip
 
     def resume(
         self,
@@ -60,16 +80,7 @@ class BatchResult:
         progress: Callable[[float], None] | None = None,
     ) -> BatchResult:
         """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
-        after = evolve_many(
-            self.problems,
-            self.method,
-            steps=np.maximum(steps - self.steps, 0),
-            starts=self.finals,
-            loss=self.loss,
-            until_saturation=until_saturation,
-            progress=progress,
-        )
-        return replace(after, steps=self.steps + after.steps)
+        return _followed(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)
 
 
 def evolve_many(
@@ -86,7 +97,8 @@ def evolve_many(
 
     **Arguments**
     - `problems`: all with the same number of inputs; any dimension, either geometry, shorter inputs masked.
-    - `method`: descent or normalised descent.
+    - `method`: descent or normalised descent. One that is more than a length along the gradient (signs, momentum, Adam,
+      ...) needs coordinates, of one dimension for all problems.
     - `steps`: for every run, or one number per run.
     - `starts`: for each problem an array (starts, D), equally many; zero by default.
     - `loss`: logistic by default.
@@ -105,25 +117,45 @@ def evolve_many(
     >>> runs.saturation.shape, bool((runs.saturation > 0.9999).all())
     ((3, 1), True)
     """
-    problems = list(problems)
+    problems = [checked_problem(one, "evolve_many") for one in problems]
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)
-    count = len(firsts[0])
-    budget = np.broadcast_to(np.asarray(steps, dtype=int), (len(problems), count))
-    n, T = problems[0].n, max(pose.T for pose in problems)
+    shape, n = (len(problems), len(firsts[0])), problems[0].n
+    if not isinstance(method, AbstractLengths):
+        _check_points(problems, method)
     result = BatchResult(
         problems, method, loss, [first.copy() for first in firsts],
-        np.zeros((len(problems), count, n), dtype=np.intp), np.zeros((len(problems), count)),
-        np.zeros((len(problems), count), dtype=int),
+        np.zeros((*shape, n), dtype=np.intp), np.zeros(shape), np.zeros(shape, dtype=int),
+        memory=[dict(method.initial(first)) for first in firsts],
     )  # fmt: skip
-    done, work, interrupted = 0, max(int(budget.sum()), 1), False
-    for chunk in _chunks(problems, count, T):
-        group = _Group.of(problems, firsts, chunk, T, loss, method)
+    budget = np.broadcast_to(np.asarray(steps, dtype=int), shape)
+    return _followed(result, budget, until_saturation, progress)
+
+
+def _followed(
+    begun: BatchResult,
+    budget: Int[Array, "problems starts"],
+    until_saturation: float | None,
+    progress: Callable[[float], None] | None,
+) -> BatchResult:
+    """Go on until every run has taken as many steps in all as its budget says."""
+    result = replace(
+        begun,
+        finals=[final.copy() for final in begun.finals],
+        selected=begun.selected.copy(),
+        saturation=begun.saturation.copy(),
+        steps=begun.steps.copy(),
+        memory=[{name: array.copy() for name, array in state.items()} for state in begun.memory],
+    )
+    done, work, interrupted = 0, max(int(np.maximum(budget - begun.steps, 0).sum()), 1), False
+    for chunk in _chunks(result.problems, budget.shape[1], max(pose.T for pose in result.problems)):
+        group = _Group.of(result, chunk)
+        left = np.maximum(budget - begun.steps, 0)[chunk[0]][:, chunk[1]].ravel()
         if not interrupted:
             base = done
             tell = None if progress is None else lambda part, base=base: progress((base + part) / work)
-            interrupted = group.run(budget[chunk[0]][:, chunk[1]].ravel(), until_saturation, tell)
-        done += int(budget[chunk[0]][:, chunk[1]].sum())
+            interrupted = group.run(left, until_saturation, tell)
+        done += int(left.sum())
         group.store(result, chunk)
     return replace(result, interrupted=interrupted)
 
@@ -153,6 +185,16 @@ def _checked_starts(
     return firsts
 
 
+def _check_points(problems: Sequence[TokenProblem], method: AbstractMethod) -> None:
+    """A method that moves points, and not only along the gradient, needs them in coordinates of one space."""
+    shapes = {pose.keys.matrix_shape or (pose.keys.dimension,) for pose in problems}
+    if len(shapes) > 1 or not all(isinstance(pose.keys, Coordinates) for pose in problems):
+        raise ValueError(
+            f"{type(method).__name__} moves points in coordinates: give problems in coordinates, all of one dimension "
+            "(group them), or run them one by one with evolve"
+        )
+
+
 def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Chunk]:
     """Which problems and starts go together: as many as the memory allows."""
     tokens = problems[0].n * T
@@ -170,43 +212,43 @@ def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Ch
 
 @dataclass(eq=False)
 class _Group:
-    """The runs of one chunk: lanes in progress, and what is known of those that have left."""
+    """The runs of one chunk: lanes in progress, and where those ended that have left."""
 
     lanes: BatchState
+    ends: BatchState
     methods: tuple[AbstractMethod, ...]
-    logits: Float[Array, "n T runs"]
-    weights: Float[Array, "n T runs"]
     steps: Int[Array, " runs"]
 
     @classmethod
-    def of(
-        cls,
-        problems: Sequence[TokenProblem],
-        firsts: Sequence[Float[Array, "starts D"]],
-        chunk: Chunk,
-        T: int,
-        loss: AbstractLoss,
-        method: AbstractMethod,
-    ) -> _Group:
-        here = problems[chunk[0]]
-        begin = [first[chunk[1]] for first in firsts[chunk[0]]]
-        count = len(begin[0])
-        tokens = _lay_out(here, T)
-        logits = np.full((problems[0].n, T, len(here) * count), -np.inf)
+    def of(cls, result: BatchResult, chunk: Chunk) -> _Group:
+        here, loss, method = result.problems[chunk[0]], result.loss, result.method
+        begin = [first[chunk[1]] for first in result.finals[chunk[0]]]
+        count, T = len(begin[0]), max(pose.T for pose in result.problems)
+        along = isinstance(method, AbstractLengths)
+        tokens = _lay_out(here, T, coordinates=not along)
+        logits = np.full((here[0].n, T, len(here) * count), -np.inf)
         for j, (pose, first) in enumerate(zip(here, begin, strict=True)):
             logits[:, : pose.T, j * count : (j + 1) * count] = np.moveaxis(pose.keys.logits(first), 0, -1)
         prepared = [method.prepared(PromptObjective(pose, loss)) for pose in here]
-        same = all(rule is method for rule in prepared) or len(here) == 1
+        same = all(rule == prepared[0] for rule in prepared)
+        if not (same or along):
+            raise ValueError(
+                f"{type(method).__name__} differs from problem to problem; run them one by one with evolve"
+            )
         methods = (prepared[0],) if same else tuple(rule for rule in prepared for _ in range(count))
         if len(here) > 1 and count > 1:
             tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
-        weights = np.zeros_like(logits)
-        return cls(BatchState(tokens, loss, logits, weights), methods, logits, weights, np.zeros(logits.shape[-1], int))
+        taken = result.steps[chunk].flatten()
+        ends = BatchState(tokens, loss, logits, np.zeros_like(logits), taken)
+        if not along:
+            ends.points = np.concatenate(begin)
+            states = result.memory[chunk[0]]
+            ends.memory = {name: np.concatenate([state[name][chunk[1]] for state in states]) for name in states[0]}
+        return cls(ends.kept(np.ones(len(taken), dtype=bool)), ends, methods, np.zeros(len(taken), int))
 
     def run(self, budget: Int[Array, " runs"], until: float | None, tell: Callable[[int], None] | None) -> bool:
         """Advance until every run is finished; True when interrupted."""
         active = np.arange(len(budget))
-        self.logits, self.weights = self.logits.copy(), self.weights.copy()
         try:
             while active.size:
                 finished = self.steps[active] >= budget[active]
@@ -227,25 +269,30 @@ class _Group:
         return False
 
     def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:
-        self.logits[..., active[finished]] = self.lanes.logits[..., finished]
-        self.weights[..., active[finished]] = self.lanes.weights[..., finished]
+        self.ends.put(active[finished], self.lanes.kept(finished))
         self.lanes = self.lanes.kept(~finished)
         if len(self.methods) > 1:
             self.methods = tuple(rule for rule, gone in zip(self.methods, finished, strict=True) if not gone)
 
     def store(self, result: BatchResult, chunk: Chunk) -> None:
         """Write the ends of the runs into the result."""
-        shape = result.saturation[chunk].shape
-        ends = BatchState(self.lanes.tokens, result.loss, self.logits, self.weights)
+        shape, ends = result.saturation[chunk].shape, self.ends
         result.selected[chunk] = ends.selected.reshape(*shape, -1)
         result.saturation[chunk] = ends.saturation.reshape(shape)
-        result.steps[chunk] = self.steps.reshape(shape)
-        added = np.moveaxis(self.weights, -1, 0).reshape(*shape, *self.weights.shape[:2])
-        for j, pose in enumerate(result.problems[chunk[0]], start=chunk[0].start):
-            result.finals[j][chunk[1]] += pose.keys.pullback(added[j - chunk[0].start][..., : pose.T])
+        result.steps[chunk] = ends.taken.reshape(shape)
+        places = np.arange(ends.taken.size).reshape(shape)
+        for runs, j in zip(places, range(chunk[0].start, chunk[0].start + len(places)), strict=True):
+            pose = result.problems[j]
+            if ends.points is None:
+                added = np.moveaxis(ends.weights[..., runs], -1, 0)
+                result.finals[j][chunk[1]] += pose.keys.pullback(added[..., : pose.T])
+                continue
+            result.finals[j][chunk[1]] = ends.points[runs]
+            for name, array in ends.memory.items():
+                result.memory[j][name][chunk[1]] = array[runs]
 
 
-def _lay_out(problems: Sequence[TokenProblem], T: int) -> Tokens:
+def _lay_out(problems: Sequence[TokenProblem], T: int, *, coordinates: bool) -> Tokens:
     """Coordinates of all tokens, in the spans of their problems where there are none, padded to one shape."""
     n = problems[0].n
     found = [
@@ -257,4 +304,4 @@ def _lay_out(problems: Sequence[TokenProblem], T: int) -> Tokens:
         vectors[j, :, : pose.T, : tokens.shape[-1]] = tokens
         scores[j, :, : pose.T] = pose.shared_scores
     tied = any(pose.has_ties for pose in problems)
-    return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores, tied=tied)
+    return Tokens.of(vectors.reshape(len(problems), n * T, -1), scores, tied=tied, coordinates=coordinates)

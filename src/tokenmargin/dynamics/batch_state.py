@@ -7,15 +7,17 @@ way the dimension of the space the tokens live in does not enter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.methods import AbstractMethod
-from tokenmargin.objective.attention import Descent, attend, descent_weights
-from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, AbstractValue, State
+from tokenmargin.objective.attention import Attention, Descent, attend, descent_weights
+from tokenmargin.objective.losses import AbstractLoss, signed_excess
 
 __all__ = ["BatchState", "Tokens"]
 
@@ -41,11 +43,16 @@ class Tokens:
 
     @classmethod
     def of(
-        cls, vectors: Float[Array, "problems nT r"], scores: Float[Array, "problems n T"], *, tied: bool = False
+        cls,
+        vectors: Float[Array, "problems nT r"],
+        scores: Float[Array, "problems n T"],
+        *,
+        tied: bool = False,
+        coordinates: bool = False,
     ) -> Tokens:
-        """From the coordinates of the tokens, one problem per lane."""
+        """From the coordinates of the tokens, one problem per lane; these are kept where the method asks for them."""
         _, tokens, r = vectors.shape
-        gram = r > _FEW * tokens
+        gram = r > _FEW * tokens and not coordinates
         matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
         return cls(_lanes_last(matrix), gram, _lanes_last(scores), tied)
 
@@ -60,8 +67,16 @@ class Tokens:
         if self.gram:
             moved = self._times(self.matrix, weights)
             return moved, np.sqrt(np.maximum(np.einsum("kl,kl->l", weights, moved), 0.0))
-        vector = self._times(self.matrix.swapaxes(0, 1), weights)
-        return self._times(self.matrix, vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
+        vector = self.combined(weights)
+        return self.logits(vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
+
+    def combined(self, weights: Float[Array, "nT lanes"]) -> Float[Array, "r lanes"]:
+        """The vector `sum w k` of every run, in coordinates."""
+        return self._times(self.matrix.swapaxes(0, 1), weights)
+
+    def logits(self, vector: Float[Array, "r lanes"]) -> Float[Array, "nT lanes"]:
+        """Its products with the tokens."""
+        return self._times(self.matrix, vector)
 
     def _times(self, matrix: Float[Array, "a b #lanes"], columns: Float[Array, "b lanes"]) -> Float[Array, "a lanes"]:
         if matrix.shape[-1] == 1:
@@ -86,18 +101,48 @@ class _Pivots:
         self.tied = np.count_nonzero(self.ahead == 0) > self.flat.size  # more than the pivots themselves
 
 
+@dataclass(frozen=True, eq=False)
+class _LaneValue(AbstractValue):
+    """The risk of every run, where it is."""
+
+    runs: BatchState
+
+    @cached_property
+    def risk(self) -> Float[Array, " lanes"]:
+        return np.asarray(self.runs.loss.value(self._attention.output).mean(axis=-1))
+
+    @cached_property
+    def log_excess(self) -> Float[Array, " lanes"]:
+        state, scores = self._attention, self._scores
+        best = np.where(np.isneginf(state.log_weights), -np.inf, scores).max(axis=-1)
+        return signed_excess(self.runs.loss, best, state.log_weights, scores)[0]
+
+    @cached_property
+    def _attention(self) -> Attention:
+        return attend(self.runs.logits.transpose(2, 0, 1), self._scores)
+
+    @cached_property
+    def _scores(self) -> Float[Array, "lanes n T"]:
+        return np.broadcast_to(self.runs.tokens.scores, self.runs.logits.shape).transpose(2, 0, 1)
+
+
 @dataclass(eq=False)
 class BatchState:
     """Runs in progress: what they are at, changed in place by `advance`.
 
     - `logits`: shape (n, T, lanes).
     - `weights`: the combination of tokens that each run has added to its start, shape (n, T, lanes).
+    - `points`, `memory`: where the runs are and what their method remembers, for methods that are more than a length.
+    - `taken`: steps that each run has taken.
     """
 
     tokens: Tokens
     loss: AbstractLoss
     logits: Float[Array, "n T lanes"]
     weights: Float[Array, "n T lanes"]
+    taken: Int[Array, " lanes"]
+    points: Float[Array, "lanes r"] | None = None
+    memory: State = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.logits, self.weights = np.ascontiguousarray(self.logits), np.ascontiguousarray(self.weights)
@@ -105,22 +150,45 @@ class BatchState:
 
     def advance(self, methods: tuple[AbstractMethod, ...]) -> None:
         """One step of every run; one method for all, or one per lane."""
+        same = (self.taken == self.taken[0]).all()
+        t = int(self.taken[0]) if same else self.taken[:, None]
+        if self.points is None:
+            self._go_along([method for method in methods if isinstance(method, AbstractLengths)], t)
+        else:
+            self._move(methods[0], self.points, t)
+        self.taken += 1
+
+    def _go_along(self, methods: Sequence[AbstractLengths], t: int | Int[Array, "lanes 1"]) -> None:
+        """A step that is a length: the tokens' weights and the logits are all that changes."""
         direction, log_scale = self.descent_weights()
         n, T, lanes = direction.shape
         moved, length = self.tokens.step(direction.reshape(n * T, lanes))
         with np.errstate(divide="ignore"):
             log_norm = (log_scale + np.log(length))[:, None]
-        descent = Descent(np.empty((lanes, 0)), log_norm)
+        value = _LaneValue(self)
         if len(methods) == 1:
-            lengths = methods[0].lengths(descent)[:, 0]
+            lengths = methods[0].lengths(Descent(np.empty((lanes, 0)), log_norm), value, t)[:, 0]
         else:
-            parts = zip(methods, log_norm, strict=True)
-            lengths = np.array([method.lengths(Descent(np.empty(0), log))[0] for method, log in parts])
+            times = np.broadcast_to(t, (lanes, 1))[:, 0].tolist()
+            parts = zip(methods, log_norm, times, strict=True)
+            lengths = np.array([rule.lengths(Descent(np.empty(0), log), value, when)[0] for rule, log, when in parts])
         rate = np.divide(lengths, length, out=np.zeros(lanes), where=length > 0)
         moved *= rate
         self.logits += moved.reshape(n, T, lanes)
         direction *= rate
         self.weights += direction
+
+    def _move(self, method: AbstractMethod, points: Float[Array, "lanes r"], t: int | Int[Array, "lanes 1"]) -> None:
+        """A step to a point of the method's choice."""
+        weights, log_scale = self.descent_weights()
+        n, T, lanes = weights.shape
+        vector = self.tokens.combined(weights.reshape(n * T, lanes)).T
+        length = np.sqrt(np.einsum("lr,lr->l", vector, vector))[:, None]
+        with np.errstate(divide="ignore"):
+            descent = Descent(vector / np.where(length > 0, length, 1.0), log_scale[:, None] + np.log(length))
+        self.points, self.memory = method.advance(points, descent, _LaneValue(self), t, self.memory)
+        logits = self.tokens.logits(np.ascontiguousarray(self.points.T)).reshape(n, T, lanes)
+        self.logits = np.where(np.isneginf(self.logits), -np.inf, logits)
 
     def descent_weights(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
         """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `attention`."""
@@ -161,7 +229,24 @@ class BatchState:
 
     def kept(self, lanes: Bool[Array, " lanes"]) -> BatchState:
         """Some of the runs."""
-        return BatchState(self.tokens.kept(lanes), self.loss, self.logits[..., lanes], self.weights[..., lanes])
+        return replace(
+            self,
+            tokens=self.tokens.kept(lanes),
+            logits=self.logits[..., lanes],
+            weights=self.weights[..., lanes],
+            taken=self.taken[lanes],
+            points=None if self.points is None else self.points[lanes],
+            memory={name: array[lanes] for name, array in self.memory.items()},
+        )
+
+    def put(self, places: Int[Array, " runs"], ended: BatchState) -> None:
+        """Write the ends of some runs into their places."""
+        self.logits[..., places], self.weights[..., places] = ended.logits, ended.weights
+        self.taken[places] = ended.taken
+        if self.points is not None and ended.points is not None:
+            self.points[places] = ended.points
+            for name, array in ended.memory.items():
+                self.memory[name][places] = array
 
     @property
     def selected(self) -> Int[Array, "lanes n"]:

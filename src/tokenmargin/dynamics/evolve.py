@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.methods import AbstractMethod
-from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import attention_weights, saturation, select
+from tokenmargin.dynamics.methods import AbstractMethod, State, Value, method_named
+from tokenmargin.objective.attention import AbstractObjective, Descent
+from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.objective.some_inputs import on_inputs
+from tokenmargin.plugins import names
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import select
 
-__all__ = ["OBSERVABLES", "Trajectory", "evolve"]
+__all__ = ["OBSERVABLES", "Memory", "Trajectory", "evolve"]
 
 Observable = Callable[[AbstractObjective, Array], Array]
+Kept: TypeAlias = "str | Callable[[Array], object]"
 
 OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
     {
@@ -25,19 +32,28 @@ OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
         "norm": lambda objective, theta: objective.norms(theta),
         "loss": lambda objective, theta: objective.value(theta),
         "output": lambda objective, theta: objective.outputs(theta),
-        "saturation": lambda objective, theta: saturation(
-            objective.problem.keys, objective.prompt(theta), objective.constant_scores
-        ),
+        "saturation": lambda objective, theta: objective.saturation(theta),
         "selected": lambda objective, theta: select(objective.problem.keys, objective.prompt(theta)),
-        "weights": lambda objective, theta: attention_weights(objective.problem.keys, objective.prompt(theta)),
+        "weights": lambda objective, theta: objective.weights(theta),
         "log_gradient": lambda objective, theta: objective.descent(theta).log_norm,
     }
 )
 """What a trajectory can keep, by name; each array's first axis is the kept step."""
 
 
+class Memory(NamedTuple):
+    """What a run needs besides its point to go on.
+
+    - `t`: steps taken.
+    - `states`: what the method remembers, one for each block.
+    """
+
+    t: int
+    states: tuple[State, ...]
+
+
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class Trajectory(Tabular, Drawn):
     """Where a run ended and what was kept on the way.
 
     **Attributes**
@@ -45,8 +61,9 @@ class Trajectory:
     - `final`: the last point, with the leading axes of the starts.
     - `steps`: number of steps taken.
     - `at`: the steps at which something was kept.
-    - `kept`: the observables asked for, by name.
+    - `kept`: the observables asked for, by name; a function's by its own name.
     - `interrupted`: whether the run was stopped by Ctrl-C before its last step.
+    - `memory`: `evolve(..., start=path.final, memory=path.memory)` goes on as if nothing had been.
     """
 
     objective: AbstractObjective
@@ -56,6 +73,7 @@ class Trajectory:
     at: Int[Array, " kept"]
     kept: Mapping[str, Array]
     interrupted: bool = False
+    memory: Memory = field(default_factory=lambda: Memory(0, ()))
 
     @property
     def prompt(self) -> Float[Array, "... D_keys"]:
@@ -70,77 +88,209 @@ class Trajectory:
     @property
     def saturation(self) -> Float[Array, "..."]:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores)
+        return self.objective.saturation(self.final)
 
-    def __getitem__(self, name: str) -> Array:
+    def __repr__(self) -> str:
+        runs = f"{self.final[..., 0].size} runs, " if self.final.ndim > 1 else ""
+        kept = f", kept {', '.join(self.kept)} at {len(self.at)} steps" if self.kept else ""
+        stopped = ", interrupted" if self.interrupted else ""
+        return (
+            f"Trajectory({runs}{self.steps} steps of {self.method!r}, |p|={_extent(self.objective.norms(self.final))}, "
+            f"mean selected weight {_extent(self.saturation)}{kept}{stopped})"
+        )
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a kept step and start; what was kept as one number a run, or what is known of the end."""
+        lead = self.final.shape[:-1]
+        kept = {name: array for name, array in self.kept.items() if array.shape == (len(self.at), *lead)}
+        at = self.at
+        if not kept:
+            at = np.array([self.steps])
+            kept = {name: OBSERVABLES[name](self.objective, self.final)[None] for name in ("loss", "saturation")}
+        if (
+            "norm" not in kept
+            and (points := self.kept.get("point", self.final[None] if at is not self.at else None)) is not None
+        ):
+            kept = {
+                "norm": np.sqrt((self.objective.norms(points) ** 2).reshape(len(at), *lead, -1).sum(axis=-1))
+            } | kept
+        runs = self.final[..., 0].size
+        table = {"step": np.repeat(at, runs)} | ({"start": np.tile(np.arange(runs), len(at))} if lead else {})
+        return table | {name: array.ravel() for name, array in kept.items()}
+
+    def __getitem__(self, kept: Kept) -> Array:
+        name = _called(kept)
         if name not in self.kept:
             raise KeyError(f"{name!r} was not kept; ask for it with evolve(..., keep=({name!r},))")
         return self.kept[name]
 
 
+def _extent(values: Float[Array, "..."]) -> str:
+    """A number, or the least and the largest of several."""
+    low, high = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
+    return low if low == high else f"{low}..{high}"
+
+
 def evolve(
-    objective: AbstractObjective,
-    method: AbstractMethod,
+    objective: AbstractObjective | TokenProblem,
+    method: AbstractMethod | str,
     *,
     steps: int,
     start: Float[Array, "... D"] | None = None,
-    keep: Iterable[str] = (),
+    keep: Iterable[Kept] = (),
     every: int = 1,
+    batch: int | None = None,
+    rng: np.random.Generator | None = None,
+    memory: Memory | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Trajectory:
     """Run `steps` steps of `method` from `start`, or from many starts at once along its leading axes.
 
     **Arguments**
-    - `objective`: a prompt or joint objective.
-    - `method`: gradient descent or normalised gradient descent.
+    - `objective`: a prompt or joint objective; a problem stands for `prompt_objective(problem)`, the risk of p with the
+      logistic loss (the square loss for real labels).
+    - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5".
     - `steps`: how many.
     - `start`: first point; the objective's own start by default.
-    - `keep`: names of `OBSERVABLES` to record, at step 0, every `every` steps, and at the end.
+    - `keep`: what to record, at step 0, every `every` steps, and at the end: names of `OBSERVABLES`, and functions of
+      the point, each recorded under its own name.
+    - `batch`, `rng`: go by the gradient of so many inputs, drawn afresh for every step.
+    - `memory`: of the run that is gone on with, from its `Trajectory`.
     - `progress`: called with the number of steps done, about a hundred times in all.
 
     Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
-    >>> from tokenmargin.objective.attention import PromptObjective
-    >>> from tokenmargin.dynamics.methods import NormalizedGradientDescent
     >>> from tokenmargin.problem.instances import figure1a
-    >>> path = evolve(PromptObjective(figure1a()), NormalizedGradientDescent(0.1), steps=1000)
+    >>> path = evolve(figure1a(), "ngd", steps=1000)
     >>> path.selected, bool(path.saturation > 0.999)
     (array([0]), True)
     """
+    objective, method = _as_objective(objective), _as_method(method)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
-    names = tuple(keep)
-    unknown = [name for name in names if name not in OBSERVABLES]
-    if unknown:
-        raise ValueError(f"cannot keep {unknown[0]!r}; choose from {', '.join(OBSERVABLES)}")
+    wanted = _observables(keep)
+    theta = _checked_start(objective, start)
+    seen_at = _minibatches(objective, batch, rng)
+    method = method.prepared(objective)
+    first, states = (0, _initial(method, objective, theta)) if memory is None else memory
+
+    rows: list[tuple[int, list[Array]]] = []
+
+    def record(step: int, theta: Float[Array, "... D"]) -> None:
+        rows.append((step, [np.asarray(observe(objective, theta)) for observe in wanted.values()]))
+
+    tick = max(steps // 100, 1)
+    # Point, number of steps, memory: one object, whole at every interrupt.
+    reached, interrupted = (theta, 0, states), False
+    try:
+        for step in range(steps):
+            theta, _, states = reached
+            if wanted and step % every == 0:
+                record(step, theta)
+            theta, states = _advanced(method, seen_at(), theta, first + step, states)
+            reached = (theta, step + 1, states)
+            if progress is not None and (step + 1) % tick == 0:
+                progress(step + 1)
+    except KeyboardInterrupt:
+        interrupted = interrupted_run()
+    theta, done, states = reached
+    if wanted and (not rows or rows[-1][0] != done):
+        record(done, theta)
+    at = np.array([step for step, _ in rows], dtype=int)
+    arrays = {name: np.stack([values[k] for _, values in rows]) for k, name in enumerate(wanted)}
+    kept = MappingProxyType(arrays)
+    return Trajectory(objective, method, theta, done, at, kept, interrupted, Memory(first + done, states))
+
+
+def _advanced(
+    method: AbstractMethod,
+    objective: AbstractObjective,
+    theta: Float[Array, "... D"],
+    t: int,
+    states: tuple[State, ...],
+) -> tuple[Float[Array, "... D"], tuple[State, ...]]:
+    """One step, each block by itself."""
+    descent, value = objective.descent(theta), Value(objective, theta)
+    if len(states) == 1:
+        point, state = method.advance(theta, descent, value, t, states[0])
+        return point, (state,)
+    points, after = [], []
+    ways = objective.split(descent.direction).values()
+    for k, (part, way) in enumerate(zip(objective.split(theta).values(), ways, strict=True)):
+        point, state = method.advance(part, Descent(way, descent.log_norm[..., k : k + 1]), value, t, states[k])
+        points.append(point)
+        after.append(state)
+    return np.concatenate(points, axis=-1), tuple(after)
+
+
+def _initial(method: AbstractMethod, objective: AbstractObjective, theta: Float[Array, "... D"]) -> tuple[State, ...]:
+    return tuple(method.initial(part) for part in objective.split(theta).values())
+
+
+def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
+    if isinstance(given, TokenProblem):
+        return prompt_objective(given)
+    if isinstance(given, AbstractObjective):
+        return given
+    raise TypeError(f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {_kind(given)}")
+
+
+def _as_method(given: AbstractMethod | str) -> AbstractMethod:
+    if isinstance(given, str):
+        return method_named(given)
+    if isinstance(given, AbstractMethod):
+        return given
+    known = ", ".join(names("methods"))
+    raise TypeError(f"method must be a method, such as NormalizedGradientDescent(0.1), or a name ({known}); "
+                    f"got {_kind(given)}")  # fmt: skip
+
+
+def _kind(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of type {type(given).__name__}"
+
+
+def _called(kept: Kept) -> str:
+    return kept if isinstance(kept, str) else getattr(kept, "__name__", type(kept).__name__)
+
+
+def _observables(keep: Iterable[Kept]) -> dict[str, Observable]:
+    """What to record, by name."""
+    found: dict[str, Observable] = {}
+    for kept in (keep,) if isinstance(keep, str) else keep:
+        name = _called(kept)
+        if name in found:
+            raise ValueError(f"two kept quantities are called {name!r}; give their functions different names")
+        if callable(kept):
+            found[name] = _of_point(kept)
+        elif kept in OBSERVABLES:
+            found[name] = OBSERVABLES[kept]
+        else:
+            raise ValueError(f"cannot keep {kept!r}; choose from {', '.join(OBSERVABLES)}, or give a function of p")
+    return found
+
+
+def _of_point(function: Callable[[Array], object]) -> Observable:
+    return lambda objective, theta: np.asarray(function(theta.copy()))
+
+
+def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | None) -> Float[Array, "... D"]:
     theta = objective.start() if start is None else np.array(start, dtype=np.float64)
     if theta.ndim < 1 or theta.shape[-1] != objective.dimension:
         raise ValueError(f"start must have {objective.dimension} numbers in its last axis, got shape {theta.shape}")
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    method = method.prepared(objective)
+    return theta
 
-    rows: list[tuple[int, list[Array]]] = []
 
-    def record(step: int, theta: Float[Array, "... D"]) -> None:
-        rows.append((step, [OBSERVABLES[name](objective, theta) for name in names]))
-
-    tick = max(steps // 100, 1)
-    reached, interrupted = (theta, 0), False  # point and number of steps: one object, whole at every interrupt
-    try:
-        for step in range(steps):
-            theta = reached[0]
-            if names and step % every == 0:
-                record(step, theta)
-            descent = objective.descent(theta)
-            reached = (theta + objective.expand(method.lengths(descent)) * descent.direction, step + 1)
-            if progress is not None and (step + 1) % tick == 0:
-                progress(step + 1)
-    except KeyboardInterrupt:
-        interrupted = interrupted_run()
-    theta, done = reached
-    if names and (not rows or rows[-1][0] != done):
-        record(done, theta)
-    at = np.array([step for step, _ in rows], dtype=int)
-    arrays = {name: np.stack([values[k] for _, values in rows]) for k, name in enumerate(names)}
-    return Trajectory(objective, method, theta, done, at, MappingProxyType(arrays), interrupted)
+def _minibatches(
+    objective: AbstractObjective, batch: int | None, rng: np.random.Generator | None
+) -> Callable[[], AbstractObjective]:
+    """What gives the objective of the next step: of all inputs, or of some that are drawn."""
+    if batch is None:
+        return lambda: objective
+    n = objective.outputs(objective.start()).shape[-1]
+    if not 1 <= batch <= n:
+        raise ValueError(f"batch must be from 1 to the number of inputs {n}, got {batch}")
+    if rng is None:
+        raise ValueError("minibatches are drawn: give rng, such as numpy.random.default_rng(0)")
+    return lambda: on_inputs(objective, rng.choice(n, size=batch, replace=False), n)

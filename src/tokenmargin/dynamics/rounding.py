@@ -1,7 +1,8 @@
 """What rounding has grown to along a flow: whether the path still is that of its start.
 
 A displacement `e` of the path is carried along by the linearised flow `e' = J e`. Rounding adds one of a few times
-eps (|p| + 1 / K) at every step, K being the longest difference of two tokens: positions are rounded to eps |p|, and at
+eps (|p| + 1 / K) at every step, K being the longest derivative of a difference of two logits (for a prompt the longest
+difference of two tokens): positions are rounded to eps |p|, and at
 p = 0 the weights are still rounded to eps, which is worth a move of eps / K. The covariance of what has been added so
 far follows `C -> E C E' + added^2`, with the propagator E of a step. Where its largest deviation, times K, reaches 1,
 the logits are off by an amount of order one: which way the path goes from there was decided by rounding.
@@ -11,14 +12,13 @@ The solver is less exact than rounding: it may be off by its tolerance. Growth b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.integrate import DenseOutput
 from scipy.linalg import expm
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Rounding:
 
 
 def rounding_along(
-    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[DenseOutput], *, tolerance: float
+    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[Callable[[float], Array]], *, tolerance: float
 ) -> Rounding:
     """Follow the covariance of all rounding along the steps of a path, until it decides or the path ends.
 
@@ -65,21 +65,21 @@ def rounding_along(
     A step's propagator is the exponential of the Jacobian in its middle. The Jacobian itself is known to the rounding
     of the logits, eps K |p| of its size; growth that this could feign is taken off.
     """
-    longest = _longest(along)
     if not pieces:
         return Rounding(np.array([np.log(_EPS)]), 0.0, False, np.nan, np.nan, None)
-    covariance = _added(along, pieces[0](arcs[0]), longest) ** 2 * np.eye(sum(along.sizes))
-    sizes, growth = [_deviation(covariance) * longest], 0.0
+    first = pieces[0](arcs[0])
+    covariance = _added(along, first) ** 2 * np.eye(sum(along.sizes))
+    sizes, growth = [_deviation(covariance) * along.reach(first)], 0.0
     for begin in range(0, len(pieces), _CHUNK):
         end = min(begin + _CHUNK, len(pieces))
-        propagators = _propagators(along, arcs[begin : end + 1], pieces[begin:end], longest)
+        propagators = _propagators(along, arcs[begin : end + 1], pieces[begin:end])
         for k, step in enumerate(propagators, begin):
             y = pieces[k](arcs[k + 1])
-            added = _added(along, y, longest)
+            added, reach = _added(along, y), along.reach(y)
             with np.errstate(over="ignore", invalid="ignore"):
                 covariance = step @ covariance @ step.T + added**2 * np.eye(len(y))
-            sizes.append(_deviation(covariance) * longest)
-            growth = max(growth, float(np.log(sizes[-1] / (added * longest))))
+            sizes.append(_deviation(covariance) * reach)
+            growth = max(growth, float(np.log(sizes[-1] / (added * reach))))
             if not sizes[-1] < 1 or growth > np.log(_OF_TOLERANCE / tolerance):
                 return Rounding(
                     np.log(sizes), growth, True, float(arcs[k + 1]), along.norm(y), _least_stable(along, covariance)
@@ -87,27 +87,19 @@ def rounding_along(
     return Rounding(np.log(sizes), growth, False, np.nan, np.nan, None)
 
 
-def _longest(along: UnitField) -> float:
-    """Longest difference of two tokens of an input, over the blocks; 1 where all are equal."""
-    blocks = [span.tokens for span in along.reduced.spans]
-    spread = [np.where(b.mask[..., None], b.laid_out - b.laid_out[:, :1], 0.0) for b in blocks]
-    longest = 2 * max(float(np.linalg.norm(s, axis=-1).max()) for s in spread)
-    return longest if longest > 0 else 1.0
-
-
-def _added(along: UnitField, y: Float[Array, " r"], longest: float) -> float:
-    return _ROUNDINGS * _EPS * (along.norm(y) + 1 / longest)
+def _added(along: UnitField, y: Float[Array, " r"]) -> float:
+    return _ROUNDINGS * _EPS * (along.norm(y) + 1 / along.reach(y))
 
 
 def _propagators(
-    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[DenseOutput], longest: float
+    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
 ) -> Float[Array, "steps r r"]:
     middles = (arcs[1:] + arcs[:-1]) / 2
     exponents = []
     for piece, middle, length in zip(pieces, middles, np.diff(arcs), strict=True):
         y = piece(middle)
         jacobian = along.jacobian(middle, y)
-        feigned = 4 * _EPS * longest * along.norm(y) * float(np.linalg.norm(jacobian))
+        feigned = 4 * _EPS * along.reach(y) * along.norm(y) * float(np.linalg.norm(jacobian))
         exponents.append(length * (jacobian - feigned * np.eye(len(y))))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(expm(np.clip(np.stack(exponents), -1e300, 1e300)))

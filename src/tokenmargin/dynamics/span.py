@@ -13,8 +13,9 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["Reduced", "Span"]
 
@@ -92,10 +93,27 @@ class Reduced:
     def of(cls, original: AbstractObjective) -> Reduced:
         """Reduce every trained block; what is not trained stays as it is."""
         problem = original.problem
+        if isinstance(original, FactoredObjective):
+            return cls._factored(original)
         spans = {name: Span.of(geometry) for name, geometry in original.blocks}
         values = spans["head"].tokens if "head" in spans else problem.values
-        reduced = TokenProblem(spans["prompt"].tokens, problem.labels, values, scores=problem.scores)
+        reduced = problem.with_keys(spans["prompt"].tokens, values)
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
+
+    @classmethod
+    def _factored(cls, original: FactoredObjective) -> Reduced:
+        """The columns of K move in the span of the keys, those of Q in that of the queries."""
+        keys, problem = original.problem.keys, original.problem
+        if not isinstance(keys, Bilinear):
+            return cls(original, original, tuple(Span(space, None, space) for space in original.spaces))
+        of_keys, of_queries = Span.of(keys.keys), Span.of(Coordinates.of(keys.queries[:, None]))
+        small = Bilinear(of_keys.tokens, of_queries.tokens.tokens[:, 0])
+        base = None if original.base is None else of_queries.reduce(of_keys.reduce(original.base).T).T
+        reduced = problem.with_keys(small)
+        objective, columns = replace(original, problem=reduced, base=base), np.eye(original.rank)
+        parts = zip((of_keys, of_queries), objective.spaces, original.spaces, strict=True)
+        spans = (Span(to, None if s.basis is None else np.kron(s.basis, columns), space) for s, to, space in parts)
+        return cls(original, objective, tuple(spans))
 
     def reduce(self, theta: Float[Array, "... D"]) -> Float[Array, "... r"]:
         """Coordinates of a parameter, block after block."""

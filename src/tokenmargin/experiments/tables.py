@@ -12,6 +12,7 @@ from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
 from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.names import token_names
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
@@ -19,6 +20,7 @@ __all__ = [
     "ALIGNED",
     "PAPER_A",
     "PAPER_B",
+    "PAPER_C",
     "columns",
     "direction_table",
     "limit_table",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
+PAPER_C = "Transformers as Support Vector Machines"
 PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"
 ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
@@ -45,6 +48,7 @@ def token_table(problem: TokenProblem, selections: Iterable[Sequence[int]] = ())
     return {
         "input": inputs,
         "token": positions,
+        "name": token_names(inputs, positions),
         "x": place[:, 0],
         "y": place[:, 1],
         "score": problem.scores[problem.mask],

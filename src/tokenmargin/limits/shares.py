@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._statistics import wilson_interval
+from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.limits.limit import SATURATED
@@ -17,6 +18,7 @@ from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direc
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import spelled
 
 __all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts"]
 
@@ -51,7 +53,7 @@ class Basin:
 
 
 @dataclass(frozen=True, eq=False)
-class Basins:
+class Basins(Tabular, Drawn):
     """The limits reached from many starts, largest basin first.
 
     - `starts`: where the runs began, shape (starts, D).
@@ -80,15 +82,31 @@ class Basins:
         """Share of starts without a saturated softmax at the end."""
         return float((self.labels < 0).mean())
 
+    def __repr__(self) -> str:
+        found = ", ".join(f"{one.kind} {spelled(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
+        more = f", {len(self.basins) - 4} more" if len(self.basins) > 4 else ""
+        return f"Basins({len(self.labels)} starts: {found}{more}, unsettled {self.unsettled:.1%})"
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a basin; shares that no basin has are unsettled."""
+        return {
+            "kind": np.array([one.kind for one in self.basins], dtype=str),
+            "tokens": np.array([spelled(one.named.chosen) for one in self.basins], dtype=str),
+            "count": np.array([one.count for one in self.basins], dtype=int),
+            "share": np.array([one.share for one in self.basins]),
+            "low": np.array([one.interval[0] for one in self.basins]),
+            "high": np.array([one.interval[1] for one in self.basins]),
+            "margin": np.array([one.solution.margin for one in self.basins]),
+        }
+
     def resume(self, *, steps: int, progress: Callable[[float], None] | None = None) -> Basins:
         """Go on until every run has saturated or taken `steps` steps in all."""
         return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
 
 
-def random_starts(
-    problem: TokenProblem, count: int, *, radius: float, rng: np.random.Generator
-) -> Float[Array, "starts D"]:
+def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng: Rng) -> Float[Array, "starts D"]:
     """Starts of length `radius` in uniform directions of the span of the tokens."""
+    rng = generator(rng)
     span = Span.of(problem.keys, exact=True)
     directions = span.lift(rng.standard_normal((count, span.dimension)))
     return np.asarray(radius * directions / problem.keys.norm(directions)[:, None])

@@ -28,14 +28,19 @@ from tokenmargin.margin.limit_directions import (
     limit_direction,
     tied_direction,
 )
+from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
+from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.plane import plane_atlas
 from tokenmargin.margin.several_optima import choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.norms import AbstractNorm
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection
 
 __all__ = [
+    "GAP",
+    "MATRIX_GAP",
     "TOLERANCE",
     "Arc",
     "Atlas",
@@ -64,35 +69,43 @@ __all__ = [
     "selected_pairs",
     "selection_arcs",
     "solve",
+    "solve_in_norm",
     "support_inputs",
     "tie_of_equals",
     "tied_direction",
 ]
 
 
-def max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
+def max_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2") -> MarginSolution:
     """The shortest p that separates the selected token of every input from the others by 1 (ATT-SVM).
+
+    "Short" is meant in the `norm`: "l2", "l1", "linf", "lp:1.5", of a problem for a matrix also "nuclear" and
+    "spectral", or one of `tokenmargin.norms`.
 
     >>> from tokenmargin.problem.instances import figure1b
     >>> max_margin(figure1b(), [0]).vector.round(4)
     array([-0.099 ,  0.9901,  0.    ])
+    >>> max_margin(figure1b(), [0], norm="l1").vector.round(4) + 0.0
+    array([0., 1., 0.])
     """
-    return solve(attention_constraints(problem, selected))
+    return solve_in_norm(attention_constraints(problem, selected), norm)
 
 
-def class_margin(problem: TokenProblem, selection: Bool[Array, "n T"]) -> MarginSolution:
+def class_margin(
+    problem: TokenProblem, selection: Bool[Array, "n T"], *, norm: AbstractNorm | str = "l2"
+) -> MarginSolution:
     """The max-margin vector of a selection with ties: (9) of *Attention with Trained Embeddings*.
 
     >>> tied = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6)
     array([1., 0.])
     """
-    return solve(class_constraints(problem, selection))
+    return solve_in_norm(class_constraints(problem, selection), norm)
 
 
-def label_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
+def label_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2") -> MarginSolution:
     """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
-    return solve(label_constraints(problem, selected))
+    return solve_in_norm(label_constraints(problem, selected), norm)
 
 
 def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: float = 1e-7) -> Bool[Array, " n"]:
@@ -106,11 +119,15 @@ def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: flo
     return np.asarray(problem.labels * outputs <= 1 + tolerance)
 
 
-def relaxed_max_margin(problem: TokenProblem, selected: Selection) -> MarginSolution:
+def relaxed_max_margin(
+    problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2"
+) -> MarginSolution:
     """The relaxed problem (10): margin 1 only where the selected token is a support vector of the max-margin head.
+
+    The `norm` is that of p; the head is the Euclidean one.
 
     >>> from tokenmargin.problem.instances import figure3b
     >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6) + 0.0
     array([1., 0.])
     """
-    return solve(relaxed_constraints(problem, selected, support_inputs(problem, selected)))
+    return solve_in_norm(relaxed_constraints(problem, selected, support_inputs(problem, selected)), norm)

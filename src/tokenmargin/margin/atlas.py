@@ -35,12 +35,14 @@ from tokenmargin.margin.limit_directions import (
     read_direction,
     shares_differences,
 )
+from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
 __all__ = ["atlas"]
@@ -99,6 +101,7 @@ class _Input:
 def atlas(
     problem: TokenProblem,
     *,
+    norm: AbstractNorm | str = "l2",
     budget: int | None = None,
     loss: AbstractLoss | None = None,
     progress: Callable[[int], None] | None = None,
@@ -109,6 +112,8 @@ def atlas(
     direction, where tokens of different scores keep their weights, are no selections: `limit_of` names those.
 
     **Arguments**
+    - `norm`: in which the directions are shortest: l2 for gradient descent. In others the walk is slower, and ties of
+      equals are not searched.
     - `budget`: largest number of max-margin problems to solve. When it is spent the answer is partial: `complete` is
       False, the listed limits are proven, others may be missing. Highest scores are explored first.
     - `loss`: logistic by default; it matters only where several inputs share a difference of two keys.
@@ -120,6 +125,14 @@ def atlas(
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """
+    problem = checked_problem(problem, "atlas")
+    if not problem.has_fixed_scores:
+        raise TypeError(
+            f"the atlas ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where "
+            "attention is; name one selection with limit_direction, or follow training with limit_of"
+        )
+    if (chosen := as_norm(norm)) != LpNorm(2.0):
+        return atlas_in_norm(problem, chosen, budget=budget, loss=loss, progress=progress)
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
 from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
@@ -29,7 +30,7 @@ BLOCK, BLOCK_BYTES = 128, 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class MarginBatch:
+class MarginBatch(Tabular):
     """The solutions of B problems of one shape; `batch[b]` is one of them as a `MarginSolution`.
 
     **Attributes**
@@ -65,6 +66,17 @@ class MarginBatch:
     def tokens(self) -> Int[Array, "B k 2"]:
         """(input, position) of each constraint of each problem."""
         return _tokens(self.selected, self.multipliers.shape[1])
+
+    def __repr__(self) -> str:
+        optimal, infeasible = int(self.optimal.sum()), int(self.infeasible.sum())
+        left = len(self) - optimal - infeasible
+        return f"MarginBatch({len(self)} problems: {optimal} optimal, {infeasible} infeasible, {left} inaccurate)"
+
+    def _columns(self) -> dict[str, Array]:
+        status = np.where(self.optimal, "optimal", np.where(self.infeasible, "infeasible", "inaccurate"))
+        residual = np.where(self.infeasible, 0.0, self.residuals[:, :4].max(axis=1))
+        active = (self.multipliers != 0).sum(axis=1)
+        return {"status": status, "margin": self.margins, "active": active, "residual": residual}
 
     def __getitem__(self, b: int) -> MarginSolution:
         b = range(len(self))[b]

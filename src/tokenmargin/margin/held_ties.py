@@ -306,6 +306,8 @@ def _verdict(problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> 
         return "not held"
     basis = basis[:rank]
     across = np.linalg.svd((basis @ q)[None])[2][1:] @ basis
+    if not len(across):  # the tied tokens differ across q by less than can be told
+        return "unknown"
     if not (terms.pulls > 0).any() or _slopes_always(terms, across):
         return "not held"
     return "held" if any(_rests(terms, across, start) for start in _starts(len(across))) else "unknown"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,10 +19,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
+from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.norms import AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -35,6 +38,7 @@ from tokenmargin.selection import (
     gaps_over,
     named_sets,
     near_tokens,
+    spelled,
 )
 
 __all__ = [
@@ -59,7 +63,7 @@ CHOICES = 256
 
 
 @dataclass(frozen=True, eq=False)
-class LimitDirection:
+class LimitDirection(Tabular):
     """The max-margin direction of a selection, and what it is to the problem.
 
     **Attributes**
@@ -98,6 +102,13 @@ class LimitDirection:
         """The token of each input, or the list of them where a set is selected."""
         return named_sets(self.chosen)
 
+    def __repr__(self) -> str:
+        solved = f"margin={self.solution.margin:.6g}, " if self.solution.is_optimal else ""
+        return f"LimitDirection({self.kind}, {spelled(self.chosen)}, {solved}{self.solution.status})"
+
+    def _columns(self) -> dict[str, Array]:
+        return limit_table((self,))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
         return {
@@ -112,7 +123,7 @@ class LimitDirection:
 
 
 @dataclass(frozen=True, eq=False)
-class Atlas:
+class Atlas(Tabular, Drawn):
     """What was found, and how much of the tree was seen.
 
     **Attributes**
@@ -178,10 +189,25 @@ class Atlas:
             "limits": [limit.to_dict() for limit in self.limits],
         }
 
+    def _columns(self) -> dict[str, Array]:
+        return limit_table(self.limits)
+
     def __repr__(self) -> str:
         seen = "complete" if self.complete else f"partial: {self.unsearched}"
         count = _number(self.selections)
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:
+    """A row a direction: what it is, its tokens, its margin and its proof."""
+    return {
+        "kind": np.array([one.kind for one in limits], dtype=str),
+        "tokens": np.array([spelled(one.chosen) for one in limits], dtype=str),
+        "margin": np.array([one.solution.margin for one in limits]),
+        "score_gap": np.array([one.gaps.min() for one in limits]),
+        "neighbours": np.array([one.neighbours.sum() for one in limits], dtype=int),
+        "residual": np.array([one.solution.certificate.residual for one in limits]),
+    }
 
 
 def _number(count: int) -> str:
@@ -212,20 +238,27 @@ def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool
     )
 
 
-def limit_direction(problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None) -> LimitDirection:
+def limit_direction(
+    problem: TokenProblem,
+    selected: Selection,
+    *,
+    loss: AbstractLoss | None = None,
+    norm: AbstractNorm | str = "l2",
+) -> LimitDirection:
     """The direction of a selection, solved, certified and named.
 
     The `loss` (logistic by default) matters only where several inputs share a difference of two keys: it says how much
-    each of them pulls.
+    each of them pulls. The `norm` is the one in which the direction is shortest: l2 for gradient descent.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind
     (array([-1.]), 'GMM')
     """
     alpha = checked_selection(problem, selected)
-    found = read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss)
+    problem = problem.around(alpha)
+    found = read_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
-        best = choice_margin(problem, _best(problem))
+        best = choice_margin(problem, _best(problem), norm=norm)
         if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
             return replace(found, kind="GMM")
     return found
@@ -316,7 +349,7 @@ def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: M
     if math.prod(len(row) for row in options) > CHOICES:
         return "inaccurate"
     for choice in itertools.product(*options):
-        freed = solve(limit_constraints(problem, choice, equal=False))
+        freed = solve_in_norm(limit_constraints(problem, choice, equal=False), solution.norm)
         if freed.status == "inaccurate":
             return "inaccurate"
         if not freed.is_optimal or freed.margin > solution.margin * (1 + SAME_NORM):

@@ -19,8 +19,9 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import choice_constraints
-from tokenmargin.margin.single.solver import solve
+from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.norms import AbstractNorm
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import checked_token_sets, optimal_tokens
 
@@ -34,6 +35,7 @@ def choice_margin(
     problem: TokenProblem,
     optimal: Bool[Array, "n T"] | None = None,
     *,
+    norm: AbstractNorm | str = "l2",
     budget: int = 100_000,
     progress: Callable[[int], None] | None = None,
 ) -> MarginSolution:
@@ -45,6 +47,8 @@ def choice_margin(
 
     **Arguments**
     - `optimal`: the sets `O_i`; the tokens of highest score by default.
+    - `norm`: in which p is short. Where minimisers of one choice are not unique (l1, linf, nuclear), `minima` has one
+      of each choice that attains the minimum.
     - `budget`: largest number of convex problems to solve.
     - `progress`: called with the number of problems solved.
 
@@ -64,7 +68,7 @@ def choice_margin(
             proven = False
             break
         _, _, choices = heapq.heappop(heap)
-        solution = solve(choice_constraints(problem, sets, choices))
+        solution = solve_in_norm(choice_constraints(problem, sets, choices), norm)
         solves += 1
         if progress is not None:
             progress(solves)
@@ -72,19 +76,19 @@ def choice_margin(
         if solution.status == "infeasible":
             refuted.append(solution)
             continue
-        norm = 1 / solution.margin
-        if norm > least * (1 + SAME_NORM):
+        length = 1 / solution.margin
+        if length > least * (1 + SAME_NORM):
             continue
         leads = _leads(problem, sets, solution.vector)
         undecided = [i for i in range(problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
         if not undecided:
-            least = min(least, norm)
-            found.append((norm, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
+            least = min(least, length)
+            found.append((length, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
             continue
         worst = min(undecided, key=lambda i: float(leads[i].max()))
         for token in np.flatnonzero(sets[worst]).tolist():
-            heapq.heappush(heap, (norm, next(order), choices | {worst: token}))
-    minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)])
+            heapq.heappush(heap, (length, next(order), choices | {worst: token}))
+    minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)], norm)
     if minima:
         # A minimum is certified already; what the search says is whether it is global, and whether there are others.
         answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
@@ -117,13 +121,17 @@ def _leads(problem: TokenProblem, sets: Bool[Array, "n T"], p: Float[Array, " D"
 
 
 def _distinct(
-    problem: TokenProblem, sets: Bool[Array, "n T"], found: list[tuple[float, dict[int, int], MarginSolution]]
+    problem: TokenProblem,
+    sets: Bool[Array, "n T"],
+    found: list[tuple[float, dict[int, int], MarginSolution]],
+    norm: AbstractNorm | str,
 ) -> list[MarginSolution]:
     """One solution per minimiser, certified on the constraints of all inputs."""
     kept: list[MarginSolution] = []
-    for norm, choices, solution in found:
+    for _, choices, solution in found:
+        length = problem.keys.norm(solution.vector)
         distances = (problem.keys.norm(solution.vector - other.vector) for other in kept)
-        if all(distance > SAME_NORM * norm for distance in distances):
+        if all(distance > SAME_NORM * length for distance in distances):
             choice = tuple(choices[i] for i in range(problem.n))
-            kept.append(replace(solve(choice_constraints(problem, sets, choices)), choice=choice))
+            kept.append(replace(solve_in_norm(choice_constraints(problem, sets, choices), norm), choice=choice))
     return kept

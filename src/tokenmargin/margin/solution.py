@@ -9,6 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
+from tokenmargin.norms import L2, AbstractNorm
+from tokenmargin.problem.names import token_names
+
 __all__ = ["Certificate", "MarginSolution", "Status"]
 
 Status = Literal["optimal", "infeasible", "inaccurate"]
@@ -41,8 +45,8 @@ class Certificate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class MarginSolution:
-    """The solution of `min |p|` under linear constraints, and why to believe it.
+class MarginSolution(Tabular):
+    """The solution of `min |p|` under linear constraints, in some norm, and why to believe it.
 
     **Attributes**
     - `status`: "optimal", "infeasible", or "inaccurate" when neither could be proven; `explanation` says what is known.
@@ -54,8 +58,11 @@ class MarginSolution:
     - `farkas`: `lambda >= 0` with `M' lambda = 0` and `bound' lambda = 1`: a vector with exactly these properties
       exists, and this is it to rounding. None where infeasibility is not proven.
     - `certificate`: the residuals.
+    - `of_rows`: whether `tokens` are rows of a corpus.
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
+    - `norm`: the norm of `|p|`. The multipliers are scaled so that `|M' multipliers|_* = |p|`, the dual norm.
+    - `shape`: of the matrix that the vector is, flattened row by row, where the problem is for one.
 
     ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
 
@@ -75,6 +82,18 @@ class MarginSolution:
     solves: int = 1
     choice: tuple[int, ...] | None = None
     parts: tuple[MarginSolution, ...] = ()
+    norm: AbstractNorm = L2
+    shape: tuple[int, int] | None = None
+    of_rows: bool = False
+
+    @property
+    def matrix(self) -> Float[Array, "q d"]:
+        """The solution as a matrix, for a problem that is for one."""
+        if self.shape is None:
+            raise ValueError(
+                "this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)"
+            )
+        return self.vector.reshape(self.shape)
 
     @property
     def minima(self) -> tuple[MarginSolution, ...]:
@@ -112,6 +131,15 @@ class MarginSolution:
                 "differences, but whether one has any is beyond double precision"
             )
         return "not decided: beyond the range or the digits of doubles"
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a constraint: which token it keeps behind, and what holds it."""
+        first, second = self.tokens.reshape(-1, 2).T
+        named = {"selected_row": first, "other_row": second}
+        table = named if self.of_rows else {"token": token_names(first, second), "input": first, "position": second}
+        if self.farkas is not None:
+            return table | {"farkas": self.farkas}
+        return table | {"multiplier": self.multipliers, "active": self.multipliers != 0}
 
     def __repr__(self) -> str:
         return (

@@ -25,10 +25,14 @@ from tokenmargin.objective.losses import (
     CustomLoss,
     ExponentialLoss,
     LogisticLoss,
+    SquareLoss,
     signed_excess,
 )
+from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import attention_weights, selected_share
 
 __all__ = [
     "LOSSES",
@@ -105,7 +109,9 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
     return Attention(weights, log_weights, pivot, (best - shortfall)[..., 0], lead, log_lead, sign)
 
 
-def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
+def unit_descent(
+    geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]
+) -> Descent:
     """Scale `exp(log_scale) sum_it w_it k_it` to unit length and report the logarithm of its length.
 
     A sum that cancels down to rounding has no direction: it is reported as exactly zero.
@@ -134,12 +140,12 @@ def descent_weights(
 def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     coefficients, log_scale = descent_weights(state, log_slope)
-    return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
+    return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
 def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
     return Pivoted(
-        keys=pivoted(_coordinates(keys), state.pivot),
+        keys=pivoted(in_coordinates(keys), state.pivot),
         weights=state.weights,
         log_weights=state.log_weights,
         lead=state.lead,
@@ -150,7 +156,8 @@ def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss
     )
 
 
-def _coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+    """The tokens as an array, for derivatives of the field."""
     if not isinstance(geometry, Coordinates):
         raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
     return geometry.laid_out
@@ -185,6 +192,32 @@ class AbstractObjective(abc.ABC):
     def constant_scores(self) -> Float[Array, "n T"] | None:
         """The scores of the tokens where training does not change them; copies share their mean."""
         return None
+
+    @property
+    def kinked(self) -> bool:
+        """Whether the field has kinks, so that gradient flow goes by plain steps."""
+        return False
+
+    def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
+        """Whether every input gives one token all its weight, exactly, and so pulls no more."""
+        return False
+
+    def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+        """The attention weights."""
+        return attention_weights(self.problem.keys, self.prompt(theta))
+
+    def saturation(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """Mean over the inputs of the selected weight; tokens that training cannot tell apart count together."""
+        return selected_share(self.problem.keys, self.weights(theta), self.constant_scores)
+
+    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
+        """The problem with fixed scores that this one is to first order around a point; itself, where scores are."""
+        return self.problem
+
+    @property
+    def degree(self) -> int:
+        """Of the logits in the parameter: at length R they are of size R to this power."""
+        return 1
 
     @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
@@ -253,6 +286,19 @@ class AbstractObjective(abc.ABC):
         return np.asarray(-self.expand(np.exp(log_norm)) * direction)
 
 
+def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
+    """Refuse what is no problem of labels -1 and +1, and name the objective that is for it."""
+    if isinstance(problem, RegressionProblem):
+        raise TypeError(
+            f"this problem has real labels, and {type(loss).__name__} is a loss of classes; "
+            "use SquareObjective(problem)"
+        )
+    if isinstance(problem, ClassProblem):
+        raise TypeError(f"this problem has {problem.k} classes; use ClassObjective(problem)")
+    if isinstance(loss, SquareLoss):
+        raise TypeError("the square loss is for real labels; give a RegressionProblem to SquareObjective")
+
+
 @dataclass(frozen=True)
 class PromptObjective(AbstractObjective):
     """The risk as a function of the attention parameter p alone; the head is fixed.
@@ -263,6 +309,9 @@ class PromptObjective(AbstractObjective):
     >>> direction.round(3), bool(np.exp(log_norm[0]) == 0.0)
     (array([-0.1  ,  0.995,  0.   ]), True)
     """
+
+    def __post_init__(self) -> None:
+        _check_signs(self.problem, self.loss)
 
     @property
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
@@ -358,6 +407,9 @@ def _weights_norm(problem: TokenProblem) -> float:
 class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
+    def __post_init__(self) -> None:
+        _check_signs(self.problem, self.loss)
+
     @property
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
         return (("head", self.problem.values), ("prompt", self.problem.keys))
@@ -375,7 +427,7 @@ class JointObjective(AbstractObjective):
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
-        head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
+        head = unit_descent(values, feature_weights, log_scale[..., None] - np.log(values.n))
         prompt = prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),
@@ -385,7 +437,7 @@ class JointObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         attention = self.forward(theta)
         state = seen_from_pivot(self.problem.keys, attention, self.loss)
-        values = _coordinates(self.problem.values)
+        values = in_coordinates(self.problem.values)
         offsets = pivoted(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
         labels = self.problem.labels[:, None]

@@ -21,6 +21,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import one_line
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.objective.attention import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
@@ -39,6 +41,8 @@ class Embeddings:
 
     corpus: TokenCorpus
     geometry: AbstractGeometry
+
+    __repr__ = one_line
 
     def __post_init__(self) -> None:
         if self.geometry.rows != self.corpus.size + 2:
@@ -184,15 +188,16 @@ class EmbeddingObjective:
         return np.bincount(self.corpus.tokens, weights=weights, minlength=self.corpus.size) / self.corpus.n
 
 
-def gaussian_embeddings(corpus: TokenCorpus, d: int, *, rng: np.random.Generator) -> Embeddings:
+def gaussian_embeddings(corpus: TokenCorpus, d: int, *, rng: Rng) -> Embeddings:
     """The start of paper A in coordinates: `E_s, p ~ N(0, I/d)` independently, v the first unit vector."""
+    rng = generator(rng)
     if d < 1:
         raise ValueError(f"d must be at least 1, got {d}")
     vectors = rng.standard_normal((corpus.size + 1, d)) / np.sqrt(d)
     return Embeddings.of(corpus, vectors[:-1], vectors[-1], np.eye(1, d)[0])
 
 
-def wishart_embeddings(corpus: TokenCorpus, d: int | float, *, rng: np.random.Generator) -> Embeddings:
+def wishart_embeddings(corpus: TokenCorpus, d: int | float, *, rng: Rng) -> Embeddings:
     """The start of paper A in any dimension, drawn exactly by its Gram matrix and written in m + 2 coordinates.
 
     The components along v are independent N(0, 1/d). What is orthogonal to v has a Wishart matrix with d - 1 degrees of
@@ -203,6 +208,7 @@ def wishart_embeddings(corpus: TokenCorpus, d: int | float, *, rng: np.random.Ge
     **Arguments**
     - `d`: the dimension, an integer or a float up to 1e300, at least m + 2.
     """
+    rng = generator(rng)
     m = corpus.size
     if not m + 2 <= d <= 10**300:
         raise ValueError(f"d must lie between |S| + 2 = {m + 2} and 1e300, got {d}; below, use gaussian_embeddings")

@@ -27,6 +27,9 @@ class FirstStep:
     gradient: EmbeddingGradient
     eta: float
 
+    def __repr__(self) -> str:
+        return f"FirstStep(eta={self.eta:g}, {self.before.corpus!r}, largest error {self.error:.3g})"
+
     def token_errors(self, beside: Float[Array, " m"] | float = 0.0) -> Float[Array, " m"]:
         """`|err_s|` of the decomposition (5): the length of `eta_0 (c_s p + (rest_s + beside_s) v)`.
 

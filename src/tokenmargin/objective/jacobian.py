@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-__all__ = ["Block", "Pivoted", "head_block", "prompt_block", "shifted"]
+__all__ = ["Block", "Pivoted", "block_of", "head_block", "prompt_block", "shifted"]
 
 
 class Pivoted(NamedTuple):
@@ -68,9 +68,10 @@ def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Arr
     return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
-def _block(
+def block_of(
     total: Float[Array, " r"], terms: Float[Array, "... r"], log_scale: float, rows: tuple[Float[Array, "r c"], ...]
 ) -> Block:
+    """A block from the scaled gradient, its terms, their scale, and the derivative in the columns of each block."""
     length = float(np.linalg.norm(total))
     sizes = float(np.linalg.norm(terms, axis=-1).sum())
     safe = length if length > 0 else 1.0
@@ -84,6 +85,7 @@ def prompt_block(
     features: Float[Array, "n d"] | None = None,
     spread: Float[Array, "n T d"] | None = None,
     bending: Float[Array, "n r r"] | None = None,
+    slope: Float[Array, "n r"] | None = None,
 ) -> Block:
     """The block of p; with the columns of the head when `features` and `spread` are given.
 
@@ -91,6 +93,7 @@ def prompt_block(
     - `features`: `Y_i sum_t s_it x_it`, the derivative of the output in the head.
     - `spread`: `Y_i (x_it - sum_u s_iu x_iu)`, the derivative of the lead in the head.
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
+    - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
     logs = state.log_slope[:, None] + state.log_weights + state.log_lead
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
@@ -102,7 +105,7 @@ def prompt_block(
     pull = pulls.sum(axis=1)  # c_i g_i
     cross = np.einsum("nr,nq->rq", pull, state.mean)
     own = np.einsum("ntr,ntq->rq", pulls, state.keys) - cross - cross.T
-    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope)
+    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope if slope is None else slope)
     if bending is not None:
         own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
     rows: tuple[Array, ...] = (own,)
@@ -111,7 +114,7 @@ def prompt_block(
         plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
         mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
         rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)
-    return _block(pull.sum(axis=0), pulls, log_scale, rows)
+    return block_of(pull.sum(axis=0), pulls, log_scale, rows)
 
 
 def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
@@ -121,7 +124,7 @@ def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Arra
     in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
     in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
     in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
-    return _block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
+    return block_of(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
 def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:

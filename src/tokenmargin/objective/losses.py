@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit, logsumexp
 
+from tokenmargin._notebook import one_line
 from tokenmargin.plugins import find, own_objects
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "CorrelationLoss",
     "CustomLoss",
     "ExponentialLoss",
+    "LogLoss",
     "LogisticLoss",
+    "SquareLoss",
     "loss_named",
     "signed_excess",
 ]
@@ -133,6 +136,52 @@ class CorrelationLoss(AbstractLoss):
 
 
 @dataclass(frozen=True)
+class LogLoss(AbstractLoss):
+    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return -self._log(u)
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return -self._log(u)
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(-1 / u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        if low <= 0:
+            raise ValueError("-log(u) has no bounded slope down to u = 0: there is no step-size rule; give a step")
+        return 1 / low**2, 1 / low
+
+    @staticmethod
+    def _log(u: Float[Array, "..."]) -> Float[Array, "..."]:
+        if not np.min(u, initial=1.0) > 0:
+            raise ValueError(
+                f"-log(u) is for outputs above 0, got {np.min(u):g}: use scores of 0 and 1 and a start of moderate norm"
+            )
+        return np.asarray(np.log(u))
+
+
+@dataclass(frozen=True)
+class SquareLoss(AbstractLoss):
+    """`u^2` of `u = -|y - f|`, minus the distance to a real label: it falls as u rises to zero."""
+
+    def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        return np.asarray(np.square(u))
+
+    def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(2.0) + np.log(-np.minimum(u, 0.0)))
+
+    def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(1 / u)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        return 2.0, float(2 * max(-low, 0.0))
+
+
+@dataclass(frozen=True)
 class CustomLoss(AbstractLoss):
     """A loss of your own: any differentiable, strictly decreasing function.
 
@@ -153,6 +202,8 @@ class CustomLoss(AbstractLoss):
     second: Callable[[Float[Array, "..."]], Float[Array, "..."]] | None = None
     lipschitz: float | None = None
     bound: float | None = None
+
+    __repr__ = one_line
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         return np.asarray(self.function(u))
@@ -190,7 +241,7 @@ def loss_named(name: str) -> AbstractLoss:
 
 def signed_excess(
     loss: AbstractLoss,
-    reference: Float[Array, " n"],
+    reference: Float[Array, "... n"],
     log_weights: Float[Array, "... n T"],
     scores: Float[Array, "... n T"],
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
@@ -199,7 +250,7 @@ def signed_excess(
     The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
     those that score below it are summed apart, as logarithms.
     """
-    gaps = reference[:, None] - scores
+    gaps = reference[..., None] - scores
     with np.errstate(divide="ignore"):
         sizes = log_weights + np.log(np.abs(gaps))
     log_gap, sign = logsumexp(
@@ -208,7 +259,7 @@ def signed_excess(
     # Where the output is above the reference, the loss falls from there to it by the same integral.
     base = np.where(sign < 0, reference + np.exp(np.minimum(log_gap, 700.0)), reference)
     total, total_sign = logsumexp(loss.log_excess(base, log_gap), b=sign, axis=-1, return_sign=True)
-    return np.asarray(total - np.log(len(reference))), np.asarray(total_sign)
+    return np.asarray(total - np.log(reference.shape[-1])), np.asarray(total_sign)
 
 
 LOSSES: tuple[tuple[str, AbstractLoss], ...] = own_objects("losses")

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import (
     AbstractObjective,
     Attention,
@@ -54,6 +55,8 @@ class NonlinearHead:
     function: Callable[[Array], Array]
     gradient: Callable[[Array], Array]
     hessian: Callable[[Array], Array] | None = None
+
+    __repr__ = one_line
 
     def second(self, x: Float[Array, "... d"]) -> Float[Array, "... d d"]:
         """The Hessian, given or by differences."""

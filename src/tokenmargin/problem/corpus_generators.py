@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.problem.corpus import TokenCorpus
 
 __all__ = [
@@ -34,7 +35,7 @@ def k_level_corpus(
     n: int,
     T: int = 256,
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     levels: Sequence[float] = LEVELS,
     irrelevant: int = 964,
     relevant_share: float = 0.05,
@@ -54,6 +55,7 @@ def k_level_corpus(
     >>> k_level_corpus(10, rng=np.random.default_rng(0)).size
     2048
     """
+    rng = generator(rng)
     sizes = np.array([4 + 2**k for k in range(1, len(levels) + 1)])
     delta = np.repeat(levels, sizes)
     per_token = relevant_share / sizes.sum()
@@ -75,7 +77,7 @@ def selective_corpus(
     n: int,
     T: int,
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     irrelevant: int | None = None,
     equal: bool = True,
     repeats: bool = False,
@@ -97,6 +99,7 @@ def selective_corpus(
     >>> corpus.assumption4().holds, float(np.abs(corpus.signed_frequency).max() * 12)
     (True, 1.0)
     """
+    rng = generator(rng)
     half, fill = n // 2, T - 1
     pool = 2 * fill if irrelevant is None else irrelevant
     if n < 2 or n % 2 or T < 2 or pool < 1:
@@ -125,7 +128,7 @@ def selective_corpus(
     return _from_rows(rows, labels, words)
 
 
-def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> TokenCorpus:
+def varied_selective_corpus(n: int, T: int, *, rng: Rng) -> TokenCorpus:
     """A corpus under Assumption 4 with nothing else held equal: frequencies, repeats, and who stands beside whom vary.
 
     Under each label the sequences draw their important token from a random number of them, so some decide many
@@ -139,6 +142,7 @@ def varied_selective_corpus(n: int, T: int, *, rng: np.random.Generator) -> Toke
     >>> varied_selective_corpus(8, 4, rng=np.random.default_rng(0)).assumption4().holds
     True
     """
+    rng = generator(rng)
     if n < 2 or n % 2 or T < 2:
         raise ValueError(f"n must be even and T at least 2, got n={n}, T={T}")
     half, fill = n // 2, T - 1
@@ -161,8 +165,9 @@ def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> Toke
     return TokenCorpus(rows.ravel(), np.full(n, T), labels, tuple(words))
 
 
-def balanced(corpus: TokenCorpus, rng: np.random.Generator, *, size: int | None = None) -> TokenCorpus:
+def balanced(corpus: TokenCorpus, rng: Rng, *, size: int | None = None) -> TokenCorpus:
     """As many sequences of either label, `size` in all: by default as many as the smaller class allows."""
+    rng = generator(rng)
     sides = [np.flatnonzero(corpus.labels == y) for y in (-1.0, 1.0)]
     each = min(map(len, sides)) if size is None else size // 2
     rows = np.zeros(corpus.n, dtype=bool)

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-__all__ = ["AbstractGeometry", "Coordinates", "Gram", "bilinear"]
+__all__ = ["AbstractGeometry", "Coordinates", "Gram"]
 
 
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
@@ -96,10 +96,15 @@ class AbstractGeometry(abc.ABC):
     **Attributes**
     - `index`: row of the dictionary for token `t` of input `i`.
     - `mask`: which positions hold a token; inputs shorter than T are padded.
+    - `matrix_shape`: shape of the matrix that a parameter is, flattened row by row; None where it is a vector.
     """
 
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
+    matrix_shape: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rows} vectors, dimension {self.dimension}, n={self.n}, T={self.T})"
 
     @property
     @abc.abstractmethod
@@ -247,7 +252,7 @@ class AbstractGeometry(abc.ABC):
         return self.combine(self.scatter(weights))
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Coordinates(AbstractGeometry):
     """Vectors given by coordinates; a parameter is a d-vector.
 
@@ -260,15 +265,28 @@ class Coordinates(AbstractGeometry):
     index: Int[Array, "n T"]
     mask: Bool[Array, "n T"]
 
-    def __init__(self, vectors: ArrayLike, index: ArrayLike, mask: ArrayLike | None = None) -> None:
+    def __init__(
+        self,
+        vectors: ArrayLike,
+        index: ArrayLike,
+        mask: ArrayLike | None = None,
+        *,
+        matrix_shape: tuple[int, int] | None = None,
+    ) -> None:
         checked = _checked_numbers("vectors", vectors, "(m, d)")
         object.__setattr__(self, "vectors", _frozen(checked))
+        if matrix_shape is not None and matrix_shape[0] * matrix_shape[1] != checked.shape[1]:
+            raise ValueError(f"matrices of shape {matrix_shape} do not flatten to vectors of length {checked.shape[1]}")
+        object.__setattr__(self, "matrix_shape", matrix_shape)
         self._set_tokens(index, mask)
 
     @classmethod
     def of(cls, tokens: ArrayLike, mask: ArrayLike | None = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
-        array = np.asarray(tokens)
+        try:
+            array = np.asarray(tokens)
+        except ValueError as error:  # numpy's own message speaks of an inhomogeneous shape
+            raise ValueError("tokens must be rectangular, (n, T, d); pad short inputs and give a mask") from error
         if array.ndim != 3 or 0 in array.shape:
             raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
         n, T, d = array.shape
@@ -372,7 +390,7 @@ class KnownProducts(NamedTuple):
     rank: int | None
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Gram(AbstractGeometry):
     """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
 
@@ -498,33 +516,3 @@ class Gram(AbstractGeometry):
     @property
     def noise(self) -> float:
         return float(np.sqrt(8 * np.finfo(float).eps))  # a squared length is known to a few eps of its terms
-
-
-def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:
-    """Geometry of the matrix parameter W in the logits `<k_it, W' z_i> = <z_i k_it', W>`.
-
-    The tokens become the rank-one matrices `z_i k_it'`, whose inner products are products of inner products. In
-    coordinates a parameter is W flattened row by row; in Gram space it is the Hadamard product of two Gram matrices.
-    One query shared by all inputs leaves the dictionary its size; a query per input gives every token its own row.
-
-    **Arguments**
-    - `keys`: the tokens.
-    - `queries`: `z`, or one `z_i` per input.
-    """
-    queries = np.asarray(queries, dtype=np.float64)
-    if queries.ndim not in (1, 2) or (queries.ndim == 2 and len(queries) != keys.n):
-        raise ValueError(f"queries must have shape (q,) or (n, q) with n = {keys.n}, got {queries.shape}")
-    if not np.isfinite(queries).all():
-        raise ValueError("queries must be finite")
-    if queries.ndim == 1:
-        rows, index, of_row = np.arange(keys.rows), keys.index, np.zeros(keys.rows, dtype=np.intp)
-    else:
-        rows, index = keys.index.ravel(), np.arange(keys.index.size).reshape(keys.index.shape)
-        of_row = np.repeat(np.arange(keys.n), keys.T)
-    z = np.atleast_2d(queries)
-    if isinstance(keys, Coordinates):
-        outer = z[of_row][:, :, None] * keys.vectors[rows][:, None, :]
-        return Coordinates(outer.reshape(len(rows), -1), index, keys.mask)
-    assert isinstance(keys, Gram), "the two geometries"
-    known = {"accuracy": keys.accuracy + (z.shape[1] + 4) * float(np.finfo(float).eps)}
-    return Gram(keys.gram_of(rows) * (z @ z.T)[np.ix_(of_row, of_row)], index, keys.mask, **known)

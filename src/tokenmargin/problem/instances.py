@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -32,12 +33,13 @@ __all__ = [
 ]
 
 
-def random_problem(n: int, T: int, d: int, *, rng: np.random.Generator) -> TokenProblem:
+def random_problem(n: int, T: int, d: int, *, rng: Rng) -> TokenProblem:
     """Tokens and head uniform on the unit sphere, labels fair coins: the data of Figures 9 and 10.
 
     >>> random_problem(n=4, T=6, d=10, rng=np.random.default_rng(0)).scores.shape
     (4, 6)
     """
+    rng = generator(rng)
     for name, size in (("n", n), ("T", T), ("d", d)):
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
@@ -45,8 +47,9 @@ def random_problem(n: int, T: int, d: int, *, rng: np.random.Generator) -> Token
     return TokenProblem.of(keys, rng.choice([-1.0, 1.0], size=n), head=_on_sphere(rng, (d,)))
 
 
-def shared_vocabulary_problem(n: int, T: int, d: int, *, vocabulary: int, rng: np.random.Generator) -> TokenProblem:
+def shared_vocabulary_problem(n: int, T: int, d: int, *, vocabulary: int, rng: Rng) -> TokenProblem:
     """As `random_problem`, but the tokens of every input are drawn from one dictionary of `vocabulary` vectors."""
+    rng = generator(rng)
     if not 1 <= T <= vocabulary:
         raise ValueError(f"T must lie in 1..vocabulary = {vocabulary} (no token twice in one input), got {T}")
     vectors = _on_sphere(rng, (vocabulary, d))
@@ -117,7 +120,7 @@ def three_limits() -> TokenProblem:
     )
 
 
-def figure9(d: int, *, rng: np.random.Generator) -> TokenProblem:
+def figure9(d: int, *, rng: Rng) -> TokenProblem:
     """One trial of Figures 9 and 10: four inputs of six random tokens in `d` dimensions."""
     return random_problem(n=4, T=6, d=d, rng=rng)
 

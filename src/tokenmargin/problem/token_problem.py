@@ -14,15 +14,19 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, bilinear
+from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin.problem.bilinear import as_matrix, bilinear
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.names import token_names
 
-__all__ = ["ProblemFileError", "TokenProblem", "load_problem", "parse_problem"]
+__all__ = ["ProblemFileError", "TokenProblem", "checked_problem", "checked_vector", "load_problem", "parse_problem"]
 
-FIELDS = ("keys", "values", "labels", "head", "scores", "mask")
+SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
+FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused")
 LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read
 COPIES = 4  # of each number as a double at the peak while a problem is made: 3.6 measured at most (d = 1, with values)
 
@@ -32,7 +36,7 @@ class ProblemFileError(ValueError):
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class TokenProblem:
+class TokenProblem(Tabular, Drawn):
     """Inputs, keys, values, labels and scores of a one-layer attention problem.
 
     **Arguments**
@@ -68,14 +72,14 @@ class TokenProblem:
                 f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
                 f"{keys.index.shape} or different masks"
             )
-        signs = _vector("labels", labels, keys.n, "one label per input")
-        if not np.isin(signs, (-1.0, 1.0)).all():
-            odd = signs[~np.isin(signs, (-1.0, 1.0))][0]
-            raise ValueError(f"labels must be -1 or +1, got {odd:g}; map 0/1 labels with 2 * y - 1")
+        signs = _signs(labels, keys.n, None if head is None else np.ndim(head))
         if (head is None) == (scores is None):
-            raise ValueError("give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>)")
+            raise ValueError(
+                "give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>); to change one "
+                "of a problem, make a new one: TokenProblem(problem.keys, problem.labels, problem.values, head=v)"
+            )
         if head is not None:
-            head = _vector("head", head, values.dimension, "as long as a value vector")
+            head = checked_vector("head", head, values.dimension, "as long as a value vector")
             scores = signs[:, None] * values.gather(values.project(head))
         for name, value in (
             ("keys", keys),
@@ -159,10 +163,74 @@ class TokenProblem:
         values = self.values.as_gram(self.head[None])
         return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
 
+    def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> TokenProblem:
+        """The same labels and scores on other keys; the values are the keys unless given."""
+        return TokenProblem(keys, self.labels, values, scores=self.scores)
+
+    @property
+    def has_fixed_scores(self) -> bool:
+        """Whether what a token is worth does not depend on the weights of the others."""
+        return True
+
+    def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
+        """The problem with fixed scores that this one is to first order around some weights, or a selection: itself."""
+        return self
+
+    @property
+    def merged(self) -> TokenProblem:
+        """The same training problem with one score for all copies of a key: nothing then cancels that grows small."""
+        if (self.shared_scores == self.scores).all():
+            return self
+        return TokenProblem(self.keys, self.labels, self.values, scores=self.shared_scores)
+
     def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> TokenProblem:
-        """The problem of training W in the logits `<k_it, W' z_i>` instead of p; values and scores stay."""
+        """The problem of training W in the logits `z_i' W k_it` instead of p; values and scores stay.
+
+        `as_matrix` makes matrices of its solutions. `self_attention` and `cross_attention` pose such problems from
+        tokens and queries.
+
+        **Arguments**
+        - `queries`: one z for all inputs, or one `z_i` for each.
+        """
         scores = self.scores if self.head is None else None
         return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
+
+    def __repr__(self) -> str:
+        size = (
+            f"n={self.n}, T={self.T}, d={self.keys.dimension}"
+            if isinstance(self.keys, Coordinates)
+            else (f"n={self.n}, T={self.T}, in Gram space with {self.keys.rows} vectors")
+        )
+        short = "" if self.mask.all() else f", {int(self.mask.sum())} tokens"
+        return f"{type(self).__name__}({size}{short}, {'scores given' if self.head is None else 'scores from a head'})"
+
+    def _answers(self) -> Array:
+        """What the inputs are labelled with."""
+        return self.labels
+
+    def _columns(self) -> dict[str, Array]:
+        inputs, positions = np.nonzero(self.mask)
+        scores = self.scores[inputs, positions]
+        best = scores == np.where(self.mask, self.scores, -np.inf).max(axis=1)[inputs]
+        table = {
+            "token": token_names(inputs, positions), "input": inputs, "position": positions,
+            "label": self._answers()[inputs], "score": scores, "optimal": best,
+        }  # fmt: skip
+        if isinstance(self.keys, Coordinates) and self.keys.dimension <= SHOWN_COORDINATES:
+            vectors = self.keys.vectors[self.keys.index[inputs, positions]]
+            table |= {f"x{j + 1}": vectors[:, j] for j in range(self.keys.dimension)}
+        return table
+
+    def as_matrix(self, vector: Float[Array, "... D"]) -> Float[Array, "... q d"]:
+        """A parameter of this problem as the matrix W in the logits `z_i' W k_it`.
+
+        >>> problem = TokenProblem.of(keys=[[[0.0, 1.0], [1.0, 0.0]]], labels=[1], head=[1.0, 0.0])
+        >>> problem.with_matrix(np.array([1.0, 2.0, 3.0])).as_matrix(np.arange(6.0))
+        array([[0., 1.],
+               [2., 3.],
+               [4., 5.]])
+        """
+        return as_matrix(self.keys, vector)
 
     def fields(self) -> dict[str, Array]:
         """The arrays of the problem file by name; a problem in Gram space has no coordinates to write."""
@@ -185,6 +253,18 @@ class TokenProblem:
                 path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}))
             case suffix:
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
+
+
+def checked_problem(item: object, asked_by: str) -> TokenProblem:
+    """The problem itself, or a line that says what was given instead."""
+    if isinstance(item, TokenProblem):
+        return item
+    remedy = (
+        "follow another objective with flow(objective) and compare its end with max_margin(problem, path.selected)"
+        if hasattr(item, "problem")
+        else "make one with TokenProblem.of(keys, labels, head=v)"
+    )
+    raise TypeError(f"{asked_by} takes a TokenProblem, got {type(item).__name__}; {remedy}")
 
 
 def load_problem(path: str | Path) -> TokenProblem:
@@ -231,19 +311,39 @@ def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProb
 def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
     """Check the names of the fields and build the problem."""
     unknown = sorted(set(arrays) - set(FIELDS))
-    missing = [name for name in ("keys", "labels") if name not in arrays]
+    missing = [
+        name for name in ("keys", "labels") if name not in arrays and not (name == "labels" and "targets" in arrays)
+    ]
     if unknown or missing:
         what = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
         raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
     if "mask" in arrays and arrays["mask"].dtype != bool:
         arrays["mask"] = _as_mask(source, arrays["mask"])
     try:
-        return TokenProblem.of(arrays.pop("keys"), arrays.pop("labels"), **arrays)
+        return _of_fields(arrays)
     except (TypeError, ValueError) as error:
         raise ProblemFileError(f"{source}: {error}") from error
 
 
-def _vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
+def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
+    """The kind of problem that the fields describe: by real targets, by a head of several columns, or plain."""
+    from tokenmargin.problem.class_problem import ClassProblem  # they are problems too
+    from tokenmargin.problem.regression_problem import RegressionProblem
+
+    keys = arrays.pop("keys")
+    if "targets" in arrays:
+        if "labels" in arrays:
+            raise ValueError("give labels (classes) or targets (real numbers), not both")
+        return RegressionProblem.of(keys, arrays.pop("targets"), **arrays)
+    labels, several = arrays.pop("labels"), {"head": 2, "scores": 3}
+    if any(name in arrays and arrays[name].ndim == axes for name, axes in several.items()):
+        unused = bool(arrays.pop("keep_unused", False))
+        class_logits = arrays.pop("scores", None)
+        return ClassProblem.of(keys, labels, class_logits=class_logits, keep_unused=unused, **arrays)
+    return TokenProblem.of(keys, labels, **arrays)
+
+
+def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
     """Validate a one-dimensional array of finite numbers of the given length."""
     vector = np.asarray(value)
     if vector.dtype.kind not in "fiub" or vector.shape != (length,):
@@ -253,6 +353,22 @@ def _vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Arr
             f"{name} must be finite, got {vector[~np.isfinite(vector)][0]} at {int(np.argmin(np.isfinite(vector)))}"
         )
     return vector.astype(np.float64)
+
+
+def _signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n"]:
+    """Validate labels of -1 and +1; others get the remedy that fits them."""
+    signs = checked_vector("labels", labels, n, "one label per input")
+    odd = signs[~np.isin(signs, (-1.0, 1.0))]
+    if odd.size == 0 and head_axes != 2:
+        return signs
+    if head_axes == 2 or ((np.rint(signs) == signs).all() and signs.min() >= 0 and signs.max() > 1):
+        remedy = "many classes: ClassProblem.of(keys, classes, head=...) takes classes 0..k-1 and a head of k columns"
+    elif (np.rint(odd) != odd).any():
+        remedy = "real labels need a square loss: RegressionProblem.of(keys, targets, head=...)"
+    else:
+        remedy = "map 0/1 labels with 2 * y - 1"
+    got = f"got {odd[0]:g}" if odd.size else "and the head must be one vector"
+    raise ValueError(f"labels must be -1 or +1, {got}; {remedy}")
 
 
 def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Array, "n T"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +10,23 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
-from tokenmargin.report.planes import draw_cone, draw_joint_paths, draw_loss_bias, draw_prompt_paths
+from tokenmargin.report.objects import draw_object
+from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
+from tokenmargin.report.results import draw_constants
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
-from tokenmargin.report.style import GLOBAL, INPUT_COLOURS, LOCAL, MUTED, RELAXED, panels
+from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, RELAXED, TWO, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
-from tokenmargin.selection import spelled
 
 __all__ = [
     "DRAWINGS",
     "Drawing",
     "draw",
-    "draw_basins",
     "draw_figures",
     "draw_products",
     "save_basin_map",
@@ -36,7 +34,6 @@ __all__ = [
 ]
 
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
-ONE, TWO = (4.6, 3.9), (7.6, 4.3)  # inches: one panel, two beside each other
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,23 @@ class Drawing:
 def draw(result: Result) -> Figure | None:
     """The figure of a result: its own drawing, or the curves the experiment names; None when there is neither.
 
-    Where data stand in for the paper's, the title says so and a mark lies over the picture.
+    There is no title inside, that is for the caption; where data stand in for the paper's, a mark lies over the
+    picture and a line under it says what they are.
     """
     drawing = DRAWINGS.get(result.experiment.figure)
     if drawing is None and result.experiment.curves is not None:
         drawing = Drawing(draw_curves)
     if drawing is None:
         return None
-    figure = Figure(figsize=drawing.size, layout="constrained")
-    drawing.function(result, figure.add_subplot())
-    figure.suptitle("\n".join(textwrap.wrap(result.title, 72 if drawing.size == ONE else 118)), fontsize=8.5)
-    if result.stand_in:
-        figure.text(
-            0.5, 0.5, "stand-in data", fontsize=40, color=MUTED, alpha=0.3, rotation=25, ha="center", va="center",
-            zorder=10,
-        )  # fmt: skip
+    with paper_style():
+        figure = Figure(figsize=drawing.size, layout="constrained")
+        drawing.function(result, figure.add_subplot())
+        if result.stand_in:
+            figure.text(
+                0.5, 0.5, "stand-in data", fontsize=30, color=MUTED, alpha=0.3, rotation=25, ha="center", va="center",
+                zorder=10,
+            )  # fmt: skip
+            figure.supxlabel(f"({result.stand_in})", fontsize=6)
     return figure
 
 
@@ -86,8 +85,9 @@ def save_figure(figure: Figure, folder: Path, name: str, *, title: str = "", abo
         "png": {"Title": title, "Description": about},
     }
     paths = [folder / f"{name}.{suffix}" for suffix in known]
-    for path, metadata in zip(paths, known.values(), strict=True):
-        figure.savefig(path, dpi=160, metadata={key: text for key, text in metadata.items() if text != ""})
+    with paper_style():
+        for path, metadata in zip(paths, known.values(), strict=True):
+            figure.savefig(path, metadata={key: text for key, text in metadata.items() if text != ""})
     return paths
 
 
@@ -117,7 +117,7 @@ def draw_curves(result: Result, ax: Axes) -> None:
     ax.set(xlabel=curves.x_label or curves.x, ylabel=curves.y_label or ", ".join(curves.y))
     ax.set_xscale("log" if "x" in curves.log else "linear")
     ax.set_yscale("log" if "y" in curves.log else "linear")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()
 
 
 def draw_growth(column: str, label: str) -> Callable[[Result, Axes], None]:
@@ -149,7 +149,7 @@ def draw_shares(result: Result, ax: Axes) -> None:
         )
     ax.set_xticks(place, [str(d) for d in shares["d"]])
     ax.set(xlabel="dimension $d$", ylabel="share of the trials", ylim=(0, 1.35), yticks=np.linspace(0, 1, 6))
-    ax.legend(fontsize=7, frameon=False, loc="upper center", ncols=2)
+    ax.legend(loc="upper center", ncols=2)
 
 
 GAP = r"smallest score gap to an SVM-neighbour, $\underline{\gamma}$"
@@ -170,44 +170,26 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
     runs = result.tables["runs"]
     for j, d in enumerate(np.unique(runs["d"])):
         gaps = np.sort(runs["gap"][(runs["d"] == d) & np.isfinite(runs["gap"])])
-        colour = INPUT_COLOURS[j % len(INPUT_COLOURS)]
+        colour = LIMIT_COLOURS[j % len(LIMIT_COLOURS)]
         if gaps.size:  # in two dimensions a short run may have no saturated trial
             ax.ecdf(gaps, color=colour, label=f"$d={d}$")
     ax.axvline(0, color=MUTED, linestyle="--", linewidth=1)
     ax.set(xlabel=GAP, ylabel="cumulative share", ylim=(0, 1.02))
-    ax.legend(fontsize=8, frameon=False)
-
-
-def draw_basins(basins: Basins, ax: Axes) -> None:
-    """A square grid of starts in the plane of the first two coordinates, coloured by the limit they reach."""
-    resolution = round(len(basins.labels) ** 0.5)
-    across, up = (basins.starts[:, axis].reshape(resolution, resolution) for axis in (0, 1))
-    colours = ["#d9d9d9"] + [INPUT_COLOURS[j % len(INPUT_COLOURS)] for j in range(len(basins.basins))]
-    labels = basins.labels.reshape(resolution, resolution)
-    ax.pcolormesh(
-        across, up, labels, cmap=ListedColormap(colours), vmin=-1.5, vmax=len(basins.basins) - 0.5, alpha=0.5,
-        shading="nearest",
-    )  # fmt: skip
-    for j, basin in enumerate(basins.basins):
-        name = f"{basin.kind} {spelled(basin.named.chosen)}: {100 * basin.share:.0f}%"
-        ax.scatter([], [], marker="s", color=colours[j + 1], alpha=0.5, label=name)
-    if basins.unsettled:
-        ax.scatter([], [], marker="s", color=colours[0], label=f"bounded or unsettled: {100 * basins.unsettled:.0f}%")
-    ax.set(aspect="equal", xlabel="start, first coordinate", ylabel="start, second coordinate")
-    ax.legend(fontsize=8, loc="upper right")
+    ax.legend()
 
 
 def save_basin_map(basins: Basins, path: Path) -> None:
     """Draw the map of basins into a .png, .svg or .pdf file."""
-    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-    draw_basins(basins, figure.add_subplot())
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    with paper_style():
+        figure = Figure(figsize=ONE, layout="constrained")
+        draw_object(basins, figure.add_subplot())
+        figure.savefig(path)
 
 
 def _finish_curves(ax: Axes, label: str) -> None:
     ax.set(xlabel="step", ylabel=label)
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()
 
 
 def draw_embeddings(result: Result, ax: Axes) -> None:
@@ -220,28 +202,29 @@ def draw_embeddings(result: Result, ax: Axes) -> None:
         if cloud.any():
             here = seen & cloud
             panel.scatter(tokens["posterior"][here], tokens[column][here], s=3, color=MUTED, label="irrelevant tokens")
-            panel.legend(fontsize=7, frameon=False, markerscale=3)
+            panel.legend(markerscale=3)
 
 
 def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array, " m"], *, name: str) -> None:
     """Tokens: the product of the embedding with p or v against the posterior difference."""
     ax.scatter(posterior, products, s=6, alpha=0.6, color=LOCAL, linewidths=0)
     ax.axhline(0, color=MUTED, linewidth=0.6)
-    ax.set_xlabel("posterior difference", fontsize=8)
-    ax.set_ylabel(rf"$\langle E_s, {name}\rangle$", fontsize=8)
-    ax.tick_params(labelsize=7)
+    ax.set_xlabel("posterior difference")
+    ax.set_ylabel(rf"$\langle E_s, {name}\rangle$")
 
 
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
-        **dict.fromkeys(("demo", "fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
+        "demo": Drawing(draw_disc_paths, TWO),
+        **dict.fromkeys(("fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
+        "constants": Drawing(draw_constants, TWO),
         "fig2": Drawing(draw_cone, TWO),
         **dict.fromkeys(("fig3a", "fig3b"), Drawing(draw_joint_paths, TWO)),
         "fig3c": Drawing(draw_probabilities),
         "fig4a": Drawing(draw_growth("saturation", "mean largest softmax weight")),
         "fig4b": Drawing(draw_growth("norm", r"$\|p\|$")),
         "fig5": Drawing(draw_loss_bias, TWO),
-        "fig6": Drawing(draw_maps, (5.2, 4.6)),
+        "fig6": Drawing(draw_maps, (3.25, 3.0)),
         "fig7": Drawing(draw_sparsity),
         "fig9": Drawing(draw_shares),
         "fig9b": Drawing(draw_gaps),

@@ -10,11 +10,12 @@ from matplotlib.axes import Axes
 from numpy import ndarray as Array
 
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.disc import Disc
 from tokenmargin.report.style import (
     GLOBAL,
     LOCAL,
     MUTED,
-    colour_of,
+    direction_colours,
     draw_angles,
     draw_hyperplane,
     draw_path,
@@ -25,7 +26,7 @@ from tokenmargin.report.style import (
     panels,
 )
 
-__all__ = ["draw_cone", "draw_joint_paths", "draw_loss_bias", "draw_prompt_paths"]
+__all__ = ["draw_cone", "draw_disc_paths", "draw_joint_paths", "draw_loss_bias", "draw_prompt_paths"]
 
 NAMES = (r"first coordinate of $p$ and of the keys", r"second coordinate")
 
@@ -42,49 +43,89 @@ def draw_prompt_paths(result: Result, ax: Axes) -> None:
         _draw_flow(angles, tables)
 
 
+def draw_disc_paths(result: Result, ax: Axes) -> None:
+    """Tokens, rays and whole paths in the disc whose rim is infinity; beside it the angle to the limit by the norm."""
+    tables = result.tables
+    paths, directions = tables["paths"], tables["directions"]
+    plane, angles = panels(ax, 2, (1.15, 1))
+    disc = Disc.on(plane, tables["tokens"])
+    for start, colour in enumerate(_start_colours(tables)):
+        here = paths["start"] == start
+        disc.path(np.stack([paths["x"][here], paths["y"][here]], axis=1), colour=colour)
+    for row, name, colour in _rays(directions):
+        disc.ray(row, colour=colour, label=name)
+    disc.tokens(tables["tokens"])
+    legend_below(plane, columns=2)
+    draw_angles(angles, _courses(tables))
+
+
+def _rays(directions: Table) -> list[tuple[Float[Array, " 2"], str, str]]:
+    """Direction, name and colour of every limit in the table."""
+    rows = np.stack([directions["x"], directions["y"]], axis=1)
+    kinds = directions["direction"].tolist()
+    shades = direction_colours(rows, kinds, rows)
+    named = directions["selected"].tolist() if "selected" in directions else [""] * len(kinds)
+    return [
+        (row, f"{kind} {tokens}".strip(), shade)
+        for row, kind, tokens, shade in zip(rows, kinds, named, shades, strict=True)
+        if kind in ("GMM", "LMM")
+    ]
+
+
+def _start_colours(tables: Mapping[str, Table]) -> list[str]:
+    """The colour of the limit that each start reached."""
+    directions, limits = tables["directions"], tables["limits"]
+    known = np.stack([directions["x"], directions["y"]], axis=1)
+    reached = np.stack([limits["direction_x"], limits["direction_y"]], axis=1)
+    return direction_colours(known, directions["direction"].tolist(), reached)
+
+
 def _draw_near(ax: Axes, tables: Mapping[str, Table]) -> Float[Array, "m 2"]:
     """Rays, hyperplane and paths around the tokens and starts; returns what the window should show."""
     tokens, limits, paths, directions = (tables[name] for name in ("tokens", "limits", "paths", "directions"))
     corners = np.stack([np.concatenate([tokens[c], limits[f"start_{c}"]]) for c in "xy"], axis=1)
     reach = 1.7 * float(np.hypot(*corners.T).max())
     shown = [corners]
-    for start, kind in enumerate(limits["limit"]):
+    for start, (kind, colour) in enumerate(zip(limits["limit"], _start_colours(tables), strict=True)):
         here = paths["start"] == start
         points = np.stack([paths["x"][here], paths["y"][here]], axis=1)
         beyond = np.flatnonzero(paths["norm"][here] > reach)
         points = points[: beyond[0]] if beyond.size else points
         if len(points) > 1:
-            draw_path(ax, points, colour=colour_of(str(kind)), label=f"paths of $p$ to the {kind}")
+            draw_path(ax, points, colour=colour, label=f"paths of $p$ to the {kind}")
         shown.append(points)
-    for k, kind in enumerate(directions["direction"]):
-        if kind in ("GMM", "LMM"):
-            x, y = float(directions["x"][k]), float(directions["y"][k])
-            draw_ray(ax, x, y, colour=colour_of(str(kind)), label=str(kind), reach=1.25 * reach)
-            if "level" in directions and np.isfinite(directions["level"][k]):
-                draw_hyperplane(ax, x, y, float(directions["level"][k]), reach=reach)
+    for (x, y), name, colour in _rays(directions):
+        draw_ray(ax, x, y, colour=colour, label=name, reach=1.25 * reach)
+        level = (
+            directions["level"][(directions["x"] == x) & (directions["y"] == y)][0] if "level" in directions else np.nan
+        )
+        if np.isfinite(level):
+            draw_hyperplane(ax, x, y, float(level), reach=reach)
     return np.concatenate(shown)
 
 
 def _draw_flow(ax: Axes, tables: Mapping[str, Table]) -> None:
     """Gradient flow from the same starts goes on where the runs end, to a norm of 1e8."""
     course, last = tables["flow"], tables["limits"]["norm"]
-    for start, kind in enumerate(tables["limits"]["limit"]):
+    for start, colour in enumerate(_start_colours(tables)):
         here = (course["start"] == start) & (course["norm"] >= last[start])
         label = "gradient flow goes on"
-        ax.plot(
-            course["norm"][here], course["angle"][here], ":", color=colour_of(str(kind)), linewidth=1.2, label=label
-        )
+        ax.plot(course["norm"][here], course["angle"][here], ":", color=colour, linewidth=1.2, label=label)
     ax.set_ylim(bottom=0.3 * float(course["angle"][course["norm"] > 1e7].min()))
     legend_below(ax, columns=2)
 
 
-def _courses(tables: Mapping[str, Table]) -> list[tuple[Array, Array, str, str | None]]:
-    paths, kinds = tables["paths"], tables["limits"]["limit"].tolist()
+def _courses(tables: Mapping[str, Table], shade: str | None = None) -> list[tuple[Array, Array, str, str | None]]:
+    paths, limits = tables["paths"], tables["limits"]
+    kinds = limits["limit"].tolist()
+    if len(set(zip(kinds, limits["selected"].tolist(), strict=True))) > len(set(kinds)):  # two of one kind: by tokens
+        kinds = [f"{kind} {tokens}" for kind, tokens in zip(kinds, limits["selected"].tolist(), strict=True)]
+    colours = _start_colours(tables) if shade is None else [shade] * len(kinds)
     courses = []
-    for start, kind in enumerate(kinds):
+    for start, (kind, colour) in enumerate(zip(kinds, colours, strict=True)):
         here = paths["start"] == start
-        name = f"to the {kind}" if kind not in kinds[:start] else None
-        courses.append((paths["norm"][here], paths["angle"][here], colour_of(str(kind)), name))
+        name = f"to the {kind}" if colour not in colours[:start] else None
+        courses.append((paths["norm"][here], paths["angle"][here], colour, name))
     return courses
 
 
@@ -140,7 +181,7 @@ def draw_cone(result: Result, ax: Axes) -> None:
     tall = 1.15 * reach * np.tan(width)
     plane.set(xlim=(0, reach), ylim=(-tall, tall), xlabel=NAMES[0], ylabel="second coordinate (scale stretched)")
     legend_below(plane, columns=2)
-    draw_angles(angles, _courses(tables))
+    draw_angles(angles, _courses(tables, LOCAL))
     angles.axhline(width, color=LOCAL, linestyle="--", linewidth=1, label="half-width of the cone")
     angles.axvline(radius, color=LOCAL, linestyle=":", linewidth=1, label="norm it begins at")
     legend_below(angles, columns=2)

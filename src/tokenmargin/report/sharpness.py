@@ -6,10 +6,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tokenmargin.experiments import Result
+from tokenmargin.report.style import LIMIT_COLOURS
 
 __all__ = ["draw_first_step_error", "draw_sharpness"]
 
-COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7")
+COLOURS = (LIMIT_COLOURS[1], LIMIT_COLOURS[2], LIMIT_COLOURS[0], LIMIT_COLOURS[3])
 
 
 def draw_sharpness(result: Result, ax: Axes) -> None:
@@ -23,7 +24,7 @@ def draw_sharpness(result: Result, ax: Axes) -> None:
         ax.plot([x, x], [low, high], color="#8a8a8a", linewidth=0.8)
     ax.set(yscale="log", ylabel="dimension d", xticks=at)
     ax.set_xticklabels(labels, fontsize=6.5)
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()
 
 
 def draw_first_step_error(result: Result, ax: Axes) -> None:
@@ -35,4 +36,4 @@ def draw_first_step_error(result: Result, ax: Axes) -> None:
         ax.plot(table["d"][here], table["median"][here], ".-", color=colour, linewidth=1, label=f"n={n} T={T}, median")
     ax.plot(table["d"][here], table["bound"][here], "--", color="#000000", linewidth=1, label="bound $11 d^{-1/4}$")
     ax.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="largest error / $\\eta_0$")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend()

@@ -1,9 +1,13 @@
-"""What all drawings share: colours, panels, tokens, paths with arrows, angles against norms."""
+"""What all drawings share: one style for print, colours of directions, tokens, paths with arrows, angles by norm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
@@ -12,14 +16,19 @@ from matplotlib.ticker import NullFormatter
 from numpy import ndarray as Array
 
 from tokenmargin.experiments import Table
+from tokenmargin.problem.names import token_name
 
 __all__ = [
     "GLOBAL",
-    "INPUT_COLOURS",
+    "INK",
+    "LIMIT_COLOURS",
     "LOCAL",
     "MUTED",
+    "ONE",
     "RELAXED",
+    "TWO",
     "colour_of",
+    "direction_colours",
     "draw_angles",
     "draw_hyperplane",
     "draw_path",
@@ -28,17 +37,63 @@ __all__ = [
     "finish_plane",
     "legend_below",
     "panels",
+    "paper_style",
 ]
 
-# Okabe and Ito's palette: distinct to colour-blind readers.
-INPUT_COLOURS = ("#E69F00", "#009E73", "#56B4E9", "#CC79A7", "#0072B2", "#D55E00")
-GLOBAL, LOCAL, RELAXED, MUTED = "#D55E00", "#0072B2", "#009E73", "#8a8a8a"
+ONE, TWO = (3.25, 3.05), (6.75, 3.55)
+"""Inches: a column of a two-column page, and the whole width."""
+
+# Okabe and Ito's palette, distinct to colour-blind readers, two of them darkened for lines on white. A colour means a
+# direction: the globally optimal one has the first, here and on every page.
+LIMIT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#B58900", "#3A95CC")
+GLOBAL, LOCAL, RELAXED, MUTED, INK = *LIMIT_COLOURS[:3], "#8a8a8a", "#1d2327"
 MOST_SCORES = 6  # tokens that have room for their scores beside them
+MOST_NAMES = 16  # ... and for their names
+
+PAPER: Any = MappingProxyType(
+    {
+        "font.family": "STIXGeneral",
+        "mathtext.fontset": "stix",
+        "font.size": 8.0,
+        "axes.labelsize": 8.0,
+        "axes.titlesize": 8.0,
+        "xtick.labelsize": 7.0,
+        "ytick.labelsize": 7.0,
+        "legend.fontsize": 7.0,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "lines.linewidth": 1.1,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,  # TrueType: a journal's checks and every editor read the text
+        "ps.fonttype": 42,
+        "savefig.dpi": 220,
+    }
+)
+
+
+@contextlib.contextmanager
+def paper_style() -> Iterator[None]:
+    """Draw in the style of the figures; matplotlib's own settings are as before afterwards."""
+    with mpl.rc_context(PAPER):
+        yield
 
 
 def colour_of(kind: str) -> str:
-    """The colour of a direction by what it is."""
+    """The colour of a direction by what it is, where there is but one of each kind."""
     return {"GMM": GLOBAL, "LMM": LOCAL}.get(kind, MUTED)
+
+
+def direction_colours(directions: Float[Array, "k 2"], kinds: Sequence[str], asked: Float[Array, "m 2"]) -> list[str]:
+    """The colours of directions asked for: those of the listed ones they are, the GMM first, the others in order."""
+    others = iter(LIMIT_COLOURS[1:] * len(kinds))
+    known = [GLOBAL if kind == "GMM" else next(others) for kind in kinds]
+    units, wanted = (
+        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300) for rows in (directions, asked)
+    )
+    near = wanted @ units.T if len(units) else np.zeros((len(asked), 0))
+    # Certified directions differ by far more than rounding; the same one solved twice agrees to 1e-10.
+    return [known[int(row.argmax())] if row.size and row.max() > 1 - 1e-9 else MUTED for row in near]
 
 
 def panels(ax: Axes, count: int, widths: Sequence[float] | None = None) -> list[Axes]:
@@ -52,39 +107,58 @@ def panels(ax: Axes, count: int, widths: Sequence[float] | None = None) -> list[
 
 
 def draw_tokens(ax: Axes, tokens: Table, *, scores: bool = True) -> None:
-    """Tokens by input: a star for the optimal one, a square for a locally optimal one; rings where several coincide."""
+    """Tokens with their names: a star for the optimal one, a square for a locally optimal one; rings where several
+    coincide. Colours are left to directions."""
     places = np.stack([tokens["x"], tokens["y"]], axis=1)
     local = tokens.get("local", np.zeros(len(places), dtype=bool))
     beside = scores and len(places) <= MOST_SCORES
     written: set[tuple[float, ...]] = set()
     for k, place in enumerate(places):
         below = int((places[:k] == place).all(axis=1).sum())  # how many lie at the same place already
-        marker, size = ("*", 150.0) if tokens["optimal"][k] else ("s", 50.0) if local[k] else ("o", 34.0)
-        colour = INPUT_COLOURS[int(tokens["input"][k]) % len(INPUT_COLOURS)]
+        marker, size = ("*", 90.0) if tokens["optimal"][k] else ("s", 26.0) if local[k] else ("o", 20.0)
+        face = INK if tokens["optimal"][k] else MUTED if local[k] else "white"
         ax.scatter(
-            place[0], place[1], s=size * (1 + 1.6 * below), marker=marker, facecolors="none" if below else colour,
-            edgecolors=colour if below else "white", linewidths=1.4 if below else 0.5, zorder=4,
+            place[0], place[1], s=size * (1 + 1.6 * below), marker=marker, facecolors="none" if below else face,
+            edgecolors=INK, linewidths=0.8, zorder=4,
         )  # fmt: skip
-        if beside and tuple(place) not in written:
+        if len(places) <= MOST_NAMES and tuple(place) not in written:
             written.add(tuple(place))
-            here = (places == place).all(axis=1)
-            values = ", ".join(dict.fromkeys(f"{score:g}" for score in tokens["score"][here]))
-            ax.annotate(rf"$\gamma={values}$", place, xytext=(7, -11), textcoords="offset points", fontsize=7, zorder=6)
+            _write_name(ax, tokens, (places == place).all(axis=1), places, scores=beside)
     _name_markers(ax, tokens, local, scores=scores and not beside)
+
+
+def _write_name(ax: Axes, tokens: Table, here: Bool[Array, " m"], places: Float[Array, "m 2"], *, scores: bool) -> None:
+    """The names of the tokens at a place, on the side away from the middle of all, with their scores."""
+    names = ", ".join(
+        token_name(i, t) for i, t in zip(tokens["input"][here].tolist(), tokens["token"][here].tolist(), strict=True)
+    )
+    if scores:
+        names += rf": $\gamma={', '.join(dict.fromkeys(f'{score:g}' for score in tokens['score'][here]))}$"
+    place, others = places[here][0], places[~here]
+    # Away from the nearest neighbours: what is near pushes by the inverse square of its distance.
+    off = place - (others if len(others) else place - np.array([[1.0, 1.0]]))
+    push = (off / np.sum(off**2, axis=1, keepdims=True) ** 1.5).sum(axis=0)
+    x, y = push / max(float(np.hypot(*push)), 1e-300)
+    ax.annotate(
+        names, place, xytext=(6 * x, 6 * y), textcoords="offset points", fontsize=7, zorder=6,
+        ha="left" if x > 0.4 else "right" if x < -0.4 else "center",
+        va="bottom" if y > 0.4 else "top" if y < -0.4 else "center",
+    )  # fmt: skip
 
 
 def _name_markers(ax: Axes, tokens: Table, local: Bool[Array, " m"], *, scores: bool) -> None:
     """Entries of the legend for the shapes that occur, with their scores where these are not beside the tokens."""
-    for marker, name, here in (
-        ("*", "optimal token", tokens["optimal"]),
-        ("s", "locally optimal", local & ~tokens["optimal"]),
-        ("o", "other token", ~tokens["optimal"] & ~local),
+    for marker, name, face, here in (
+        ("*", "optimal token", INK, tokens["optimal"]),
+        ("s", "locally optimal", MUTED, local & ~tokens["optimal"]),
+        ("o", "other token", "white", ~tokens["optimal"] & ~local),
     ):
         if here.any():
             values = sorted(set(tokens["score"][here].tolist()))
             listed = scores and len(values) <= 2
             label = rf"{name}, $\gamma={', '.join(f'{value:g}' for value in values)}$" if listed else name
-            ax.scatter([], [], marker=marker, color=MUTED, s=60 if marker == "*" else 30, label=label)
+            size = 50 if marker == "*" else 20
+            ax.scatter([], [], marker=marker, facecolors=face, edgecolors=INK, linewidths=0.8, s=size, label=label)
 
 
 def draw_ray(ax: Axes, x: float, y: float, *, colour: str, label: str, reach: float) -> None:
@@ -123,7 +197,7 @@ def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]
     ax.plot(guide, 2 * max(ends) / guide, color=MUTED, linestyle=":", linewidth=1.2, label="slope $-1$")
     ax.set(xscale="log", yscale="log", xlabel=r"norm $\|p\|$", ylabel="angle to the limit (rad)")
     # Where a path crosses its ray the angle dips to zero; the window keeps to what it is at the end.
-    ax.set_ylim(bottom=max(1e-4, 0.1 * min(ends) / reached))
+    ax.set_ylim(bottom=max(1e-13, 0.1 * min(ends) / reached))  # below that it is rounding
     ax.xaxis.set_minor_formatter(NullFormatter())
     legend_below(ax, columns=2)
 
@@ -133,7 +207,7 @@ def finish_plane(
 ) -> None:
     """A window that fits what is shown, with equal scales, and a legend of distinct entries."""
     low, high = shown.min(axis=0), shown.max(axis=0)
-    middle, half = (low + high) / 2, 0.62 * float((high - low).max())
+    middle, half = (low + high) / 2, 0.62 * float((high - low).max()) or 1.0  # one token alone has no extent
     ax.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half))
     ax.set(aspect="equal", xlabel=names[0], ylabel=names[1])
     legend_below(ax, columns=2)

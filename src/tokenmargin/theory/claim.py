@@ -23,6 +23,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin._notebook import Tabular
+
 __all__ = [
     "NO_SUBJECT",
     "Claim",
@@ -184,7 +189,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Tabular):
     """A claim, the instance it was checked on, and what was found."""
 
     claim: Claim
@@ -209,6 +214,18 @@ class Report:
                 return self.verdict == "fails"
             case _:
                 return True
+
+    def __repr__(self) -> str:
+        return f"Report({self.claim.name} {self.verdict} on {self.instance}, {self.seconds:.2g} s)"
+
+    def _columns(self) -> dict[str, Array]:
+        """A row an inequality."""
+        roles = [("if", slack) for slack in self.findings.hypotheses]
+        roles += [("then", slack) for slack in self.findings.conclusion]
+        names = ("name", "measured", "relation", "bound", "slack", "holds", "proven", "refuted")
+        return {"role": np.array([role for role, _ in roles], dtype=str)} | {
+            name: np.array([getattr(slack, name) for _, slack in roles]) for name in names
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -268,6 +285,9 @@ class Claim:
     refutation: Callable[[], Any] | None = None
     unconditional: str = ""
     note: str = ""
+
+    def __repr__(self) -> str:
+        return f"Claim({self.name}: {self.about}; {self.evidence})"
 
     @property
     def statement(self) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
+from tokenmargin._notebook import Tabular
 from tokenmargin.training.batches import Sequences, TokenData, truncated
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
@@ -86,7 +88,7 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingRun:
+class TrainingRun(Tabular):
     """A trained model with its history.
 
     **Attributes**
@@ -101,6 +103,15 @@ class TrainingRun:
     status: Status
     seconds: float
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        epochs = f"{len(self.metrics)} epochs"
+        return f"TrainingRun({self.status} after {epochs}, loss {self.loss:.4g}, {self.seconds:.3g} s)"
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        """A row an epoch."""
+        names = list(dict.fromkeys(name for row in self.metrics for name in row))
+        return {name: np.array([row.get(name, np.nan) for row in self.metrics]) for name in names}
 
     @property
     def loss(self) -> float:

@@ -1,4 +1,4 @@
-"""The two-layer model on a GPU: seven kernels a step over a ragged batch, replayed as one captured graph."""
+"""The two-layer model on a GPU: eight kernels a step over a ragged batch, replayed as one captured graph."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ __all__ = ["TwoLayerCuda"]
 
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
+PARTS = {"tf32x3": 3, "tf32": 2}  # bfloat16 numbers that make up an entry of C
+LAUNCH: dict[str, dict[str, dict[str, int]]] = {
+    precision: {
+        "gram": {"DEPTH": 64, "num_warps": 4, "num_stages": 3},
+        "mix": {"DEPTH": 64, "num_warps": 4, "num_stages": 3},
+        "combine": {"DEPTH": 64, "num_warps": 4, "num_stages": 3},
+        "pull": {"DEPTH": 32, "num_warps": 4, "num_stages": 3},
+    }
+    for precision in PARTS
+}
+"""How much of a sum a program takes at a time, and how many warps and stages it has: the fastest measured."""
 
 
 class TwoLayerCuda(TwoLayer):
@@ -45,12 +56,13 @@ class TwoLayerCuda(TwoLayer):
         self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)
         self._spans = self._offsets.diff()
         device = state.heads.device
-        # C as a sum of three. Triton's interpreter has no bfloat16.
+        # C as a sum of such numbers. Triton's interpreter has no bfloat16.
         kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._parts = torch.empty(3, m, d, dtype=kind, device=device)
+        self._parts = torch.empty(PARTS[precision], m, d, dtype=kind, device=device)
         self._across = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
         self._across_gradient = torch.zeros(3, m, device=device)
         self._before, self._after = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
+        self._heads_sum = torch.zeros(2, d, device=device)  # the gradients of p and v through C
         self._rates = torch.zeros(STEPS, 3, device=device)
         self._counter = torch.zeros(2, dtype=torch.long, device=device)
         self._batch = 0
@@ -133,51 +145,53 @@ class TwoLayerCuda(TwoLayer):
         self._counter[0] += 1
 
     def _launch(self) -> None:
-        """The gradient of a batch: six kernels."""
+        """The gradient of a batch: six kernels, and the products of p's and v's gradients with C."""
         from tokenmargin.training import two_layer_kernels as kernels
 
         data, batch, U = self.data, self._batch, self._width
         m, d = self.state.embeddings.shape
-        tiles = U // SIDE
-        sharpness, precision = 1.0 / self.conventions.temperature, self.precision
+        tiles, tune = U // SIDE, LAUNCH[self.precision]
         where = (self._offsets, self._order, self._counter)
         tokens = (self._tokens, *where)
+        shape = {"BATCH": batch, "U": U}
+        square = shape | {"SIDE": SIDE, "PRECISION": self.precision}
+        sharpness = 1.0 / self.conventions.temperature
         self._across_gradient.zero_()
         self._gradient.offset.zero_()
+        self._heads_sum.zero_()
         kernels.gram_kernel[(tiles * tiles, batch)](
-            self._params.centred, *tokens, self._gram, d,
-            BATCH=batch, U=U, SIDE=SIDE, DEPTH=64, PRECISION=precision, num_warps=4, num_stages=3,
+            self._params.centred, *tokens, self._gram, d, **square, **tune["gram"]
         )  # fmt: skip
         kernels.soften_kernel[(U // 16, batch)](
             self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares,
-            m, d,
-            BATCH=batch, U=U, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
+            m, d, **shape, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
         )  # fmt: skip
         kernels.mix_kernel[(tiles * tiles, batch)](
-            self._weights, self._gram, *where, self._product, self._squares,
-            BATCH=batch, U=U, SIDE=SIDE, PRECISION=precision, num_warps=4,
+            self._weights, self._gram, *where, self._product, self._squares, **square, **tune["mix"]
         )  # fmt: skip
         kernels.attend_kernel[(batch,)](
             self._mixed, self._squares, self._across, self._tokens, self._numbers, data.labels, *where,
             self._params.offset, self._back, self._losses, self._gradient.offset, m, d,
-            BATCH=batch, U=U, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
+            **shape, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
         )  # fmt: skip
         # G has done its work: its place takes dG + dG'.
         kernels.combine_kernel[(tiles * tiles, batch)](
             self._weights, self._product, self._back, self._across, *tokens, self._gram, self._across_gradient, m, d,
-            BATCH=batch, U=U, SIDE=SIDE, SHARPNESS=sharpness, PRECISION=precision, num_warps=4,
+            **square, SHARPNESS=sharpness, **tune["combine"],
         )  # fmt: skip
         columns = 256 if d % 256 == 0 else 64
         kernels.pull_kernel[(-(-d // columns), tiles, batch)](
             self._gram, self._parts, *tokens, self._pulled, m, d,
-            BATCH=batch, U=U, ROWS=SIDE, COLUMNS=columns, DEPTH=32, PARTS=3 if precision == "tf32x3" else 2,
-            num_warps=4, num_stages=3,
+            **shape, ROWS=SIDE, COLUMNS=columns, PARTS=PARTS[self.precision], **tune["pull"],
+        )  # fmt: skip
+        kernels.heads_kernel[(-(-d // 128), -(-m // 128))](
+            self._params.centred, self._across_gradient, self._heads_sum, m, d, ROWS=32, COLUMNS=128, num_warps=4
         )  # fmt: skip
 
     def _move_heads(self) -> None:
         """AdamW on p, v and the layer norm's gain and bias."""
         state, (b1, b2) = self.state, self.optimizer.betas
-        gradient = self._heads_gradient(self._across_gradient[:2] @ self._params.centred)
+        gradient = self._heads_gradient(self._heads_sum)
         length, root, shrink = self._rates.index_select(0, self._counter[:1])[0]
         self._before.copy_(self._after)
         for rows in self.conventions.trained:
@@ -201,5 +215,5 @@ class TwoLayerCuda(TwoLayer):
             state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
             self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before,
             self._after, self._rates, self._counter, m, d,
-            B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
+            B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), PARTS=len(self._parts), num_warps=8,
         )  # fmt: skip

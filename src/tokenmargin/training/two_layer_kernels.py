@@ -10,6 +10,7 @@ so the work is that of the tokens there are, and one captured graph serves every
 - `attend_kernel`: the second softmax, the loss, and the gradients with respect to the rows of `B C_X`;
 - `combine_kernel`: `dG + dG'` of all paths, and the gradients of `C p`, `C v` and mu;
 - `pull_kernel`: `(dG + dG') C_X`;
+- `heads_kernel`: the gradients of p and v from those of `C p` and `C v`;
 - `settle_kernel`: the gradient of each token from its occurrences, AdamW, and the next step's C, `C p`, `C v` and mu.
 
 Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or
@@ -27,6 +28,7 @@ __all__ = [
     "attend_kernel",
     "combine_kernel",
     "gram_kernel",
+    "heads_kernel",
     "mix_kernel",
     "pull_kernel",
     "settle_kernel",
@@ -164,6 +166,7 @@ def mix_kernel(
     BATCH: tl.constexpr,
     U: tl.constexpr,
     SIDE: tl.constexpr,
+    DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
@@ -175,8 +178,8 @@ def mix_kernel(
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)
         total = _tile(gram, b, i, j, u, U)
-        for at in range(0, u, SIDE):
-            k = at + tl.arange(0, SIDE)
+        for at in range(0, u, DEPTH):
+            k = at + tl.arange(0, DEPTH)
             # G is symmetric: its tile (j, k), transposed, is the factor (k, j) with k along memory.
             right = tl.trans(_tile(gram, b, j, k, u, U))
             total = tl.dot(_tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
@@ -303,6 +306,7 @@ def combine_kernel(
     BATCH: tl.constexpr,
     U: tl.constexpr,
     SIDE: tl.constexpr,
+    DEPTH: tl.constexpr,
     SHARPNESS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -350,8 +354,8 @@ def combine_kernel(
         # The squared lengths: B' diag(q) B = A' diag(q) A + diag(q) A + A' diag(q) + diag(q), with q as in `back`.
         total += q_i[:, None] * A_ij + tl.trans(q_j[:, None] * A_ji)
         total += tl.where(i[:, None] == j[None, :], q_i[:, None], 0.0)
-        for at in range(0, u, SIDE):
-            k = at + tl.arange(0, SIDE)
+        for at in range(0, u, DEPTH):
+            k = at + tl.arange(0, DEPTH)
             q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0)
             left = tl.trans(_tile(weights, b, k, i, u, U))
             total = tl.dot(left, q[:, None] * _tile(weights, b, k, j, u, U), total, input_precision=PRECISION)
@@ -422,6 +426,22 @@ def pull_kernel(
 
 
 @triton.jit
+def heads_kernel(centred, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Program (columns, rows): the rows of C, four blocks of them, weighted by the gradients of `C p` and `C v`."""
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    p = tl.zeros((COLUMNS,), tl.float32)
+    v = tl.zeros((COLUMNS,), tl.float32)
+    for block in range(4):
+        s = (tl.program_id(1) * 4 + block) * ROWS + tl.arange(0, ROWS)
+        inside = (s < m)[:, None] & (c < d)[None, :]
+        x = tl.load(centred + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
+        p += tl.sum(x * tl.load(gradient + s, mask=s < m, other=0.0)[:, None], 0)
+        v += tl.sum(x * tl.load(gradient + m + s, mask=s < m, other=0.0)[:, None], 0)
+    tl.atomic_add(sums + c, p, mask=c < d, sem="relaxed")
+    tl.atomic_add(sums + d + c, v, mask=c < d, sem="relaxed")
+
+
+@triton.jit
 def settle_kernel(
     embeddings,
     first_moment,
@@ -443,6 +463,7 @@ def settle_kernel(
     B2: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Program s: AdamW on the embedding of token s, then its centred form and products with the new p and v."""
     s = tl.program_id(0)
@@ -471,7 +492,8 @@ def settle_kernel(
     size = m.to(tl.int64) * d
     tl.store(parts + at, first, mask=inside)
     tl.store(parts + size + at, second, mask=inside)
-    tl.store(parts + 2 * size + at, third, mask=inside)
+    if PARTS == 3:
+        tl.store(parts + 2 * size + at, third, mask=inside)
     tl.store(columns + s, tl.sum(x * tl.load(after + c, mask=inside, other=0.0), 0))
     tl.store(columns + m + s, tl.sum(x * tl.load(after + d + c, mask=inside, other=0.0), 0))
     tl.store(columns + 2 * m + s, mu)

@@ -14,13 +14,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
-__all__ = ["Branch", "RegularisationPath", "prompt_landscape", "regularisation_path"]
+__all__ = ["Branch", "RegularisationPath", "minimum_along", "prompt_landscape", "regularisation_path"]
 
 _RATIO = 2.0  # largest factor between two radii of the continuation
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
@@ -45,7 +47,7 @@ class Branch:
 
 
 @dataclass(frozen=True, eq=False)
-class RegularisationPath:
+class RegularisationPath(Tabular):
     """The minima found over balls of growing radius; the first branch is the lowest at the largest radius.
 
     - `objective`: whose risk.
@@ -57,6 +59,17 @@ class RegularisationPath:
     radii: Float[Array, " radii"]
     branches: tuple[Branch, ...]
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return f"RegularisationPath({len(self.radii)} radii to {self.radii[-1]:.4g}, {len(self.branches)} local minima)"
+
+    def _columns(self) -> dict[str, Array]:
+        rows = [
+            {"radius": self.radii, "branch": np.full(len(self.radii), k), "log_excess": one.log_excess,
+             "residual": one.residuals, "bounded": one.bounded, "lowest": self.lowest == k}
+            for k, one in enumerate(self.branches)
+        ]  # fmt: skip
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     @property
     def lowest(self) -> Int[Array, " radii"]:
@@ -91,9 +104,10 @@ def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | 
     def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
         value = objective.log_excess(y, selected)
         descent, relative, _ = objective.linearise(y)
-        steep = float(np.exp(descent.log_norm[0] - value)) if np.isfinite(value) else np.nan
+        known = np.exp(descent.log_norm - value) if np.isfinite(value) else np.full_like(descent.log_norm, np.nan)
+        steep = objective.expand(known)
         gradient = -steep * descent.direction
-        return value, gradient, -steep * relative - np.outer(gradient, gradient)
+        return value, gradient, -steep[:, None] * relative - np.outer(gradient, gradient)
 
     return landscape
 
@@ -102,7 +116,7 @@ def regularisation_path(
     objective: AbstractObjective,
     radii: Sequence[float] | Float[Array, " radii"],
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     starts: int = 16,
     directions: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -111,7 +125,8 @@ def regularisation_path(
 
     **Arguments**
     - `objective`: a prompt objective (with a linear head, or a nonlinear one under which no mixture of tokens does
-      better than the best single ones), in either geometry.
+      better than the best single ones), in either geometry; or a factored one, whose ball `|K|^2 + |Q|^2 <= R^2` is
+      that of W in the nuclear norm, `|W|_* <= R^2 / 2`. Its minima are unique up to a rotation of the columns.
     - `radii`: growing.
     - `rng`: for the random starts.
     - `starts`: random starts at each radius up to 50.
@@ -125,6 +140,7 @@ def regularisation_path(
     >>> path.selected, (path.points[-1] / 1e3).round(3)
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
+    rng = generator(rng)
     grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
@@ -136,7 +152,7 @@ def regularisation_path(
             found = [None if branch[-1] is None else ball.continued(branch[-1], radius) for branch in branches]
             fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
             fresh = np.concatenate([fresh, guided])
-            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius))
+            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius), ball.objective)
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
@@ -148,6 +164,26 @@ def regularisation_path(
     pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]
     pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
+
+
+def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], radius: float) -> Float[Array, " D"]:
+    """The point of the regularisation path, local or global, at one radius, near a limit direction.
+
+    It is NaN where Newton's method, started on the direction, has not found a stationary point of the sphere.
+
+    >>> from tokenmargin.objective.attention import PromptObjective
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
+    array([ 1.000000e+03, -6.931472e-01,  0.000000e+00])
+    """
+    reduced = Reduced.of(objective)
+    start = reduced.reduce(direction)
+    local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, reduced.objective.prompt(start)))
+    start = start * (radius / np.linalg.norm(start))
+    if not np.isfinite(local(start)[0]):  # the risk is lower than that of what is selected: no minimum selects it
+        return np.full(objective.dimension, np.nan)
+    found = minimise(local, start, sphere=Sphere(radius))
+    return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
 def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: float = 1.0) -> Float[Array, " radii"]:
@@ -205,7 +241,9 @@ class _Ball:
 
     def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
         """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
-        local = prompt_landscape(self.objective, select(self.objective.problem.keys, rough.point))
+        local = prompt_landscape(
+            self.objective, select(self.objective.problem.keys, self.objective.prompt(rough.point))
+        )
         if not np.isfinite(local(sphere.coordinates(rough.point))[0]):
             return None
         found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
@@ -224,15 +262,22 @@ def _file(
     continued: list[Minimum | None],
     fresh: list[Minimum | None],
     at: tuple[int, float],
+    objective: AbstractObjective,
 ) -> None:
-    """Append each minimum to the branch it continues, or open a new one; copies of one minimum are dropped."""
+    """Append each minimum to the branch it continues, or open a new one; copies of one minimum are dropped.
+
+    Minima are compared by their prompts: K and Q give one W in many ways.
+    """
     number, radius = at
-    kept: list[Minimum] = []
+    kept: list[Array] = []
 
     def new(minimum: Minimum | None) -> Minimum | None:
-        if minimum is None or any(np.linalg.norm(minimum.point - other.point) <= _SAME * radius for other in kept):
+        if minimum is None:
             return None
-        kept.append(minimum)
+        prompt = objective.prompt(minimum.point)
+        if any(np.linalg.norm(prompt - other) <= _SAME * radius**objective.degree for other in kept):
+            return None
+        kept.append(prompt)
         return minimum
 
     for branch, minimum in zip(branches, continued, strict=True):

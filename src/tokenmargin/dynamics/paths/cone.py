@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from scipy.linalg import null_space
 
+from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.paths.ball import checked_radii
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
@@ -30,7 +32,7 @@ _ITERATIONS = 40  # a minimum that takes longer is found again, better, from the
 
 
 @dataclass(frozen=True, eq=False)
-class ConePath:
+class ConePath(Tabular):
     """The minimisers over a cone around `direction`, between the first radius and each radius.
 
     - `direction`: q, of unit length.
@@ -50,6 +52,12 @@ class ConePath:
     angles: Float[Array, " radii"]
     on_border: Bool[Array, " radii"]
 
+    def __repr__(self) -> str:
+        return f"ConePath({self.verdict}, {len(self.radii)} radii to {self.radii[-1]:.4g}, angle {self.angles[-1]:.3g})"
+
+    def _columns(self) -> dict[str, Array]:
+        return {"radius": self.radii, "norm": self.norms, "angle": self.angles, "on_border": self.on_border}
+
     @property
     def verdict(self) -> str:
         """ "bounded" when the last doubling of the radius did not move the minimiser, "leaves" when its direction is
@@ -66,7 +74,7 @@ def cone_path(
     radii: Sequence[float] | Float[Array, " radii"],
     *,
     width: float,
-    rng: np.random.Generator,
+    rng: Rng,
     starts: int = 2,
 ) -> ConePath:
     """The local regularisation path of `direction`: (9) of *Max-Margin Token Selection*.
@@ -81,6 +89,7 @@ def cone_path(
     The norm is searched on the radii and on others between them, at most a factor of two apart; where the lowest of
     these lies inside, its neighbourhood is narrowed down by golden sections.
     """
+    rng = generator(rng)
     if not 0 < width < 1:
         raise ValueError(f"width must lie between 0 and 1, got {width}")
     reduced = Reduced.of(objective)

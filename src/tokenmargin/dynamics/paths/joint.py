@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import logsumexp
 
+from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.paths.ball import prompt_landscape
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
@@ -30,7 +32,7 @@ _RATIO = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class RidgePath:
+class RidgePath(Tabular):
     """The joint minimisers found along growing radii.
 
     - `radii`: pairs (r, R), shape (k, 2).
@@ -48,6 +50,15 @@ class RidgePath:
     residuals: Float[Array, "k 2"]
     other: Float[Array, " others"]
 
+    def __repr__(self) -> str:
+        return f"RidgePath({len(self.radii)} radii to {self.radii[-1].tolist()}, log risk {self.log_risk[-1]:.4g})"
+
+    def _columns(self) -> dict[str, Array]:
+        return {
+            "head_radius": self.radii[:, 0], "prompt_radius": self.radii[:, 1], "log_risk": self.log_risk,
+            "head_residual": self.residuals[:, 0], "prompt_residual": self.residuals[:, 1],
+        }  # fmt: skip
+
     @property
     def selected(self) -> Int[Array, " n"]:
         """The tokens selected at the largest radii."""
@@ -58,7 +69,7 @@ def ridge_path(
     objective: JointObjective,
     radii: Sequence[tuple[float, float]],
     *,
-    rng: np.random.Generator,
+    rng: Rng,
     starts: int = 8,
     also: Float[Array, "k D"] | None = None,
     progress: Callable[[float], None] | None = None,
@@ -75,6 +86,7 @@ def ridge_path(
     - `also`: parameters (v, p) to start from as well.
     - `progress`: called with the share of the starts done.
     """
+    rng = generator(rng)
     pairs = np.asarray(radii, dtype=np.float64)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
         raise ValueError(f"radii must be pairs (r, R) of positive numbers that do not shrink, got {radii!r}")

@@ -126,4 +126,5 @@ class PairCertifier:
             certificate=certificate,
             farkas=weights if status == "infeasible" else None,
             seconds=time.perf_counter() - self.began,
+            of_rows=True,
         )

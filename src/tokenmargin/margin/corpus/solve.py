@@ -24,6 +24,7 @@ from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import RowPairs
 from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
 from tokenmargin.margin.solution import MarginSolution
+from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 
 __all__ = ["Route", "corpus_margin"]
 
@@ -43,6 +44,7 @@ def corpus_margin(
     gap: float = 1e-7,
     route: Route | None = None,
     progress: Callable[[float], None] | None = None,
+    norm: AbstractNorm | str = "l2",
 ) -> MarginSolution:
     """The shortest p that satisfies all `pairs`, with a certificate.
 
@@ -54,6 +56,7 @@ def corpus_margin(
     - `gap`: largest residual of an answer that is called optimal.
     - `route`: cutting planes or interior points; by default the faster one for the dimension.
     - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
+    - `norm`: l2 alone; another is refused.
 
     >>> from tokenmargin.problem.corpus import TokenCorpus
     >>> from tokenmargin.margin import selected_pairs
@@ -63,6 +66,12 @@ def corpus_margin(
     >>> solution.status, solution.vector.round(6), solution.tokens.tolist()
     ('optimal', array([1.333333, 0.333333]), [[2, 0], [3, 0]])
     """
+    if as_norm(norm) != LpNorm(2.0):
+        raise ValueError(
+            f"corpus_margin is Euclidean: its cuts and interior points rest on inner products, and tied rows on a "
+            f"projection that keeps no other norm; got norm={as_norm(norm).name!r}. Pose some of the inputs as a "
+            "TokenProblem and use max_margin(problem, selected, norm=...)"
+        )
     judge = PairCertifier(np.asarray(vectors, dtype=np.float64), pairs)
     if not len(pairs):
         return judge.unmoved()

@@ -118,7 +118,7 @@ def _descend(problem: TokenProblem, request: PlaneRequest, starts: Float[Array, 
     loss, (method, steps) = _loss(request), _method(request)
     tokens = Tokens.of(problem.keys.laid_out.reshape(1, -1, 2), problem.shared_scores[None])
     logits = np.ascontiguousarray(np.moveaxis(problem.keys.logits(starts), 0, -1))
-    lanes = BatchState(tokens, loss, logits, np.zeros_like(logits))
+    lanes = BatchState(tokens, loss, logits, np.zeros_like(logits), np.zeros(len(starts), int))
     every = max(steps // FINE_FRAMES, 1)
     deadline = time.perf_counter() + (DRAFT_SECONDS if request.draft else FINE_SECONDS)
     points, at = [starts], [0]

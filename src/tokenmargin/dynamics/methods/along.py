@@ -1,0 +1,135 @@
+"""Methods that go along the direction of steepest descent, and differ in how far."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+from scipy.special import expit
+
+from tokenmargin.dynamics.methods.method import (
+    AbstractMethod,
+    AbstractValue,
+    State,
+    StepNumber,
+    StepSize,
+    checked_step,
+    step_at,
+)
+from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
+
+__all__ = ["AbstractLengths", "GradientDescent", "NormalizedGradientDescent", "Polyak"]
+
+
+class AbstractLengths(AbstractMethod):
+    """A rule for the length of a step alone. Thousands of such runs go on at once without coordinates."""
+
+    @abc.abstractmethod
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        """How far to move along the unit direction."""
+
+    def advance(
+        self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
+    ) -> tuple[Float[Array, "... D"], State]:
+        return theta + self.lengths(descent, value, t) * descent.direction, state
+
+
+@dataclass(frozen=True)
+class GradientDescent(AbstractLengths):
+    """`p(t+1) = p(t) - step * gradient`.
+
+    Without a step it is `1 / objective.smoothness()`: as safe as the printed `1 / L_p` of (24), by the same proof, and
+    never shorter. `1 / objective.printed_smoothness()` is the printed one.
+    """
+
+    step: StepSize | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            checked_step(self.step)
+
+    def prepared(self, objective: AbstractObjective) -> GradientDescent:
+        if self.step is not None:
+            return self
+        if not isinstance(objective, PromptObjective):
+            raise ValueError(
+                "the step-size rule 1 / smoothness is stated for the prompt alone; give GradientDescent(step=...)"
+            )
+        smoothness = objective.smoothness()
+        if smoothness == 0:
+            raise ValueError(
+                "the smoothness is zero: keys or scores are all zero and nothing depends on p; give a step"
+            )
+        return replace(self, step=1 / smoothness)
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        assert self.step is not None, "prepared() settles the step"
+        return np.asarray(step_at(self.step, t) * np.exp(descent.log_norm))
+
+
+@dataclass(frozen=True)
+class NormalizedGradientDescent(AbstractLengths):
+    """`p(t+1) = p(t) - step * gradient / |gradient|`, each block by its own norm.
+
+    A block whose gradient is exactly zero stays where it is.
+
+    **Attributes**
+    - `step`: length of a step.
+    - `guard`: added to the norm, as codes do that fear a division by zero: `gradient / (|gradient| + guard)`. A run
+        with a guard slows down once the gradient is smaller than it and in effect stops at a finite norm.
+    """
+
+    step: StepSize = 0.1
+    guard: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_step(self.step)
+        if not (np.isfinite(self.guard) and self.guard >= 0):
+            raise ValueError(f"guard must be zero or a positive number, got {self.guard}")
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        step = step_at(self.step, t)
+        if self.guard == 0:
+            return np.broadcast_to(np.asarray(step, dtype=np.float64), descent.log_norm.shape)
+        return np.asarray(step * expit(descent.log_norm - np.log(self.guard)))
+
+
+@dataclass(frozen=True)
+class Polyak(AbstractLengths):
+    """Polyak's steps, `step * (risk - infimum) / |gradient|` long: about `1 / margin` each once softmax has saturated.
+
+    The excess over the infimum is known as a logarithm, so the quotient is right when both have underflowed.
+
+    **Attributes**
+    - `step`: factor before the quotient; 1 is Polyak's.
+    - `longest`: no step is longer. A path that comes to rest, or selects tokens that are not the best, never reaches
+      the infimum, and the quotient grows without bound.
+    - `infimum`: of the risk; by default that of attending to the best tokens alone.
+    """
+
+    step: StepSize = 1.0
+    longest: float = 10.0
+    infimum: float | None = None
+
+    def __post_init__(self) -> None:
+        checked_step(self.step)
+        checked_step(self.longest)
+
+    def prepared(self, objective: AbstractObjective) -> Polyak:
+        if len(objective.blocks) > 1:
+            raise ValueError("Polyak's step is one length for one gradient; train the prompt alone")
+        if self.infimum is None:
+            try:
+                objective.excess(objective.start())
+            except TypeError as error:
+                raise ValueError(f"{error}: give Polyak(infimum=...)") from None
+        return self
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            log_excess = value.log_excess if self.infimum is None else np.log(np.maximum(value.risk - self.infimum, 0))
+            quotient = np.exp(np.asarray(log_excess)[..., None] - descent.log_norm)
+        return np.where(np.isneginf(descent.log_norm), 0.0, np.fmin(step_at(self.step, t) * quotient, self.longest))

@@ -1,0 +1,92 @@
+"""Methods by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from tokenmargin.dynamics.methods.adam import Adam
+from tokenmargin.dynamics.methods.method import AbstractMethod, Schedule, StepSize
+from tokenmargin.dynamics.methods.momentum import Momentum, SteepestDescent
+from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
+from tokenmargin.plugins import PluginError, find
+
+__all__ = ["adamw", "coordinate", "method_named", "momentum", "muon", "nesterov", "sign", "spectral"]
+
+BETA = 0.9
+
+
+def momentum(step: StepSize = 0.1) -> AbstractMethod:
+    """Normalised descent along a velocity."""
+    return SteepestDescent(L2, step, BETA)
+
+
+def nesterov(step: StepSize = 0.1) -> AbstractMethod:
+    """Nesterov's variant of the heavy ball, with the gradient's own length."""
+    return Momentum(step, BETA, nesterov=True)
+
+
+def sign(step: StepSize = 0.1) -> AbstractMethod:
+    """The signs of the gradient."""
+    return SteepestDescent(LINF, step)
+
+
+def coordinate(step: StepSize = 0.1) -> AbstractMethod:
+    """The coordinate of the largest slope."""
+    return SteepestDescent(L1, step)
+
+
+def spectral(step: StepSize = 0.1) -> AbstractMethod:
+    """The polar factor of the gradient of a matrix."""
+    return SteepestDescent(SPECTRAL, step)
+
+
+def muon(step: StepSize = 0.1) -> AbstractMethod:
+    """The polar factor of Nesterov's velocity."""
+    return SteepestDescent(SPECTRAL, step, 0.95, nesterov=True)
+
+
+def adamw(step: StepSize = 0.01) -> AbstractMethod:
+    """Adam with torch's default of a weight decay."""
+    return Adam(step, weight_decay=0.01)
+
+
+def method_named(name: str, step: float | None = None, *, decay: float = 0.0) -> AbstractMethod:
+    """A method by its name (`gd`, `ngd`, `sign`, `adam`, ...; `mirror:P` and `steepest:NORM` with what they take), one
+    that another package adds, or the one at `MODULE:CLASS`.
+
+    A step is given to the class as `step`; without one the class decides. With a `decay` the steps are
+    `step / (t + 1)^decay`.
+
+    >>> method_named("ngd", 0.5)
+    NormalizedGradientDescent(step=0.5, guard=0.0)
+    >>> method_named("mirror:1.5").margin_norm.name
+    'lp:1.5'
+    """
+    kind = _maker(name)
+    if step is not None and "step" not in inspect.signature(kind).parameters:
+        raise ValueError(f"the method {name} has no step to set; leave the step out")
+    if decay:
+        if step is None:
+            raise ValueError("steps that decay begin with one: give the step as well")
+        return kind(step=Schedule(step, decay))
+    return kind() if step is None else kind(step=step)
+
+
+def _maker(name: str) -> Callable[..., AbstractMethod]:
+    """What makes the method; of `mirror:P` and `steepest:NORM`, with the second half of the name settled."""
+    head, _, given = name.partition(":")
+    if head == "steepest":
+        if not given:
+            raise PluginError("steepest descent is in a norm: name it as in steepest:lp:1.5 or steepest:linf")
+        return partial(SteepestDescent, norm_named(given))
+    if head == "mirror":
+        try:
+            return partial(find("methods", head), float(given))
+        except ValueError:
+            raise PluginError(
+                f"mirror descent is named mirror:P with a number P above 1, such as mirror:1.5; got {name!r}"
+            ) from None
+    kind: Callable[..., AbstractMethod] = find("methods", name)
+    return kind

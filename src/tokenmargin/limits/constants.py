@@ -1,0 +1,215 @@
+"""Constants, not only rates: the finite vector beside a max-margin direction, in closed form.
+
+Close to a limit direction p^ minus the gradient is `sum_j a_j exp(-<d_j, p>) d_j` up to smaller terms, where d_j runs
+over the differences of selected and other tokens and `a_j = |loss'(gamma_i)| (gamma_i - gamma_it) / n`. So training
+settles at `p = p^ log t + w + o(1)`, where w has `a_j exp(-<d_j, w>) = lambda_j` on the active differences:
+multipliers, scores and slopes give w, and `angle(p, p^) |p|` tends to the length of w across p^. The proof is in
+`docs/results/constants.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+from scipy.optimize import linprog
+
+from tokenmargin.dynamics.span import Span
+from tokenmargin.margin import LimitDirection, limit_constraints, limit_direction
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, Selection, copies_of
+
+__all__ = ["LimitConstants", "limit_constants"]
+
+STRICT = 1e-7
+"""A multiplier below this share of the mean one counts as zero: p^ is known to about 1e-9 of its length."""
+RANK = 1e-9
+"""Singular values above this share of the largest are not zero: their rounding is some 1e-15 of it."""
+STEPS, ROUNDING = 500, 1e-28
+"""Most steps of Newton's method, and the squared residual, relative to that of p^, at which rounding is reached."""
+
+
+@dataclass(frozen=True, eq=False)
+class LimitConstants:
+    """What training adds to the direction p^ of a selection: `p = p^ log t + w + (a part of the start) + o(1)`.
+
+    **Attributes**
+    - `named`: the direction p^, solved with its certificate, and what it is.
+    - `reason`: why there are no constants; empty where there are. The numbers are then infinite or NaN.
+    - `constant`: `c = |w - its part along p^|`: the limit of `angle(p, p^) |p|` on the regularisation path, and of
+      gradient flow and descent where `spans` is true.
+    - `vector`: w, in the span of the active differences, a parameter of the geometry.
+    - `correction`: on the regularisation path `angle(p_R, p^) R = c - correction / R + o(1/R)`.
+    - `multipliers`: the multipliers that training selects, one for each row of `limit_constraints`: of all
+      non-negative ones the nearest to the a_j in relative entropy. They are the only ones where the active differences
+      are independent.
+    - `critical_step`: normalised descent with a longer step than this does not settle at w but goes back and forth.
+    - `spans`: whether the active differences span all differences. Where they do not, flow and descent keep what the
+      start has across them (`across`), beside w.
+    """
+
+    named: LimitDirection
+    reason: str
+    constant: float
+    vector: Float[Array, " D"]
+    correction: float
+    multipliers: Float[Array, " k"]
+    critical_step: float
+    spans: bool
+    _span: Span
+    _active: Float[Array, "rank r"]
+
+    @property
+    def rank(self) -> int:
+        """Number of independent active differences."""
+        return len(self._active)
+
+    def across(self, p: Float[Array, " D"]) -> float:
+        """Length of the part of `p` that is orthogonal to every active difference; it converges along the flow.
+
+        What `p` has outside of the span of the tokens, which training never moves, is a part of it.
+        """
+        y = self._span.reduce(p)
+        inside = float(np.linalg.norm(y - self._active.T @ (self._active @ y)))
+        outside = float(self._span.geometry.norm(p - self._span.lift(y)))
+        return float(np.hypot(inside, outside))
+
+    def product(self, p: Float[Array, " D"]) -> float:
+        """`angle(p, p^) |p|`, in coordinates of the span: inner products alone know angles to half the digits."""
+        y, direction = self._span.reduce(p), self._span.reduce(self.named.solution.vector)
+        unit = direction / np.linalg.norm(direction)
+        along, beside = float(unit @ y), y - (unit @ y) * unit
+        off = float(np.hypot(np.linalg.norm(beside), self._span.geometry.norm(p - self._span.lift(y))))
+        return float(np.arctan2(off, along) * np.hypot(off, along))
+
+    def of_flow(self, p: Float[Array, " D"]) -> float:
+        """The limit of `angle(p_t, p^) |p_t|` for the flow that has come to `p`, far out: `sqrt(c^2 + across^2)`."""
+        return float(np.hypot(self.constant, self.across(p)))
+
+
+def limit_constants(problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None) -> LimitConstants:
+    """The constants of training close to the direction of a selection.
+
+    They exist where the selection is a limit, no equal of a selected token ties with it, and some multipliers are
+    positive on every active difference (strict complementarity).
+
+    **Arguments**
+    - `problem`: in either geometry.
+    - `selected`: one token of each input.
+    - `loss`: logistic by default; only its slope at the selected scores counts.
+
+    >>> from tokenmargin.problem.instances import figure5
+    >>> round(limit_constants(figure5(2.0), [1, 1]).constant, 6)  # log((1 + e^2) / (2 (1 + e))) / 2
+    0.06026
+    """
+    loss = LogisticLoss() if loss is None else loss
+    named = limit_direction(problem, selected, loss=loss)
+    constraints = limit_constraints(problem, named.selected)
+    span = Span.of(problem.keys, exact=True)
+    rows = _rows(span, constraints.token, named)
+    length = float(span.geometry.norm(named.solution.vector))
+
+    def none(reason: str) -> LimitConstants:
+        nothing = np.full(len(constraints), np.nan)
+        vector = np.full(problem.keys.dimension, np.nan)
+        empty = np.zeros((0, span.dimension))
+        return LimitConstants(named, reason, np.inf, vector, np.nan, nothing, np.nan, False, span, empty)
+
+    if not named.is_limit:
+        return none(f"the selection is {named.kind}: training does not converge to it")
+    if not np.isfinite(named.solution.margin) or length == 0:
+        return none("no token has to be left behind: there is no direction")
+    slack = rows @ span.reduce(named.solution.vector) - constraints.bound
+    near = slack <= NEIGHBOUR_TOLERANCE
+    if (near & (constraints.bound == 0)).any():
+        return none("a token of the selected one's score ties with it")
+    active = near & (constraints.bound == 1)
+    log_pulls = _log_pulls(problem, named, constraints.token[active], loss)
+    if np.isnan(log_pulls).any():
+        return none("inputs that share a difference pull at it both ways")
+    found = _settled(rows[active], log_pulls)
+    if found is None:
+        return none("an active difference has no multiplier: the distance to it grows without bound, slowly")
+    w, direction, weights, basis = found
+    multipliers = np.zeros(len(constraints))
+    multipliers[active] = weights
+    unit = direction / np.linalg.norm(direction)
+    across = w - (unit @ w) * unit
+    c = float(np.linalg.norm(across))
+    bend = (basis @ rows[active].T * weights) @ rows[active] @ basis.T  # sum lambda_j d_j d_j', on the active span
+    turned = basis @ across
+    fall = float(turned @ np.linalg.solve(bend, turned)) * float(np.linalg.norm(direction))
+    curved = bend - np.outer(basis @ unit, basis @ unit)  # p^ is an eigenvector, of eigenvalue 1
+    steepest = float(np.linalg.eigvalsh(curved)[-1])
+    rank = np.linalg.matrix_rank(rows, tol=RANK * np.linalg.norm(rows, 2))
+    return LimitConstants(
+        named, "", c, span.lift(w), fall / c if c > 0 else 0.0, multipliers,
+        2 * float(np.linalg.norm(direction)) / steepest if steepest > RANK else np.inf,
+        bool(rank == len(basis)), span, basis,
+    )  # fmt: skip
+
+
+def _rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
+    """The differences of selected and other tokens, in coordinates of the span."""
+    laid = span.tokens.laid_out
+    inputs, positions = tokens.T
+    return np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
+
+
+def _log_pulls(problem: TokenProblem, named: LimitDirection, tokens: Array, loss: AbstractLoss) -> Float[Array, " k"]:
+    """`log a_j`, `a_j = |loss'(gamma_i)| (gamma_i - gamma_it) / n`; copies of one key count together, those selected as
+    one. NaN where another token scores higher."""
+    scores, (inputs, positions) = problem.shared_scores, tokens.T
+    leading = scores[np.arange(problem.n), named.selected]
+    first = problem.keys.first_copies
+    same: Bool[Array, "k T"] = problem.mask[inputs] & (first[inputs] == first[inputs, positions][:, None])
+    share = same.sum(axis=1) / copies_of(problem, named.selected).sum(axis=1)[inputs] / problem.n
+    gap = leading[inputs] - scores[inputs, positions]
+    return np.asarray(loss.log_slope(leading)[inputs] + np.log(np.where(gap > 0, gap, np.nan) * share))
+
+
+def _settled(
+    rows: Float[Array, "k r"], log_pulls: Float[Array, " k"]
+) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " k"], Float[Array, "rank r"]] | None:
+    """w, p^, the multipliers and a basis of the active span; None where some multiplier must be zero.
+
+    w is the minimiser of the convex `sum_j a_j exp(-<d_j, w>) + <p^, w>`: its gradient is zero where
+    `lambda_j = a_j exp(-<d_j, w>)` are multipliers of p^.
+    """
+    left, sizes, right = np.linalg.svd(rows, full_matrices=False)
+    kept = sizes > RANK * sizes[0]
+    basis, inverse = right[kept], (left[:, kept] / sizes[kept]).T  # inverse: from leads to coordinates in the basis
+    flat = rows @ basis.T
+    direction = inverse @ np.ones(len(rows))
+    positive = _positive_multipliers(flat, direction)
+    if positive is None:
+        return None
+    y = inverse @ (log_pulls - np.log(positive))  # the answer itself where the differences are independent
+    weights = positive
+    for _ in range(STEPS):
+        weights = np.exp(log_pulls - flat @ y)
+        gradient = direction - weights @ flat
+        step = np.linalg.solve((flat.T * weights) @ flat, gradient)
+        if float(gradient @ step) <= ROUNDING * float(direction @ direction):
+            break
+        y = y - step / max(1.0, float(np.abs(flat @ step).max()))  # no exponent moves by more than 1: it descends
+    return y @ basis, direction @ basis, weights, basis
+
+
+def _positive_multipliers(flat: Float[Array, "k rank"], direction: Float[Array, " rank"]) -> Array | None:
+    """Multipliers of p^ of which the least is as large as can be; None where it is zero."""
+    k = len(flat)
+    if k == flat.shape[1]:
+        found = np.linalg.solve(flat.T, direction)
+    else:
+        cost = np.append(np.zeros(k), -1.0)
+        above = np.hstack([-np.eye(k), np.ones((k, 1))])
+        tied = np.hstack([flat.T, np.zeros((flat.shape[1], 1))])
+        answer = linprog(cost, above, np.zeros(k), tied, direction, bounds=[(None, None)] * (k + 1))
+        if answer.x is None:
+            return None
+        found = answer.x[:k]
+    return found if found.min() > STRICT * float(np.abs(found).mean()) else None

@@ -1,0 +1,121 @@
+"""The atlas in another norm: which selections are feasible does not depend on it, their directions and margins do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Bool, Int
+from numpy import ndarray as Array
+
+from tokenmargin.margin.limit_directions import Atlas, LimitDirection, limit_constraints, name_global, read_direction
+from tokenmargin.margin.normed.solve import solve_in_norm
+from tokenmargin.margin.single.solver import solve
+from tokenmargin.norms import AbstractNorm
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import equals
+
+__all__ = ["atlas_in_norm"]
+
+
+def atlas_in_norm(
+    problem: TokenProblem,
+    norm: AbstractNorm,
+    *,
+    budget: int | None = None,
+    loss: AbstractLoss | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Atlas:
+    """Every selection whose max-margin direction in `norm` outscores its neighbours, by a walk through their tree.
+
+    Prefixes are ruled out by the Euclidean problem, whose proofs of infeasibility hold in every norm. Ties of equals
+    that training could hold are not searched: they are counted as not looked at.
+    """
+    began = time.perf_counter()
+    walk = _Walk(problem, norm, math.inf if budget is None else budget, loss)
+    for _ in walk.below(np.zeros(0, dtype=np.intp)):
+        if progress is not None:
+            progress(walk.feasible + walk.infeasible)
+    return Atlas(
+        limits=name_global(problem, walk.limits),
+        selections=walk.leaves[0],
+        feasible=walk.feasible,
+        infeasible=walk.infeasible,
+        undecided=tuple(walk.undecided),
+        solves=walk.solves,
+        ties_left=_pairs_of_equals(problem) if problem.has_ties else 0,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Walk:
+    def __init__(self, problem: TokenProblem, norm: AbstractNorm, budget: float, loss: AbstractLoss | None) -> None:
+        self.problem, self.norm, self.budget, self.loss = problem, norm, budget, loss
+        own = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
+        self.tokens = [
+            np.flatnonzero(row)[np.argsort(-s[row], kind="stable")]
+            for row, s in zip(own, problem.shared_scores, strict=True)
+        ]
+        sizes = [len(tokens) for tokens in self.tokens]
+        self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
+        self.feasible = self.infeasible = self.solves = 0
+        self.undecided: list[tuple[int, ...]] = []
+        self.limits: list[LimitDirection] = []
+
+    def below(self, prefix: Int[Array, " j"]) -> Iterator[None]:
+        """Decide all selections that begin so; a step for each that was asked about."""
+        if self.solves >= self.budget:
+            return
+        j = len(prefix)
+        if j == self.problem.n:
+            self._leaf(prefix)
+            yield
+            return
+        if j and self._ruled_out(prefix):
+            self.infeasible += self.leaves[j]
+            yield
+            return
+        for token in self.tokens[j]:
+            yield from self.below(np.append(prefix, token))
+
+    def _ruled_out(self, prefix: Int[Array, " j"]) -> bool:
+        """Whether the inputs decided so far cannot be separated together."""
+        alpha = np.array([tokens[0] for tokens in self.tokens])
+        alpha[: len(prefix)] = prefix
+        whole = limit_constraints(self.problem, alpha)
+        kept: Bool[Array, " k"] = whole.token[:, 0] < len(prefix)
+        if not kept.any() or whole.minus is None:
+            return False
+        part = replace(
+            whole, plus=whole.plus[kept], minus=whole.minus[kept], bound=whole.bound[kept], token=whole.token[kept]
+        )
+        self.solves += 1
+        return solve(part).status == "infeasible"
+
+    def _leaf(self, selected: Int[Array, " n"]) -> None:
+        self.solves += 1
+        solution = solve_in_norm(limit_constraints(self.problem, selected), self.norm)
+        if solution.status == "infeasible":
+            self.infeasible += 1
+            return
+        limit = read_direction(self.problem, selected, solution, self.loss)
+        if limit.kind == "inaccurate":
+            self.undecided.append(tuple(selected.tolist()))
+            return
+        self.feasible += 1
+        if limit.is_limit and solution.vector.any() and (limit.selected == selected).all():
+            self.limits.append(limit)
+
+
+def _pairs_of_equals(problem: TokenProblem) -> int:
+    """Pairs of tokens of one input, of one score and different keys."""
+    first = problem.keys.first_copies == np.arange(problem.T)
+    found = 0
+    for t in range(problem.T):
+        alike = equals(problem, np.full(problem.n, t)) & first & first[:, [t]] & problem.mask[:, [t]]
+        found += int((alike & problem.mask & (np.arange(problem.T) > t)).sum())
+    return found

@@ -1,0 +1,111 @@
+"""Proposals made exact: which constraints hold and which coordinates are free is read off, the equations are solved."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.norms import LpNorm
+
+__all__ = ["holding", "polished", "stiff_coordinates", "trimmed"]
+
+_STEPS = 4  # of Newton's method, from a proposal that is right to some digits
+
+
+def holding(
+    rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"],
+) -> Bool[Array, " k"]:  # fmt: skip
+    """The constraints that hold the solution: their multiplier is larger, relatively, than their slack."""
+    slack = np.abs(rows @ x - bound)
+    return tied | (m / max(m.max(), 1e-300) > slack)
+
+
+def stiff_coordinates(norm: LpNorm, x: Float[Array, " r"], g: Float[Array, " r"]) -> Bool[Array, " r"]:
+    """l1: coordinates that may differ from zero, where `|g_i|` is largest. linf: those at the bound, where g is not."""
+    size, pull = np.abs(x) / np.abs(x).max(), np.abs(g) / np.abs(g).max()
+    return size > 1 - pull if norm.p == 1 else pull > 1 - size
+
+
+def trimmed(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"],
+) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip
+    """The proposal without what interior points leave: multipliers of idle constraints, coordinates that vanish."""
+    if not (x.any() and m.any()):
+        return x, m
+    m = np.where(holding(rows, bound, tied, x, m), m, 0.0)
+    g = m @ rows
+    if norm.p == 1 and g.any():
+        x = np.where(stiff_coordinates(norm, x, g), x, 0.0)
+    if np.isinf(norm.p) and g.any():
+        x = np.where(stiff_coordinates(norm, x, g), np.sign(x) * np.abs(x).max(), x)
+    return x, m
+
+
+def polished(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"],
+) -> tuple[Float[Array, " r"], Float[Array, " k"]] | None:  # fmt: skip
+    """The proposal with the equations of its active set solved, by the smallest change; None where that cannot be."""
+    m = np.where(tied, m, np.maximum(m, 0.0))
+    if not (x.any() and m.any() and np.isfinite(x).all() and np.isfinite(m).all()):
+        return None
+    active = np.flatnonzero(holding(rows, bound, tied, x, m))
+    kept, asked = rows[active], bound[active]
+    weights = m[active] / norm.dual_value(m @ rows)
+    with np.errstate(all="ignore"):
+        try:
+            if 1 < norm.p < np.inf:
+                y, weights = _newton(norm.p, kept, asked, x, m[active])
+            else:
+                y, weights = _solved(norm, kept, asked, x, weights)
+        except np.linalg.LinAlgError:
+            return None
+    multipliers = np.zeros_like(m)
+    multipliers[active] = weights
+    return y, multipliers
+
+
+def _solved(
+    norm: LpNorm, rows: Float[Array, "a r"], bound: Float[Array, " a"], x: Float[Array, " r"], m: Float[Array, " a"]
+) -> tuple[Float[Array, " r"], Float[Array, " a"]]:
+    """l1: `rows x = bound` on the free coordinates, `rows' m` equal to the signs there. linf: t in the place of all
+    that are at the bound, `rows' m` zero on the others and signs' combination equal to one."""
+    stiff, signs = stiff_coordinates(norm, x, m @ rows), np.sign(x)
+    if norm.p == 1:
+        columns, start = rows[:, stiff], x[stiff]
+        target = signs[stiff]
+    else:
+        columns = np.column_stack([rows[:, stiff] @ signs[stiff], rows[:, ~stiff]])
+        start = np.r_[np.abs(x).max(), x[~stiff]]
+        target = np.r_[1.0, np.zeros((~stiff).sum())]
+    inverse = np.linalg.pinv(columns, rcond=1e-11)
+    for _ in range(2):
+        start = start + inverse @ (bound - columns @ start)
+        m = m + inverse.T @ (target - columns.T @ m)
+    y = np.zeros_like(x)
+    if norm.p == 1:
+        y[stiff] = start
+    else:
+        y[stiff], y[~stiff] = start[0] * signs[stiff], start[1:]
+    return y, m
+
+
+def _newton(
+    p: float, rows: Float[Array, "a r"], bound: Float[Array, " a"], x: Float[Array, " r"], m: Float[Array, " a"]
+) -> tuple[Float[Array, " r"], Float[Array, " a"]]:
+    """`rows x = bound` with x the gradient of `|g|_q^2 / 2` at `g = rows' m`: Newton's method in the multipliers."""
+    q = p / (p - 1)
+    m = m * ((bound @ m) / float(LpNorm(q).value(m @ rows)) ** 2)
+    for _ in range(_STEPS):
+        g = m @ rows
+        norm = float(LpNorm(q).value(g))
+        u = np.abs(g / norm)
+        y = np.sign(g) * u ** (q - 1)
+        curved = (rows * ((q - 1) * np.maximum(u, 1e-13) ** (q - 2))) @ rows.T + (2 - q) * np.outer(rows @ y, rows @ y)
+        m = m + np.linalg.lstsq(curved, bound - norm * (rows @ y), rcond=1e-13)[0]
+    g = m @ rows
+    norm = float(LpNorm(q).value(g))
+    return norm * np.sign(g) * np.abs(g / norm) ** (q - 1), m

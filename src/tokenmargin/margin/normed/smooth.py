@@ -1,0 +1,270 @@
+"""lp with 1 < p < inf: the smooth problem `min |x|_p^2 / 2` by a primal-dual interior-point method, compiled.
+
+Squared, the norm is homogeneous of degree two, as its conjugate `|g|_q^2 / 2` is, so Newton's method does not mind the
+scale. For p < 2 the norm bends infinitely where a coordinate vanishes, and the conjugate does not: x is then kept as
+the gradient of the conjugate at `g = rows' m`. For p > 2 it is the other way round, and x is a variable of its own.
+Either way the inverse of the second derivative is a diagonal plus a matrix of rank one, known in closed form.
+"""
+
+from __future__ import annotations
+
+from typing import no_type_check
+
+import numpy as np
+
+from tokenmargin.margin.compiled.active_set import summing
+from tokenmargin.margin.normed.linear_algebra import (
+    factor,
+    longest_step,
+    products,
+    pulled_back,
+    step_system,
+    substitute,
+)
+
+__all__ = ["smooth_interior_point"]
+
+_ROUNDS = 100
+_ENOUGH = 1e-14
+_GOOD = 1e-7  # from here on, a round that does not improve is the last
+_FAIR = 1e-2  # from here on, three
+_NEAR = 0.995
+_SHORTEST = 1e-4  # a step that has to be cut below this is taken as it is: the next one starts elsewhere
+_FLOOR = 1e-13  # share of the norm below which a coordinate is taken to be that large, where one divides by it
+
+X, G, GRAD, E, W, V, DX, START, RX = range(9)  # per coordinate
+S, M, DS, DM, RS, WS, RATIO, ASK, TRY = range(9)  # per constraint
+
+
+@summing
+@no_type_check
+def smooth_interior_point(rows, bound, tied, p, by_rows):
+    """A vector and multipliers close to optimal; by linear systems in the multipliers (`by_rows`) or in x."""
+    k, r = rows.shape
+    y, z = np.zeros((9, r)), np.zeros((9, k))
+    free = _started(rows, bound, tied, p, y, z)
+    across = np.ascontiguousarray(rows.T)
+    matrix = np.empty((k, k)) if by_rows else np.empty((r, r))
+    kept_x, kept_m, reached, idle = np.zeros(r), np.zeros(k), np.inf, 0
+    for _ in range(_ROUNDS):
+        worst, gap = _state(rows, bound, p, y, z)
+        idle = 0 if worst < 0.8 * reached else idle + 1
+        if not worst < 1e30 or (reached < _GOOD and idle > 0) or (reached < _FAIR and idle > 3):
+            break
+        if worst < reached:
+            reached = worst
+            for i in range(r):
+                kept_x[i] = y[X, i]
+            for j in range(k):
+                kept_m[j] = z[M, j]
+        if worst < _ENOUGH:
+            break
+        kappa = _curvature(p, by_rows, y)
+        for j in range(k):
+            z[RATIO, j] = 0.0 if tied[j] else (z[S, j] / z[M, j] if by_rows else z[M, j] / z[S, j])
+        if by_rows:
+            step_system(across, y[E], matrix)
+            products(rows, y[V], z[ASK])
+        else:
+            step_system(rows, z[RATIO], matrix)
+        one = z[ASK] if by_rows else y[W]
+        for i in range(len(matrix)):
+            for j in range(i + 1):
+                matrix[i, j] += kappa * one[i] * one[j]
+            matrix[i, i] += z[RATIO, i] if by_rows else 1 / y[E, i]
+        factor(matrix)
+        mean = gap / max(k - free, 1)
+        for corrected in range(2):
+            _direction(rows, tied, by_rows, matrix, kappa, y, z)
+            step = min(longest_step(z[S], z[DS]), _multiplier_step(tied, z))
+            if corrected == 0:
+                _corrected(tied, gap, mean, min(1.0, step), z)
+        _moved(rows, bound, p, min(1.0, _NEAR * step), y, z)
+    return kept_x, kept_m
+
+
+@summing
+@no_type_check
+def _started(rows, bound, tied, p, y, z):
+    """Equal multipliers, at the scale that is best for them, and slacks that are not small."""
+    k, r = rows.shape
+    free, asked = 0, 0.0
+    for j in range(k):
+        free += tied[j]
+        z[M, j] = 0.0 if tied[j] else 1.0
+        asked += z[M, j] * bound[j]
+    pulled_back(rows, z[M], y[G])
+    norm = _gradient(y[G], p / (p - 1), y[X])
+    for j in range(k):
+        z[M, j] *= asked / norm**2
+    for i in range(r):
+        y[X, i] *= asked / norm**2
+    products(rows, y[X], z[RS])
+    for j in range(k):
+        z[S, j] = 0.0 if tied[j] else max(z[RS, j] - bound[j], 0.1)
+    return free
+
+
+@summing
+@no_type_check
+def _gradient(x, p, out):
+    """Of `|x|_p^2 / 2`; returns `|x|_p`."""
+    largest, total = 1e-300, 0.0
+    for i in range(len(x)):
+        largest = max(largest, abs(x[i]))
+    for i in range(len(x)):
+        total += (abs(x[i]) / largest) ** p
+    norm = largest * total ** (1 / p)
+    for i in range(len(x)):
+        out[i] = norm * np.sign(x[i]) * (abs(x[i]) / norm) ** (p - 1)
+    return norm
+
+
+@summing
+@no_type_check
+def _state(rows, bound, p, y, z):
+    """Residuals of constraints and of the gradient; the largest, relatively, and the gap."""
+    pulled_back(rows, z[M], y[G])
+    if p < 2:
+        norm = _gradient(y[G], p / (p - 1), y[X])
+        for i in range(y.shape[1]):
+            y[RX, i] = 0.0
+        worst = 0.0
+    else:
+        norm = _gradient(y[X], p, y[GRAD])
+        worst, size = 0.0, 1e-300
+        for i in range(y.shape[1]):
+            y[RX, i] = y[G, i] - y[GRAD, i]
+            worst, size = max(worst, abs(y[RX, i])), max(size, abs(y[GRAD, i]))
+        worst /= size
+    products(rows, y[X], z[RS])
+    gap = 0.0
+    for j in range(z.shape[1]):
+        z[RS, j] = bound[j] + z[S, j] - z[RS, j]
+        z[WS, j] = -z[S, j] * z[M, j]
+        gap -= z[WS, j]
+        worst = max(worst, abs(z[RS, j]))
+    return max(worst, gap / norm**2), gap
+
+
+@summing
+@no_type_check
+def _curvature(p, by_rows, y):
+    """Second derivative of the squared norm at x: `diag(1 / E) + kappa W W'` or, inverted, `diag(E) + kappa V V'`.
+
+    With `u = gradient / norm`, `diag(1/E) = (p - 1) |x / norm|^(p - 2)` and kappa is `2 - p`. Inverted it is the second
+    derivative of the conjugate at the gradient: `(q - 1) |u|^(q - 2)` and `2 - q`, with `x / norm` in the place of u.
+    """
+    q = p / (p - 1)
+    source = G if p < 2 else X
+    norm = _gradient(y[source], q if p < 2 else p, y[GRAD])
+    for i in range(y.shape[1]):
+        own, gradient = y[source, i] / norm, y[GRAD, i] / norm
+        x, u = (gradient, own) if p < 2 else (own, gradient)
+        y[V, i], y[W, i] = x, u
+        if p < 2:
+            y[E, i] = (q - 1) * max(abs(u), 0.0 if by_rows else _FLOOR) ** (q - 2)
+        else:
+            y[E, i] = 1 / ((p - 1) * max(abs(x), _FLOOR) ** (p - 2))
+    return 2 - q if by_rows else 2 - p
+
+
+@summing
+@no_type_check
+def _direction(rows, tied, by_rows, matrix, kappa, y, z):
+    """What changes the products by `WS` and removes the residuals, to first order."""
+    k, r = rows.shape
+    for j in range(k):
+        z[ASK, j] = z[RS, j] + (0.0 if tied[j] else z[WS, j] / z[M, j])
+    if by_rows:
+        _applied(kappa, y, RX, START)
+        products(rows, y[START], z[DM])
+        for j in range(k):
+            z[DM, j] = z[ASK, j] - z[DM, j]
+        substitute(matrix, z[DM])
+        pulled_back(rows, z[DM], y[GRAD])
+        _applied(kappa, y, GRAD, DX)
+        for i in range(r):
+            y[DX, i] += y[START, i]
+    else:
+        for j in range(k):
+            z[DM, j] = z[RATIO, j] * z[ASK, j]
+        pulled_back(rows, z[DM], y[DX])
+        for i in range(r):
+            y[DX, i] += y[RX, i]
+        substitute(matrix, y[DX])
+        products(rows, y[DX], z[DM])
+        for j in range(k):
+            z[DM, j] = z[RATIO, j] * (z[ASK, j] - z[DM, j])
+    for j in range(k):
+        z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+
+
+@summing
+@no_type_check
+def _applied(kappa, y, source, target):
+    """The inverse of the second derivative, times a vector."""
+    along = 0.0
+    for i in range(y.shape[1]):
+        along += y[V, i] * y[source, i]
+    for i in range(y.shape[1]):
+        y[target, i] = y[E, i] * y[source, i] + kappa * along * y[V, i]
+
+
+@summing
+@no_type_check
+def _multiplier_step(tied, z):
+    step = 1e10
+    for j in range(z.shape[1]):
+        if z[DM, j] < 0.0 and not tied[j]:
+            step = min(step, -z[M, j] / z[DM, j])
+    return step
+
+
+@summing
+@no_type_check
+def _corrected(tied, gap, mean, step, z):
+    """What the products shall change by in view of the first direction."""
+    after = 0.0
+    for j in range(z.shape[1]):
+        after += (z[S, j] + step * z[DS, j]) * (z[M, j] + step * z[DM, j])
+    centre = mean * max(after / gap, 0.0) ** 3
+    for j in range(z.shape[1]):
+        z[WS, j] = 0.0 if tied[j] else z[WS, j] + centre - z[DS, j] * z[DM, j]
+
+
+@summing
+@no_type_check
+def _moved(rows, bound, p, step, y, z):
+    """Take the step, cut until the residuals do not grow: the equations are linear in all but the gradient."""
+    k, r = rows.shape
+    merit = 0.0
+    for j in range(k):
+        merit = max(merit, abs(z[RS, j]))
+    for i in range(r):
+        merit = max(merit, abs(y[RX, i]))
+    taken = 0.0
+    while True:
+        for j in range(k):
+            z[S, j] += (step - taken) * z[DS, j]
+            z[M, j] += (step - taken) * z[DM, j]
+        for i in range(r):
+            y[X, i] += (step - taken) * y[DX, i]
+        taken = step
+        if step < _SHORTEST:
+            return
+        pulled_back(rows, z[M], y[G])
+        now = 0.0
+        if p < 2:
+            _gradient(y[G], p / (p - 1), y[START])
+            products(rows, y[START], z[TRY])
+        else:
+            _gradient(y[X], p, y[START])
+            products(rows, y[X], z[TRY])
+            for i in range(r):
+                now = max(now, abs(y[G, i] - y[START, i]))
+        for j in range(k):
+            now = max(now, abs(bound[j] + z[S, j] - z[TRY, j]))
+        if now <= 2 * merit + 1e-9:
+            return
+        step = taken / 2

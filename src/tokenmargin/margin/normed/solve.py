@@ -1,0 +1,194 @@
+"""Max-margin problems in any norm: somebody proposes, the certificate decides.
+
+l1 and linf: our interior-point method, then HiGHS. lp: an interior-point method for smooth norms. Nuclear and spectral:
+one for matrices (`conic`). A norm of the user's own: the user's proposal. Infeasibility does not depend on the norm: it
+is the Euclidean problem's, with its exact proof.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.margin.certificate import EPS, Systems, in_doubles
+from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.normed.certificate import Judged, judge
+from tokenmargin.margin.normed.polish import polished, trimmed
+from tokenmargin.margin.single.solver import solve
+from tokenmargin.margin.solution import Certificate, MarginSolution
+from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
+from tokenmargin.problem.geometry import Coordinates
+
+__all__ = ["norm_for", "solve_in_norm"]
+
+_WIDE = 600  # size up to which the larger linear system is worth trying
+_SHORT = 1e-6  # share of a vector by which it may be moved
+
+Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
+
+
+def norm_for(constraints: Constraints, norm: AbstractNorm | str) -> AbstractNorm:
+    """The norm as one of the problem's parameters, or the reason why it has no meaning there."""
+    chosen, geometry = as_norm(norm), constraints.geometry
+    if isinstance(chosen, SchattenNorm) and chosen.p == 2:
+        chosen = LpNorm(2.0)
+    if chosen == LpNorm(2.0):
+        return chosen
+    if not isinstance(geometry, Coordinates):
+        raise ValueError(
+            f"the {chosen.name} norm needs coordinates, and this problem is known by inner products alone, which give "
+            "Euclidean lengths; pose it with keys of shape (n, T, d), or use norm='l2'"
+        )
+    if isinstance(chosen, SchattenNorm) and geometry.matrix_shape is None:
+        raise ValueError(
+            f"the {chosen.name} norm is one of matrices, and this problem is for a vector of length "
+            f"{geometry.dimension}; pose it for W by problem.with_matrix(queries)"
+        )
+    return chosen.of_shape(geometry.matrix_shape)
+
+
+def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> MarginSolution:
+    """Minimise `|p|` in a norm under `constraints`, with a certificate.
+
+    >>> from tokenmargin.problem.instances import figure3a
+    >>> from tokenmargin.margin.constraints import attention_constraints
+    >>> solution = solve_in_norm(attention_constraints(figure3a(), [1, 1, 1]), "linf")
+    >>> solution.status, solution.vector.round(6)
+    ('optimal', array([1., 1.]))
+    """
+    shape = constraints.geometry.matrix_shape
+    if shape is None and isinstance(norm, str) and norm == "l2":
+        return solve(constraints)
+    chosen = norm_for(constraints, norm)
+    began = time.perf_counter()
+    if chosen == LpNorm(2.0) or not constraints.bound.any():
+        return replace(solve(constraints), norm=chosen, shape=shape)
+    systems = constraints.systems()
+    best, proposals = _best(systems, chosen, _proposals(systems, chosen))
+    if not best.passes(chosen):
+        euclidean = solve(constraints)
+        if euclidean.status == "infeasible":
+            return replace(euclidean, norm=chosen, shape=shape, seconds=time.perf_counter() - began)
+        others = itertools.chain(_inwards(systems, proposals), [_scaled(systems, euclidean)])
+        best = min(best, _best(systems, chosen, others)[0], key=lambda judged: judged.residual)
+    return _answer(constraints, systems, chosen, best, time.perf_counter() - began)
+
+
+def _best(systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]) -> tuple[Judged, list[Proposal]]:
+    """The first proposal that passes, or the best; and all that were looked at."""
+    looked, best = [], Judged(np.zeros(systems.rows.shape[2]), np.zeros(systems.rows.shape[1]), 0.0, np.inf, np.inf)
+    for vector, multipliers in proposals:
+        looked.append((vector, multipliers))
+        judged = judge(systems, norm, vector, multipliers)
+        best = min(best, judged, key=lambda one: one.residual)
+        if judged.passes(norm):
+            break
+    return best, looked
+
+
+def _inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Proposal]:
+    """The proposals moved into the feasible set by as little as rounding took: where bounds differ by many orders of
+    magnitude, scaling a vector until it satisfies the smallest would lengthen it too much."""
+    rows, bound = systems.rows[0], systems.bound[0]
+    every = np.arange(len(rows))
+    posed = Constraints(
+        Coordinates(rows, every[None]), every, None, np.ones(len(rows)), np.stack([every, every], axis=1)
+    )
+    if systems.equality is not None or (inner := solve(posed)).status != "optimal":
+        return
+    for vector, multipliers in proposals:
+        rounding = (rows.shape[1] + 8) * EPS * (np.abs(rows) @ np.abs(vector))
+        short = float((bound + rounding - rows @ vector).max())
+        if 0 < short < _SHORT * np.abs(vector).max():
+            yield vector + 2 * short * inner.vector, multipliers
+
+
+def _scaled(systems: Systems, found: MarginSolution) -> Proposal:
+    """A solution in the units of the system."""
+    lengths, scale = systems.lengths[0], systems.scale[0]
+    return in_doubles(found.vector, over=scale), in_doubles(found.multipliers, times=lengths, over=scale)
+
+
+def _answer(
+    constraints: Constraints, systems: Systems, norm: AbstractNorm, best: Judged, seconds: float
+) -> MarginSolution:
+    lengths, scale = systems.lengths[0], systems.scale[0]
+    vector = in_doubles(best.vector, times=scale)
+    proven = best.passes(norm) and systems.in_range is None and bool(np.isfinite(vector).all())
+    margin = float(np.ldexp(1 / best.norm, 1 - np.frexp(scale)[1])) if best.norm > 0 else 0.0
+    return MarginSolution(
+        status="optimal" if proven else "inaccurate",
+        vector=vector,
+        margin=margin,
+        multipliers=in_doubles(best.multipliers, times=scale, over=lengths),
+        tokens=constraints.token,
+        certificate=Certificate(best.primal, 0.0, 0.0, best.gap),
+        seconds=seconds,
+        norm=norm,
+        shape=constraints.geometry.matrix_shape,
+    )
+
+
+def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Proposal]:
+    """Whoever knows the norm, the fastest first."""
+    rows, bound = systems.rows[0], systems.bound[0]
+    tied = np.zeros(len(bound), dtype=bool) if systems.equality is None else systems.equality
+    if isinstance(norm, LpNorm):
+        yield from _of_vectors(norm, rows, bound, tied)
+    elif isinstance(norm, SchattenNorm):
+        from tokenmargin.margin.normed.conic import matrix_proposals
+
+        yield from matrix_proposals(norm, rows, bound, tied)
+    elif isinstance(norm, CustomNorm) and norm.propose is not None:
+        if tied.any():
+            raise ValueError(
+                f"the norm {norm.name} proposes for inequalities alone, and these constraints have equalities"
+            )
+        vector, multipliers = norm.propose(rows, bound)
+        yield np.asarray(vector, dtype=np.float64), np.asarray(multipliers, dtype=np.float64)
+    else:
+        raise ValueError(
+            f"nobody proposes solutions in the norm {norm.name}; give CustomNorm(propose=...), a function "
+            "(rows, bound) -> (vector, multipliers)"
+        )
+
+
+def _of_vectors(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
+) -> Iterator[Proposal]:
+    for attempt in _attempts(norm.p, rows, bound, tied):
+        proposal = attempt()
+        if proposal is None:
+            continue
+        yield trimmed(norm, rows, bound, tied, *proposal)
+        better = polished(norm, rows, bound, tied, *proposal)
+        if better is not None:
+            yield better
+        yield proposal
+
+
+def _attempts(
+    p: float, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
+) -> Iterator[Callable[[], Proposal | None]]:
+    """Ways to propose, the fastest first; what is compiled loads when it is needed."""
+    from tokenmargin.margin.normed.polyhedral import by_highs, interior_point
+    from tokenmargin.margin.normed.smooth import smooth_interior_point
+
+    k, r = rows.shape
+    if p in (1, np.inf):
+        yield partial(interior_point, rows, bound, tied, p > 1)
+        yield partial(by_highs, rows, bound, tied, common=p > 1)
+        return
+    # By the smaller linear system first; the other one is slower, and where the first stalls more robust.
+    fewer = k < r or bool(tied.any())
+    yield partial(smooth_interior_point, rows, bound, tied, p, fewer)
+    if max(k, r) <= _WIDE and not tied.any():
+        yield partial(smooth_interior_point, rows, bound, tied, p, not fewer)

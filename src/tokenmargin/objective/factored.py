@@ -1,0 +1,190 @@
+"""W as a product: `W = W0 + Q K'`, so that the logits are `z' W0 k + <Q' z, K' k>` with r columns in K and in Q.
+
+With minus the gradient in W written as `G`, that in Q is `G K` and that in K is `G' Q`. Both are products with the unit
+direction of G, which is known in the log domain at every norm (see `attention`); so they need no guard and no penalty.
+Along gradient flow `Q' Q - K' K` does not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin.objective.attention import AbstractObjective, Descent, Linearisation, PromptObjective
+from tokenmargin.problem.bilinear import as_matrix
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+
+__all__ = ["FactoredObjective"]
+
+_NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
+
+
+@dataclass(frozen=True)
+class FactoredObjective(AbstractObjective):
+    """The risk as a function of K (d x r) and Q (q x r) in `W = W0 + Q K'`; the head is fixed.
+
+    The parameter is K row by row, then Q row by row. `evolve` and `flow` take it; `prompt` and `matrix` give W.
+
+    **Arguments**
+    - `problem`: one in a matrix, in coordinates: `self_attention`, `cross_attention`, `with_matrix`.
+    - `rank`: r; the smaller side of W by default, which leaves W free.
+    - `base`: W0, what is there before training (low-rank adaptation); zero by default.
+
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> objective = FactoredObjective(figure1b().with_matrix(np.array([1.0, 2.0])), rank=1)
+    >>> key, query = objective.factors(objective.start())
+    >>> key.shape, query.shape, objective.matrix(objective.start()).shape
+    ((3, 1), (2, 1), (2, 3))
+    """
+
+    rank: int = field(default=0, kw_only=True)
+    base: Float[Array, "q d"] | None = field(default=None, kw_only=True, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.problem.keys.matrix_shape is None:
+            as_matrix(self.problem.keys, self.problem.keys.zero())  # says what is asked for
+        if self.rank == 0:
+            object.__setattr__(self, "rank", min(self.shape))
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if self.base is not None and (self.base.shape != self.shape or not np.isfinite(self.base).all()):
+            raise ValueError(f"base must be finite numbers of shape {self.shape}, as W, got {self.base.shape}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of W: (q, d)."""
+        shape = self.problem.keys.matrix_shape
+        assert shape is not None, "checked at construction"
+        return shape
+
+    @property
+    def of_matrix(self) -> PromptObjective:
+        """The same risk as a function of W."""
+        return PromptObjective(self.problem, self.loss)
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        key, query = self.spaces
+        return ("key", key), ("query", query)
+
+    @cached_property
+    def spaces(self) -> tuple[Coordinates, Coordinates]:
+        """Where K and Q live."""
+        q, d = self.shape
+        return _plain_space(d * self.rank), _plain_space(q * self.rank)
+
+    @property
+    def constant_scores(self) -> Float[Array, "n T"] | None:
+        return self.problem.shared_scores
+
+    @property
+    def degree(self) -> int:
+        return 2
+
+    def factors(self, theta: Float[Array, "... D"]) -> tuple[Float[Array, "... d r"], Float[Array, "... q r"]]:
+        """K and Q."""
+        (q, d), lead, cut = self.shape, theta.shape[:-1], self.shape[1] * self.rank
+        return theta[..., :cut].reshape(*lead, d, self.rank), theta[..., cut:].reshape(*lead, q, self.rank)
+
+    def point(self, key: Float[Array, "... d r"], query: Float[Array, "... q r"]) -> Float[Array, "... D"]:
+        """The parameter that holds K and Q."""
+        lead = key.shape[:-2]
+        return np.concatenate([key.reshape(*lead, -1), query.reshape(*lead, -1)], axis=-1)
+
+    def matrix(self, theta: Float[Array, "... D"]) -> Float[Array, "... q d"]:
+        """`W = W0 + Q K'`."""
+        key, query = self.factors(theta)
+        product = query @ np.swapaxes(key, -1, -2)
+        return product if self.base is None else self.base + product
+
+    def prompt(self, theta: Float[Array, "... D"]) -> Float[Array, "... D_keys"]:
+        """W as a parameter of the problem."""
+        W = self.matrix(theta)
+        return W.reshape(*W.shape[:-2], -1)
+
+    def imbalance(self, theta: Float[Array, "... D"]) -> Float[Array, "... r r"]:
+        """`Q' Q - K' K`, which gradient flow conserves."""
+        key, query = self.factors(theta)
+        return np.swapaxes(query, -1, -2) @ query - np.swapaxes(key, -1, -2) @ key
+
+    def start(self) -> Float[Array, " D"]:
+        """The aligned start with |Q K'| = 0.01."""
+        return self.aligned_start(0.1)
+
+    def aligned_start(self, scale: float) -> Float[Array, " D"]:
+        """A balanced start, `Q' Q = K' K`, with `Q K' = scale^2 D`: D is the direction of descent in W at W0, of unit
+        length, cut to its r largest singular values. A small scale is a small start."""
+        base = np.zeros(self.shape) if self.base is None else self.base
+        unit = as_matrix(self.problem.keys, self.of_matrix.descent(base.ravel()).direction)
+        left, sizes, right = np.linalg.svd(unit, full_matrices=False)
+        kept = min(self.rank, len(sizes))
+        root = np.zeros(self.rank)
+        root[:kept] = scale * np.sqrt(sizes[:kept])
+        key, query = np.zeros((self.shape[1], self.rank)), np.zeros((self.shape[0], self.rank))
+        key[:, :kept], query[:, :kept] = right[:kept].T, left[:, :kept]
+        return self.point(key * root, query * root)
+
+    def random_start(self, scale: float, *, rng: np.random.Generator) -> Float[Array, " D"]:
+        """Independent normal entries of standard deviation `scale`."""
+        return scale * rng.standard_normal(self.dimension)
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self.of_matrix.outputs(self.prompt(theta))
+
+    def excess(
+        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
+    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        return self.of_matrix.excess(self.prompt(theta), selected)
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        return self._from_matrix(theta, self.of_matrix.descent(self.prompt(theta)))
+
+    def _from_matrix(self, theta: Float[Array, "... D"], of_matrix: Descent) -> Descent:
+        """The chain rule: `G' Q` and `G K`."""
+        key, query = self.factors(theta)
+        unit = as_matrix(self.problem.keys, of_matrix.direction)
+        products = (np.swapaxes(unit, -1, -2) @ query, unit @ key)
+        directions, logs = [], []
+        for product, factor in zip(products, (query, key), strict=True):
+            length, known = (np.linalg.norm(m, axis=(-2, -1), keepdims=True) for m in (product, factor))
+            length = np.where(length > _NOISE * known, length, 0.0)
+            directions.append(np.where(length > 0, product, 0.0) / np.where(length > 0, length, 1.0))
+            with np.errstate(divide="ignore"):
+                logs.append(of_matrix.log_norm + np.log(length[..., 0]))
+        return Descent(self.point(directions[0], directions[1]), np.concatenate(logs, axis=-1))
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        """With J the relative Jacobian in W: `d(G K) = J[dQ K' + Q dK'] K + G dK`, and likewise for `G' Q`."""
+        key, query = self.factors(theta)
+        (q, d), r, whole = self.shape, self.rank, self.of_matrix.linearise(self.prompt(theta))
+        unit = as_matrix(self.problem.keys, whole.descent.direction)
+        jacobian, one = whole.jacobian.reshape(q, d, q, d), np.eye(r)
+        by_key = np.tensordot(jacobian, query, (2, 0))  # a d e n: derivative of G in K
+        by_query = np.tensordot(jacobian, key, (3, 0))  # a d b n: derivative of G in Q
+        of_key = [np.tensordot(query, part, (0, 0)) for part in (by_key, by_query)]  # m d . n
+        of_query = [np.tensordot(key, part, (0, 1)) for part in (by_key, by_query)]  # m a . n
+        of_key[1] += np.einsum("bd,mn->mdbn", unit, one)
+        of_query[0] += np.einsum("ae,mn->maen", unit, one)
+        rows = [np.hstack([p.transpose(1, 0, 2, 3).reshape(p.shape[1] * r, -1) for p in part])
+                for part in (of_key, of_query)]  # fmt: skip
+        descent = self._from_matrix(theta, whole.descent)
+        with np.errstate(over="ignore"):
+            lengths = np.exp(descent.log_norm - whole.descent.log_norm)
+        lengths[lengths == 0] = 1.0
+        balance = np.zeros(2)
+        sizes = np.array([np.linalg.norm(query), np.linalg.norm(key)])
+        np.divide(lengths * whole.balance, sizes, out=balance, where=(descent.log_norm > -np.inf) & (sizes > 0))
+        return Linearisation(descent, np.vstack([row / n for row, n in zip(rows, lengths, strict=True)]), balance)
+
+    def reach(self, theta: Float[Array, " D"]) -> float:
+        """How far a logit moves, over the longest difference of tokens `z_i k_it'`, when the parameter moves by one."""
+        return max(float(np.linalg.norm(factor, 2)) for factor in self.factors(theta))
+
+
+def _plain_space(dimension: int) -> Coordinates:
+    """Euclidean space of so many dimensions; no token lies in it."""
+    return Coordinates(np.zeros((1, dimension)), np.zeros((1, 1), dtype=np.intp))

@@ -1,0 +1,229 @@
+"""Outputs that are not linear in the attention weights: what a token is worth depends on where attention is.
+
+To first order around a point the tokens have *local scores*, and the stable gradient of a linear head applies to them
+as it stands; what the output bends by enters the derivative of the field. Many classes and real labels are of this
+kind.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray as Array
+
+from tokenmargin.objective.attention import (
+    AbstractObjective,
+    Attention,
+    Descent,
+    Linearisation,
+    PromptObjective,
+    attend,
+    in_coordinates,
+    linearisation,
+    prompt_descent,
+    seen_from_pivot,
+)
+from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, prompt_block, shifted
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
+from tokenmargin.problem.class_problem import ClassProblem, soft_margin
+from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["AbstractLocalObjective", "ClassObjective", "SquareObjective", "prompt_objective"]
+
+
+@dataclass(frozen=True)
+class AbstractLocalObjective(AbstractObjective):
+    """The risk as a function of p, through local scores."""
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("prompt", self.problem.keys),)
+
+    def start(self) -> Float[Array, " D"]:
+        return self.problem.keys.zero()
+
+    @abc.abstractmethod
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass with local scores; its output is what the loss is of."""
+
+    def log_slopes(self, state: Attention) -> Float[Array, "... n"]:
+        """`log(-loss')` at the outputs."""
+        return self.loss.log_slope(state.output)
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self.forward(theta).output
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self.forward(theta)
+        return prompt_descent(self.problem.keys, state, self.log_slopes(state))
+
+
+@dataclass(frozen=True)
+class ClassObjective(AbstractLocalObjective):
+    """The risk of a `ClassProblem` as a function of p: with the logistic loss, the mean cross-entropy.
+
+    Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is
+    `sum_{c != y} exp(F_c - F_y)`.
+
+    >>> from tokenmargin.problem.class_problem import ClassProblem
+    >>> problem = ClassProblem.of([[[0.0, 1.0], [1.0, 0.0]]] * 2, [0, 1], head=[[1.0, 0.0], [0.0, 1.0]])
+    >>> round(float(ClassObjective(problem).value(np.zeros(2))), 4)
+    0.6931
+    """
+
+    problem: ClassProblem
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, ClassProblem):
+            raise TypeError(
+                f"ClassObjective is for a ClassProblem, got a {type(self.problem).__name__}; with labels -1 and +1 use "
+                "PromptObjective"
+            )
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        logits, rivals = self.problem.keys.logits(theta), self.problem.rivals
+        weights = _weights(logits)
+        margin, shares = soft_margin(np.einsum("...nt,ntr->...nr", weights, rivals))
+        # Summed token by token in one order: tokens of equal class logits have equal scores, to the bit.
+        scores = (shares[..., None, :] * rivals).sum(axis=-1)
+        return attend(logits, scores)._replace(output=margin)
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = self.forward(theta)
+        seen = seen_from_pivot(self.problem.keys, state, self.loss)
+        offsets = pivoted(self.problem.rivals, state.pivot)
+        mean = np.einsum("nt,ntc->nc", state.weights, offsets)
+        moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)
+        _, shares = soft_margin(self.problem.rivals[state.pivot] + mean)
+        along = np.einsum("nc,ncr->nr", shares, moved)
+        bending = np.einsum("nr,nq->nrq", along, along) - np.einsum("nc,ncr,ncq->nrq", shares, moved, moved)
+        # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
+        with np.errstate(divide="ignore"):
+            apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
+        block = _weighed(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
+        return linearisation((block,), self.problem.n)
+
+    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
+        return self.problem.around(_weights(self.problem.keys.logits(theta)))
+
+
+@dataclass(frozen=True)
+class SquareObjective(AbstractLocalObjective):
+    """The mean of `(y_i - f_i)^2` as a function of p, for a `RegressionProblem`; its outputs are `-|y_i - f_i|`.
+
+    A residual is `(y - prediction of the pivot) + its shortfall`, kept as a logarithm: it is right where a token that
+    meets its target exactly has all but the last of the weight.
+
+    >>> from tokenmargin.problem.regression_problem import RegressionProblem
+    >>> problem = RegressionProblem.of([[[0.0], [1.0]]], [0.25], scores=[[0.0, 1.0]])
+    >>> float(SquareObjective(problem).value(np.array([-np.log(3)])).round(12))  # weights 3/4 and 1/4 meet the target
+    0.0
+    """
+
+    problem: RegressionProblem
+    loss: AbstractLoss = field(default_factory=SquareLoss)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, RegressionProblem):
+            raise TypeError(
+                f"SquareObjective is for a RegressionProblem, got a {type(self.problem).__name__}; classes have "
+                "PromptObjective and ClassObjective"
+            )
+        if not isinstance(self.loss, SquareLoss):
+            raise TypeError(f"real labels have the square loss, got {type(self.loss).__name__}: a loss of classes")
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        logits = self.problem.keys.logits(theta)
+        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
+        state = attend(logits, np.broadcast_to(off, logits.shape))
+        size, sign = _log_sum(state, off)
+        side = np.where(sign == 0, 1.0, -sign)[..., None]  # where the target lies, seen from the prediction
+        return state._replace(output=-np.exp(size), lead=side * state.lead, lead_sign=side * state.lead_sign)
+
+    def log_slopes(self, state: Attention) -> Float[Array, "... n"]:
+        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
+        return np.log(2.0) + _log_sum(state, off)[0]
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = self.forward(theta)
+        keys = pivoted(in_coordinates(self.problem.keys), state.pivot)
+        seen = Pivoted(
+            keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
+            self.log_slopes(state), np.zeros(self.problem.n),
+        )  # fmt: skip
+        return linearisation((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
+
+    def _with_residuals(self, block: Block, seen: Pivoted) -> Block:
+        """The block with `-2 g g'`, what a residual changes by, and terms weighed by what residuals are left of.
+
+        Where the tokens of an input meet its target together, every term of the gradient vanishes with the residual. So
+        it is `sum_t s_it |prediction_it - y_i|` that counts.
+        """
+        logs = np.where(_idle(seen), -np.inf, seen.log_weights + seen.log_lead)
+        sizes, tops = shifted(logs, (1,))
+        tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
+        slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
+        curved = -2 * np.einsum("n,nr,nq->rq", _scaled(2 * tops, block), slopes, slopes)
+        off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
+        with np.errstate(divide="ignore"):
+            reach, most = shifted(seen.log_weights + np.log(off), (1,))
+            log_reach = np.log(2 * reach.sum(axis=1)) + most
+        curvature = curved / (block.length if block.length > 0 else 1.0)
+        block = block._replace(rows=(block.rows[0] + curvature,))
+        return _weighed(block, seen, log_reach[:, None] + seen.log_lead)
+
+    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
+        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
+        state = attend(self.problem.keys.logits(theta), off)
+        sign = _log_sum(state, off)[1]
+        return self.problem.seen_from(np.where(sign == 0, np.nan, -sign))
+
+
+def _weighed(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
+    """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
+    sizes = _scaled(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
+    total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())
+    return block._replace(balance=block.length / total if total > 0 else 0.0)
+
+
+def _scaled(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."]:
+    """What these are logarithms of, over the scale of a block; where the block is zero, as large as sums allow."""
+    return np.asarray(np.exp(np.minimum(logs - block.log_scale, 300.0)))
+
+
+def _idle(seen: Pivoted) -> Bool[Array, "n T"]:
+    return np.asarray((seen.keys == 0).all(axis=-1))
+
+
+def prompt_objective(
+    problem: TokenProblem, loss: AbstractLoss | None = None
+) -> PromptObjective | AbstractLocalObjective:
+    """The risk as a function of p that fits the labels: of two classes, of several, or of real numbers."""
+    if isinstance(problem, RegressionProblem):
+        return SquareObjective(problem, SquareLoss() if loss is None else loss)
+    if isinstance(problem, ClassProblem):
+        return ClassObjective(problem, LogisticLoss() if loss is None else loss)
+    return PromptObjective(problem, LogisticLoss() if loss is None else loss)
+
+
+def _weights(logits: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def _log_sum(state: Attention, off: Float[Array, "n T"]) -> tuple[Float[Array, "... n"], Float[Array, "... n"]]:
+    """Logarithm and sign of `sum_t s_it off_it`, from the pivot's term; where that is zero, by logarithms."""
+    off = np.broadcast_to(off, state.weights.shape)
+    best = np.where(state.pivot, off, 0.0).sum(axis=-1)
+    with np.errstate(divide="ignore"):
+        sizes, top = shifted(state.log_weights + np.log(np.abs(off)), (-1,))
+        others = (np.copysign(sizes, off)).sum(axis=-1)
+        plain = best + (state.weights * (off - best[..., None])).sum(axis=-1)
+        exact = best == 0
+        size = np.where(exact, np.log(np.abs(others)) + top, np.log(np.abs(plain)))
+    return size, np.where(exact, np.sign(others), np.sign(plain))

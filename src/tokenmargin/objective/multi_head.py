@@ -1,0 +1,98 @@
+"""Several attention heads: `f(X_i) = sum_h f_h(X_i)`, each head with its own prompt or W, its own scores and tokens.
+
+The heads stand side by side: head h's input i is one more input of a single problem, with logits of its own part of the
+parameter. Only the slope of the loss couples them, and so does only one term of the Jacobian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.objective.attention import (
+    AbstractObjective,
+    Attention,
+    Descent,
+    Linearisation,
+    attend,
+    linearisation,
+    prompt_descent,
+    seen_from_pivot,
+)
+from tokenmargin.objective.jacobian import prompt_block
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.side_by_side import side_by_side
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["MultiHeadObjective"]
+
+
+@dataclass(frozen=True)
+class MultiHeadObjective(AbstractObjective):
+    """The risk of a sum of attention heads, as a function of all their prompts (or matrices) together.
+
+    **Attributes**
+    - `problem`: the heads side by side: its input `h n + i` is input i as head h sees it. Selections, margins and limit
+      directions are asked of it, or of a head's own problem.
+    - `heads`: the problems of the heads.
+
+    >>> from tokenmargin.problem.instances import figure1a, figure1b
+    >>> objective = MultiHeadObjective.of([figure1a(), figure1b()])
+    >>> objective.dimension, objective.outputs(objective.start()).shape
+    (6, (1,))
+    """
+
+    heads: tuple[TokenProblem, ...] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, heads: Sequence[TokenProblem], loss: AbstractLoss | None = None) -> MultiHeadObjective:
+        """From one problem per head: the same inputs and labels, the head's own keys, values and scores."""
+        if not heads or any((head.labels.shape != heads[0].labels.shape) for head in heads):
+            raise ValueError("heads must be a non-empty list of problems with the same inputs")
+        if any((head.labels != heads[0].labels).any() for head in heads):
+            raise ValueError("all heads see the same inputs, so their labels must agree")
+        return cls(side_by_side(heads), LogisticLoss() if loss is None else loss, heads=tuple(heads))
+
+    @property
+    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
+        return (("prompt", self.problem.keys),)
+
+    def parts(self, theta: Float[Array, "... D"]) -> tuple[Float[Array, "... d"], ...]:
+        """The parameter of every head."""
+        ends = np.cumsum([head.keys.dimension for head in self.heads])[:-1]
+        return tuple(np.split(theta, ends, axis=-1))
+
+    def start(self) -> Float[Array, " D"]:
+        return self.problem.keys.zero()
+
+    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
+        return self._summed(self._forward(theta).output)
+
+    def descent(self, theta: Float[Array, "... D"]) -> Descent:
+        state = self._forward(theta)
+        log_slope = self._to_heads(self.loss.log_slope(self._summed(state.output)))
+        direction, log_norm = prompt_descent(self.problem.keys, state, log_slope)
+        return Descent(direction, log_norm + np.log(len(self.heads)))  # a mean over n inputs, not over n heads
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = self._forward(theta)
+        state = state._replace(output=self._to_heads(self._summed(state.output)))
+        seen = seen_from_pivot(self.problem.keys, state, self.loss)
+        apart = seen.slope.reshape(len(self.heads), -1, self.dimension)
+        slope = np.tile(apart.sum(axis=0), (len(self.heads), 1))
+        return linearisation((prompt_block(seen, slope=slope),), self.problem.n // len(self.heads))
+
+    def _forward(self, theta: Float[Array, "... D"]) -> Attention:
+        logits = self.problem.keys.logits(theta)
+        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+
+    def _summed(self, of_heads: Float[Array, "... hn"]) -> Float[Array, "... n"]:
+        return np.asarray(of_heads.reshape(*of_heads.shape[:-1], len(self.heads), -1).sum(axis=-2))
+
+    def _to_heads(self, of_inputs: Float[Array, "... n"]) -> Float[Array, "... hn"]:
+        return np.concatenate([of_inputs] * len(self.heads), axis=-1)

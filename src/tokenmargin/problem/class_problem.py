@@ -1,0 +1,205 @@
+"""ClassProblem: inputs of k classes under a head with k columns.
+
+Attention gives every input the class logits `F_i = sum_t s_it u_it` with `u_it = (<v_1, x_it>, ..., <v_k, x_it>)`. The
+cross-entropy of the right class y is the logistic loss of the *margin* `m_i = F_iy - log sum_{c != y} exp(F_ic)`, so
+two classes are the binary problem with the head `v_1 - v_0`. With more, m is concave: a mixture of tokens can do better
+than each of them, and what a token is worth depends on where attention is. `around` writes that worth as scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+from numpy.typing import ArrayLike
+from scipy.special import logsumexp, softmax
+
+from tokenmargin.problem.bilinear import bilinear
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["ClassProblem", "checked_classes", "soft_margin"]
+
+
+def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:
+    """Validate one class of 0..k-1 per input, each used unless `keep_unused`."""
+    array = np.asarray(classes)
+    if array.shape != (n,) or array.dtype.kind not in "fiub":
+        raise ValueError(f"labels must be {n} numbers, one class per input, got {array.dtype} {array.shape}")
+    wrong = ~np.isin(array, np.arange(k))
+    if wrong.any():
+        hint = "; two classes are labelled 0 and 1 here, not -1 and +1" if (array == -1).any() else ""
+        raise ValueError(
+            f"labels must be classes 0..{k - 1} for a head of {k} columns, got {array[wrong][0]:g} "
+            f"for input {int(wrong.argmax())}{hint}"
+        )
+    unused = np.setdiff1d(np.arange(k), array)
+    if unused.size and not keep_unused:
+        raise ValueError(
+            f"class {unused[0]} has no example; drop its column of the head, or give keep_unused=True to keep it as a "
+            "rival that no input belongs to"
+        )
+    return array.astype(np.intp)
+
+
+def soft_margin(rivals: Float[Array, "... r"]) -> tuple[Float[Array, "..."], Float[Array, "... r"]]:
+    """`-log sum_c exp(-rival_c)` and its gradient, the softmax of minus the rivals: the nearest rivals count."""
+    return np.asarray(-logsumexp(-rivals, axis=-1)), np.asarray(softmax(-rivals, axis=-1))
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ClassProblem(TokenProblem):
+    """Inputs, keys, values and classes under a head with one column per class.
+
+    As a `TokenProblem` it has the label +1 everywhere and the scores that tokens earn alone: the margin m of the right
+    class when a token has all the attention. The tokens of largest score are the best to select.
+
+    **Arguments**
+    - `keys`, `values`: geometries, as of a `TokenProblem`.
+    - `classes`: 0..k-1 per input; each class has an example, unless `keep_unused`.
+    - `head`: one column per class, parameters of the values' geometry.
+    - `class_logits`: the numbers `u_it` of shape (n, T, k), when no head is given.
+
+    >>> problem = ClassProblem.of([[[0.0, 1.0], [1.0, 0.0]]] * 3, [0, 1, 2], head=[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    >>> problem.scores.round(3)
+    array([[-1.313,  0.307],
+           [ 0.307, -1.313],
+           [-1.313, -1.313]])
+    """
+
+    classes: Int[Array, " n"]
+    class_head: Float[Array, "D k"] | None
+    class_logits: Float[Array, "n T k"]
+    keep_unused: bool
+
+    def __init__(
+        self,
+        keys: AbstractGeometry,
+        classes: ArrayLike,
+        values: AbstractGeometry | None = None,
+        *,
+        head: ArrayLike | None = None,
+        class_logits: ArrayLike | None = None,
+        keep_unused: bool = False,
+    ) -> None:
+        if (head is None) == (class_logits is None):
+            raise ValueError("give exactly one of head (one column per class) and class_logits (n x T x k numbers)")
+        seen = keys if values is None else values
+        columns = None if head is None else _numbers("head", head, (seen.dimension,))
+        if columns is not None:
+            logits = np.stack([seen.gather(seen.project(column)) for column in columns.T], axis=-1)
+        else:
+            logits = _numbers("class_logits", class_logits, keys.index.shape)
+        logits = np.where(keys.mask[..., None], logits, 0.0)
+        chosen = checked_classes(classes, keys.n, logits.shape[-1], keep_unused=keep_unused)
+        others = np.arange(logits.shape[-1]) != chosen[:, None]
+        own = np.take_along_axis(logits, chosen[:, None, None], axis=-1)
+        rivals = (own - logits)[np.broadcast_to(others[:, None], logits.shape)].reshape(*logits.shape[:2], -1)
+        super().__init__(keys, np.ones(keys.n), values, scores=soft_margin(rivals)[0])
+        fields = {"classes": chosen, "class_head": columns, "class_logits": logits, "rivals": rivals}
+        for name, value in fields.items():
+            if value is not None:
+                value.setflags(write=False)
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "keep_unused", keep_unused)
+
+    rivals: Float[Array, "n T r"]
+    """`u_ity - u_itc` for every class c but the right one, y."""
+
+    @classmethod
+    def of(  # type: ignore[override]
+        cls,
+        keys: ArrayLike,
+        classes: ArrayLike,
+        *,
+        head: ArrayLike | None = None,
+        class_logits: ArrayLike | None = None,
+        values: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        keep_unused: bool = False,
+    ) -> ClassProblem:
+        """From arrays: `keys` and `values` (n, T, d), `classes` (n,), `head` (d, k) or `class_logits` (n, T, k)."""
+        geometry = None if values is None else Coordinates.of(values, mask)
+        return cls(
+            Coordinates.of(keys, mask), classes, geometry, head=head, class_logits=class_logits, keep_unused=keep_unused
+        )
+
+    def _answers(self) -> Array:
+        return self.classes
+
+    @property
+    def k(self) -> int:
+        """Number of classes."""
+        return self.class_logits.shape[-1]
+
+    @property
+    def has_fixed_scores(self) -> bool:
+        return False
+
+    def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> ClassProblem:
+        return ClassProblem(keys, self.classes, values, class_logits=self.class_logits, keep_unused=True)
+
+    def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> ClassProblem:
+        return self.with_keys(bilinear(self.keys, queries), self.values)
+
+    def as_gram(self, starts: Float[Array, "k d"] | None = None) -> ClassProblem:
+        if not isinstance(self.keys, Coordinates):
+            raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
+        return self.with_keys(self.keys.as_gram(starts))
+
+    @cached_property
+    def merged(self) -> ClassProblem:
+        """The same training problem with one worth for all copies of a key, the mean of theirs."""
+        if not self.keys.has_copies:
+            return self
+        logits, first = self.class_logits.copy(), self.keys.first_copies
+        for i, t in np.argwhere(self.mask & (first != np.arange(self.T))).tolist():
+            copies = self.mask[i] & (first[i] == first[i, t])
+            logits[i, copies] = self.class_logits[i, copies].mean(axis=0)
+        return ClassProblem(self.keys, self.classes, self.values, class_logits=logits, keep_unused=True)
+
+    def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
+        """The binary problem that this one is to first order where attention has these weights (or selects these).
+
+        Its scores are `m_i + <gradient of m_i, u_it - F_i>`; as m is concave, none of another token is above the
+        selected one's exactly when no mixture of tokens is better than the selected one.
+        """
+        given = np.asarray(chosen)
+        weights = given if given.ndim == 2 else (np.arange(self.T) == given[:, None]).astype(np.float64)
+        outputs = np.einsum("nt,ntr->nr", weights, self.rivals)
+        margin, shares = soft_margin(outputs)
+        scores = margin[:, None] + (shares[:, None] * (self.rivals - outputs[:, None])).sum(axis=-1)
+        return TokenProblem(self.keys, self.labels, self.values, scores=scores)
+
+    def mixture_is_better(self, selected: Int[Array, " n"]) -> Bool[Array, " n"]:
+        """Inputs in which some mixture with another token beats the selected one, by the first-order condition."""
+        scores = np.where(self.mask, self.around(selected).scores, -np.inf)
+        return np.asarray(scores.max(axis=1) > scores[np.arange(self.n), selected])
+
+    def fields(self) -> dict[str, Array]:
+        if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
+            raise TypeError("only a problem in coordinates can be saved; save it before calling as_gram()")
+        arrays = {"keys": self.keys.tokens, "labels": self.classes, "mask": self.mask}
+        if self.keep_unused:
+            arrays["keep_unused"] = np.array(True)
+        if self.values is not self.keys:
+            arrays["values"] = self.values.tokens
+        return arrays | ({"scores": self.class_logits} if self.class_head is None else {"head": self.class_head})
+
+
+def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Float[Array, "... k"]:
+    """Validate finite numbers with the given leading shape and at least two classes in the last axis."""
+    array = np.asarray(value)
+    shape = f"({', '.join(map(str, leading))}, k)"
+    if array.dtype.kind not in "fiub" or array.shape[:-1] != leading or array.shape[-1] < 2:
+        raise ValueError(
+            f"{name} must be numbers of shape {shape} with k >= 2 classes, got {array.dtype} {array.shape}"
+        )
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        raise ValueError(f"{name} must be finite, got {array[where]} at {where}")
+    return array

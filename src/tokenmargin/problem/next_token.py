@@ -1,0 +1,218 @@
+"""Next-token problems: sequences of token ids, each with the token that comes next, for one layer of self-attention.
+
+The last token of a sequence is the query, and the layer puts out a mixture of the sequence's own tokens:
+`P(next = y) = sum over t with x_t = y of softmax(X W' z)_t`, z being the embedding of the last token. Training
+minimises `-log P(next)`, which is convex in W. So the next token must be one of the sequence; where it is not, there is
+nothing to attend to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+from numpy.typing import ArrayLike
+
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.priority_graph import PriorityGraph
+from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem
+
+__all__ = ["NextTokenProblem", "load_next_token", "next_token_windows"]
+
+
+@dataclass(frozen=True, eq=False)
+class NextTokenProblem:
+    """Sequences of token ids and their next tokens.
+
+    **Arguments**
+    - `tokens`: the ids of all sequences, end to end.
+    - `lengths`: how many tokens each sequence has.
+    - `labels`: the next token of each sequence, one of its own tokens.
+    - `vocabulary`: what each id stands for.
+    - `embeddings`: one row per token of the vocabulary. Without them tokens are orthonormal, as one-hot vectors are: W
+      is then a table with one logit for every pair of last token and token, and each last token its own problem.
+
+    >>> problem = NextTokenProblem.of([[1, 2, 0], [1, 2, 0], [2, 0]], [1, 2, 2])
+    >>> problem.graph.components_of(0)  # 1 and 2 each come next where the other might: they tie, ahead of 0
+    [[1, 2], [0]]
+    """
+
+    tokens: Int[Array, " N"]
+    lengths: Int[Array, " n"]
+    labels: Int[Array, " n"]
+    vocabulary: tuple[str, ...]
+    embeddings: Float[Array, "K d"] | None = None
+
+    def __post_init__(self) -> None:
+        tokens, lengths, labels = (np.asarray(a, dtype=np.int64) for a in (self.tokens, self.lengths, self.labels))
+        if not len(lengths):
+            raise ValueError("a next-token problem needs at least one sequence")
+        if lengths.min() < 1:
+            raise ValueError(f"sequence {int(lengths.argmin())} is empty: it has no last token; leave it out")
+        if tokens.shape != (lengths.sum(),) or labels.shape != lengths.shape:
+            raise ValueError(
+                f"{len(lengths)} sequences of {lengths.sum()} tokens in all need as many next tokens and tokens, "
+                f"got {labels.shape} and {tokens.shape}"
+            )
+        for name, ids in (("tokens", tokens), ("next tokens", labels)):
+            if ids.min() < 0 or ids.max() >= self.size:
+                raise ValueError(
+                    f"{name} must lie in 0..{self.size - 1} (the vocabulary), got {ids.min()}..{ids.max()}"
+                )
+        for name, array in (("tokens", tokens), ("lengths", lengths), ("labels", labels)):
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        self._check_labels()
+        if self.embeddings is not None:
+            object.__setattr__(self, "embeddings", self._checked_embeddings())
+
+    def _check_labels(self) -> None:
+        found = np.zeros(self.n, dtype=bool)
+        found[self.sequence[self.tokens == self.labels[self.sequence]]] = True
+        if not found.all():
+            i = int(found.argmin())
+            raise ValueError(
+                f"sequence {i}: its next token {self.vocabulary[self.labels[i]]} is not one of its tokens, so "
+                "attention cannot put it out; leave the sequence out"
+            )
+
+    def _checked_embeddings(self) -> Float[Array, "K d"]:
+        rows = np.array(self.embeddings, dtype=np.float64)
+        if rows.ndim != 2 or len(rows) != self.size or rows.shape[1] < 1:
+            raise ValueError(f"embeddings must have one row for each of {self.size} tokens, got shape {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise ValueError("embeddings must be finite")
+        rows.setflags(write=False)
+        return rows
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Iterable[ArrayLike],
+        labels: ArrayLike,
+        *,
+        embeddings: ArrayLike | None = None,
+        vocabulary: Sequence[str] | None = None,
+    ) -> NextTokenProblem:
+        """From lists of ids; the vocabulary is as large as the largest id asks, or as the embeddings."""
+        rows = [np.asarray(row, dtype=np.int64).ravel() for row in sequences]
+        following = np.asarray(labels)
+        if following.shape != (len(rows),) or (rows and following.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{len(rows)} sequences need as many next tokens, integers, got {following.dtype} {following.shape}"
+            )
+        flat = np.concatenate([*rows, np.zeros(0, dtype=np.int64)])
+        known = None if embeddings is None else np.asarray(embeddings, dtype=np.float64)
+        if vocabulary is None:
+            largest = int(np.concatenate([flat, following]).max(initial=-1))
+            vocabulary = [str(k) for k in range(largest + 1 if known is None else len(known))]
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        return cls(flat, lengths, following.astype(np.int64), tuple(vocabulary), known)
+
+    @property
+    def n(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths)
+
+    @property
+    def size(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.vocabulary)
+
+    @cached_property
+    def sequence(self) -> Int[Array, " N"]:
+        """Which sequence each token belongs to."""
+        return np.repeat(np.arange(self.n), self.lengths)
+
+    @cached_property
+    def last(self) -> Int[Array, " n"]:
+        """The last token of each sequence: the query."""
+        return np.asarray(self.tokens[np.cumsum(self.lengths) - 1])
+
+    @cached_property
+    def graph(self) -> PriorityGraph:
+        """The priority graphs of all last tokens."""
+        return PriorityGraph.of(self.tokens, self.sequence, self.last, self.labels, self.vocabulary)
+
+    def attention(self) -> TokenProblem:
+        """The same as a problem of training W, for flows and descents: scores are 1 for the next token, else 0.
+
+        With `LogLoss` its risk is the mean of `-log P(next)`; a parameter is W flattened row by row, with logits
+        `z' W x`. Without embeddings the tokens are unit vectors, so W is a table of K x K.
+        """
+        rows = np.eye(self.size) if self.embeddings is None else self.embeddings
+        mask = np.arange(int(self.lengths.max())) < self.lengths[:, None]
+        index = np.zeros(mask.shape, dtype=np.intp)
+        index[mask] = self.tokens
+        scores = mask & (index == self.labels[:, None])
+        keys = Coordinates(rows, index, mask)
+        plain = TokenProblem(keys, np.ones(self.n), scores=scores.astype(float))
+        return plain.with_matrix(rows[self.last])
+
+    def __repr__(self) -> str:
+        space = "orthonormal" if self.embeddings is None else f"d={self.embeddings.shape[1]}"
+        return f"NextTokenProblem({self.n} sequences, vocabulary={self.size}, {space})"
+
+
+def next_token_windows(
+    tokens: Int[Array, " N"],
+    lengths: Int[Array, " texts"],
+    vocabulary: Sequence[str],
+    *,
+    window: int = 32,
+    embeddings: Float[Array, "K d"] | None = None,
+) -> NextTokenProblem:
+    """Every position of every text, predicted from the (at most) `window` tokens before it.
+
+    Positions whose token is not among them are left out: attention alone cannot put it out.
+
+    >>> texts = np.array([0, 1, 0, 1, 2])
+    >>> next_token_windows(texts, np.array([5]), "abc", window=2)  # a after ab, b after ba
+    NextTokenProblem(2 sequences, vocabulary=3, orthonormal)
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    tokens, lengths = np.asarray(tokens, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = np.arange(len(tokens))
+    sizes = np.minimum(places - starts, window)
+    kept = np.zeros(len(tokens), dtype=bool)
+    for back in range(1, window + 1):
+        here = places[sizes >= back]
+        kept[here] |= tokens[here] == tokens[here - back]
+    kept = np.flatnonzero(kept)
+    if not len(kept):
+        raise ValueError(f"no token occurs among the {window} before it: there is nothing to predict; widen the window")
+    sizes = sizes[kept]
+    ends = np.cumsum(sizes)
+    flat = np.repeat(kept - sizes, sizes) + np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
+    return NextTokenProblem(tokens[flat], sizes, tokens[kept], tuple(vocabulary), embeddings)
+
+
+def load_next_token(path: str | Path) -> NextTokenProblem:
+    """Read `{"sequences": [[ids]], "next": [ids]}` from a .json file, with `vocabulary` and `embeddings` or not."""
+    path = Path(path)
+    try:
+        fields = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ProblemFileError(f"{path}: no such file") from error
+    except (ValueError, RecursionError) as error:
+        raise ProblemFileError(f"{path}: not valid JSON ({error})") from error
+    known = {"sequences", "next", "vocabulary", "embeddings"}
+    if not isinstance(fields, dict) or not {"sequences", "next"} <= set(fields) <= known:
+        raise ProblemFileError(f"{path}: a next-token file is a JSON object with {', '.join(sorted(known))}")
+    try:
+        return NextTokenProblem.of(
+            fields["sequences"],
+            fields["next"],
+            embeddings=fields.get("embeddings"),
+            vocabulary=fields.get("vocabulary"),
+        )
+    except (TypeError, ValueError) as error:
+        raise ProblemFileError(f"{path}: {error}") from error

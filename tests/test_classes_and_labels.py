@@ -1,0 +1,269 @@
+"""Many classes and real labels: autograd, multiprecision, the binary code, flow against certificates, messages."""
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow
+from tokenmargin.limits import limit_of
+from tokenmargin.margin import atlas, limit_direction
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.local_scores import ClassObjective, SquareObjective, prompt_objective
+from tokenmargin.objective.losses import ExponentialLoss, LogisticLoss
+from tokenmargin.problem.class_problem import ClassProblem
+from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.token_problem import TokenProblem, load_problem
+from tokenmargin.selection import angle, optimal_tokens
+
+
+def drawn(seed: int, *, n: int = 4, T: int = 5, d: int = 6, k: int = 3, scale: float = 1.0):
+    rng = np.random.default_rng(seed)
+    keys, head = rng.standard_normal((n, T, d)) * scale, rng.standard_normal((d, k))
+    mask = rng.random((n, T)) < 0.8
+    mask[:, 0] = True
+    classes = rng.permutation(np.arange(n) % k)
+    return rng, keys, head, classes, mask
+
+
+def class_risk(keys, head, classes, mask):
+    tensors = torch.from_numpy(keys), torch.from_numpy(head), torch.from_numpy(classes), torch.from_numpy(mask)
+
+    def risk(p):
+        K, H, y, seen = tensors
+        weights = torch.softmax((K @ p).masked_fill(~seen, -torch.inf), -1)
+        return torch.nn.functional.cross_entropy(torch.einsum("nt,ntd->nd", weights, K) @ H, y)
+
+    return risk
+
+
+def square_risk(keys, head, targets, mask):
+    K, H, y, seen = (torch.from_numpy(np.asarray(a)) for a in (keys, head, targets, mask))
+
+    def risk(p):
+        weights = torch.softmax((K @ p).masked_fill(~seen, -torch.inf), -1)
+        return ((torch.einsum("nt,ntd->nd", weights, K) @ H - y) ** 2).mean()
+
+    return risk
+
+
+def agree_with_autograd(objective, risk, theta) -> None:
+    point = torch.from_numpy(theta).requires_grad_()
+    (gradient,) = torch.autograd.grad(risk(point), point)
+    hessian = torch.autograd.functional.hessian(risk, torch.from_numpy(theta)).numpy()
+    # Sums of n T = 20 products of numbers below 30: rounding of 1e-14 times their size.
+    np.testing.assert_allclose(objective.value(theta), risk(point).item(), rtol=1e-13)
+    np.testing.assert_allclose(objective.gradient(theta), gradient.numpy(), atol=1e-13)
+    linear = objective.linearise(theta)
+    np.testing.assert_allclose(linear.jacobian * np.exp(linear.descent.log_norm), -hessian, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_many_classes_agree_with_autograd(seed: int, k: int) -> None:
+    rng, keys, head, classes, mask = drawn(seed, k=k)
+    objective = ClassObjective(ClassProblem.of(keys, classes, head=head, mask=mask))
+    agree_with_autograd(objective, class_risk(keys, head, classes, mask), rng.standard_normal(6))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_real_labels_agree_with_autograd(seed: int) -> None:
+    rng, keys, head, _, mask = drawn(seed)
+    targets = rng.standard_normal(4)
+    objective = SquareObjective(RegressionProblem.of(keys, targets, head=head[:, 0], mask=mask))
+    agree_with_autograd(objective, square_risk(keys, head[:, 0], targets, mask), rng.standard_normal(6))
+
+
+@pytest.mark.parametrize("loss", [LogisticLoss(), ExponentialLoss()])
+def test_two_classes_are_the_binary_code(loss) -> None:
+    _, keys, head, classes, mask = drawn(7, k=2)
+    binary = PromptObjective(TokenProblem.of(keys, 2 * classes - 1, head=head[:, 1] - head[:, 0], mask=mask), loss)
+    several = ClassObjective(ClassProblem.of(keys, classes, head=head, mask=mask), loss)
+    for scale in (0.0, 1.0, 30.0, 3000.0):
+        p = np.random.default_rng(1).standard_normal(6) * scale
+        np.testing.assert_allclose(several.value(p), binary.value(p), rtol=1e-12)
+        np.testing.assert_allclose(several.descent(p).direction, binary.descent(p).direction, atol=1e-12)
+        np.testing.assert_allclose(several.descent(p).log_norm, binary.descent(p).log_norm, rtol=1e-12, atol=1e-12)
+        # The head is formed as v_1 - v_0 on one side and as a difference of products on the other.
+        one, other = several.linearise(p), binary.linearise(p)
+        np.testing.assert_allclose(one.jacobian, other.jacobian, rtol=1e-11, atol=1e-11 * abs(other.jacobian).max())
+        np.testing.assert_allclose(one.balance, other.balance, rtol=1e-12)
+
+
+def exact_gradient(problem: ClassProblem, p) -> list:
+    """Minus the gradient of the cross-entropy with 1500 digits."""
+    with mpmath.workdps(1500):
+        keys, total = problem.keys.tokens, [mpmath.mpf(0)] * problem.keys.dimension
+        for i in range(problem.n):
+            logits = [mpmath.fdot(map(mpmath.mpf, key), map(mpmath.mpf, p)) for key in keys[i].tolist()]
+            weights = [mpmath.exp(z) for z in logits]
+            weights = [w / mpmath.fsum(weights) for w in weights]
+            u = [[mpmath.mpf(x) for x in row] for row in problem.class_logits[i].tolist()]
+            F = [mpmath.fsum(w * row[c] for w, row in zip(weights, u, strict=True)) for c in range(problem.k)]
+            shares = [mpmath.exp(f) for f in F]
+            shares = [s / mpmath.fsum(shares) for s in shares]
+            pull = [(c == problem.classes[i]) - shares[c] for c in range(problem.k)]
+            scores = [mpmath.fdot(pull, row) for row in u]
+            mean = mpmath.fdot(weights, scores)
+            for t, w in enumerate(weights):
+                for j in range(len(total)):
+                    total[j] += w * (scores[t] - mean) * mpmath.mpf(float(keys[i, t, j])) / problem.n
+        size = mpmath.sqrt(mpmath.fsum(x**2 for x in total))
+        return [float(x / size) for x in total] + [float(mpmath.log(size))]
+
+
+@pytest.mark.parametrize(("norm", "size"), [(1.0, 1.0), (300.0, 1.0), (1500.0, 1.0), (3.0, 400.0)])
+def test_the_direction_is_right_where_the_gradient_has_underflowed(norm: float, size: float) -> None:
+    rng, keys, head, classes, _ = drawn(3, n=3, T=3, d=3)
+    problem = ClassProblem.of(keys, classes, head=head * size)
+    p = rng.standard_normal(3)
+    p *= norm / np.linalg.norm(p)
+    *direction, log_norm = exact_gradient(problem, p)
+    found = ClassObjective(problem).descent(p)
+    # Logits are known to eps |k| |p|, and so is the logarithm of each term.
+    rounding = 1e-14 * (10 + norm + size)
+    np.testing.assert_allclose(found.direction, direction, atol=rounding)
+    np.testing.assert_allclose(found.log_norm, [log_norm], atol=rounding)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("seed", [7, 6])
+def test_training_ends_where_the_certified_problem_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys, head = rng.standard_normal((4, 5, 6)), rng.standard_normal((6, 3))
+    limit = limit_of(ClassProblem.of(keys, [0, 1, 2, 1], head=head))
+    assert limit.outcome == ("direction" if seed == 7 else "finite part")
+    assert limit.angle <= 1e-6
+    assert limit.solution.is_optimal
+    if limit.outcome == "finite part":  # more than one token keeps its weight: the mixture is better than each
+        assert limit.chosen.sum(axis=1).max() > 1
+
+
+def test_the_worth_of_a_token_is_that_of_the_label() -> None:
+    keys = [[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]] * 3
+    logits = [[[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]] * 3
+    problem = ClassProblem.of(keys, [0, 1, 2], class_logits=logits)
+    assert optimal_tokens(problem).argmax(axis=1).tolist() == [0, 1, 2]
+    assert not problem.mixture_is_better(np.array([0, 1, 2])).any()
+    wrong = np.array([1, 1, 2])
+    assert problem.mixture_is_better(wrong).tolist() == [True, False, False]
+
+
+def test_a_mixture_that_beats_every_token_is_told_by_the_scores_around_them() -> None:
+    problem = ClassProblem.of(
+        [[[1.0, 0.0], [0.0, 1.0]]], [0], class_logits=[[[0.0, 2.0, -9.0], [0.0, -9.0, 2.0]]], keep_unused=True
+    )
+    assert problem.mixture_is_better(np.array([0])).all()
+    assert problem.mixture_is_better(np.array([1])).all()
+    assert limit_direction(problem, [0]).kind == "not locally optimal"
+    limit = limit_of(problem)
+    assert limit.outcome == "bounded"  # by symmetry equal weights
+    np.testing.assert_allclose(limit.point[0], limit.point[1], atol=1e-9)
+
+
+def test_gram_space_and_files(tmp_path) -> None:
+    rng, keys, head, classes, mask = drawn(2)
+    problem = ClassProblem.of(keys, classes, head=head, mask=mask)
+    p = problem.keys.combine(rng.standard_normal(problem.keys.rows))
+    coefficients = np.linalg.lstsq(problem.keys.vectors.T, p, rcond=None)[0]
+    one, other = ClassObjective(problem), ClassObjective(problem.as_gram())
+    np.testing.assert_allclose(one.value(p), other.value(coefficients), rtol=1e-11)
+    for name in ("a.npz", "a.json"):
+        problem.save(tmp_path / name)
+        again = load_problem(tmp_path / name)
+        assert isinstance(again, ClassProblem)
+        np.testing.assert_allclose(again.class_logits, problem.class_logits, rtol=1e-15)
+        real = RegressionProblem.of(keys, rng.standard_normal(4), head=head[:, 0], mask=mask)
+        real.save(tmp_path / name)
+        back = load_problem(tmp_path / name)
+        assert isinstance(back, RegressionProblem)
+        np.testing.assert_array_equal(back.targets, real.targets)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("seed", range(2))
+def test_real_labels_within_reach_end_at_a_rest_point(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    keys, head, targets = rng.standard_normal((4, 5, 6)), rng.standard_normal(6), rng.standard_normal(4) / 2
+    limit = limit_of(RegressionProblem.of(keys, targets, head=head))
+    assert limit.outcome == "bounded"
+    objective = limit.path.objective
+    assert limit.path.stop == "stationary"
+    assert objective.linearise(limit.point).balance[0] <= 1e-12
+    # More unknowns than inputs, and every target within its predictions: all are met.
+    assert objective.value(limit.point) < 1e-20
+
+
+@pytest.mark.parametrize(("target", "token"), [(5.0, 1), (1.0, 1), (-5.0, 0), (0.0, 0)])
+def test_targets_out_of_reach_or_on_its_edge_select(target: float, token: int) -> None:
+    problem = RegressionProblem.of([[[1.0, 0.0], [0.0, 1.0]]], [target], scores=[[0.0, 1.0]])
+    limit = limit_of(problem, until_norm=1e5)
+    assert limit.outcome == "direction"
+    assert limit.selected.tolist() == [token]
+    expected = np.array([1.0, -1.0]) if token == 0 else np.array([-1.0, 1.0])
+    assert float(angle(problem.keys, limit.path.prompt, expected)) < 1e-8
+
+
+def test_descent_lowers_both() -> None:
+    _, keys, head, classes, mask = drawn(5)
+    for problem in (
+        ClassProblem.of(keys, classes, head=head, mask=mask),
+        RegressionProblem.of(keys, [0.3, -0.2, 2.0, 0.0], head=head[:, 0], mask=mask),
+    ):
+        objective = prompt_objective(problem)
+        run = evolve(objective, NormalizedGradientDescent(0.01), steps=100, keep=("loss",))
+        assert (np.diff(run["loss"]) < 1e-3).all()
+        assert run["loss"][-1] < run["loss"][0]
+        np.testing.assert_allclose(flow(objective, until_norm=0.5).norm, 0.5, rtol=1e-9)
+
+
+KEYS, HEAD = np.eye(3)[None].repeat(3, axis=0), np.eye(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: TokenProblem.of(KEYS, [0, 1, 2], head=HEAD), "many classes: ClassProblem"),
+        (lambda: TokenProblem.of(KEYS, [0, 1, 2], head=HEAD[0]), "many classes: ClassProblem"),
+        (lambda: TokenProblem.of(KEYS, [0, 1, 0], head=HEAD[0]), "map 0/1 labels"),
+        (lambda: TokenProblem.of(KEYS, [0.3, 1, 0], head=HEAD[0]), "real labels need a square loss"),
+        (lambda: ClassProblem.of(KEYS, [0, 1, 3], head=HEAD), r"classes 0..2 .* 3 columns, got 3 for input 2"),
+        (lambda: ClassProblem.of(KEYS, [0, 1, 1.5], head=HEAD), r"classes 0..2 .* got 1.5"),
+        (lambda: ClassProblem.of(KEYS, [-1, 1, 1], head=HEAD[:, :2]), "labelled 0 and 1 here"),
+        (lambda: ClassProblem.of(KEYS, [0, 1, 1], head=HEAD), "class 2 has no example; drop its column"),
+        (lambda: ClassProblem.of(KEYS, [0, 1], head=HEAD), "3 numbers, one class per input"),
+        (lambda: ClassProblem.of(KEYS, [0, 0, 0], head=HEAD[:, :1]), "k >= 2 classes"),
+        (lambda: ClassProblem.of(KEYS, [0, 1, 2], head=HEAD * np.nan), "head must be finite"),
+        (lambda: RegressionProblem.of(KEYS, [0, 1, np.inf], head=HEAD[0]), "targets must be finite"),
+    ],
+)  # fmt: skip
+def test_bad_labels_get_one_line(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_losses_that_do_not_fit_get_one_line() -> None:
+    real, several = RegressionProblem.of(KEYS, [0.3, 1, 0], head=HEAD[0]), ClassProblem.of(KEYS, [0, 1, 2], head=HEAD)
+    with pytest.raises(TypeError, match="real labels, and LogisticLoss is a loss of classes; use SquareObjective"):
+        PromptObjective(real)
+    with pytest.raises(TypeError, match="real labels have the square loss, got ExponentialLoss"):
+        SquareObjective(real, ExponentialLoss())
+    with pytest.raises(TypeError, match="3 classes; use ClassObjective"):
+        JointObjective(several)
+    with pytest.raises(ValueError, match="has its own loss"):
+        limit_of(ClassObjective(several), loss=LogisticLoss())
+
+
+def test_the_atlas_is_of_fixed_scores() -> None:
+    with pytest.raises(TypeError, match="name one selection with limit_direction"):
+        atlas(ClassProblem.of(KEYS, [0, 1, 2], head=HEAD))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_objectives_are_for_their_own_problems() -> None:
+    real, plain = RegressionProblem.of(KEYS, [0.3, 1, 0], head=HEAD[0]), TokenProblem.of(KEYS, [1, 1, -1], head=HEAD[0])
+    with pytest.raises(TypeError, match="ClassObjective is for a ClassProblem, got a RegressionProblem"):
+        ClassObjective(real)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="SquareObjective is for a RegressionProblem, got a TokenProblem"):
+        SquareObjective(plain)  # type: ignore[arg-type]

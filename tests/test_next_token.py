@@ -1,0 +1,312 @@
+"""Next-token problems: graphs by brute force, both parts of the limit by clarabel, closed forms, and training."""
+
+from __future__ import annotations
+
+import json
+
+import clarabel
+import numpy as np
+import pytest
+from scipy import sparse
+from tests.oracles.by_clarabel import by_clarabel
+
+import tokenmargin as tm
+from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vectors
+from tokenmargin.margin.order_margin import order_margin
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.next_token import NextTokenProblem, load_next_token, next_token_windows
+from tokenmargin.problem.token_problem import ProblemFileError
+
+
+def drawn(rng, *, d=None, size=6, n=8, longest=6, queries=2):
+    """A random problem: tokens repeat, lengths vary, several sequences share a last token."""
+    sequences = [rng.integers(size, size=rng.integers(2, longest + 1)) for _ in range(n)]
+    for row in sequences:
+        row[-1] = rng.integers(queries)
+    labels = [rng.choice(row) for row in sequences]
+    embeddings = None if d is None else rng.normal(size=(size, d))
+    return NextTokenProblem.of(sequences, labels, embeddings=embeddings, vocabulary=[str(k) for k in range(size)])
+
+
+def closure(problem, last):
+    """Which tokens reach which in the graph of a last token, edge by edge from the sequences themselves."""
+    reach = np.zeros((problem.size, problem.size), dtype=bool)
+    for i, label in enumerate(problem.labels):
+        if problem.last[i] == last:
+            for token in problem.tokens[problem.sequence == i]:
+                reach[label, token] |= token != label
+    for k in range(problem.size):
+        reach |= np.outer(reach[:, k], reach[k])
+    return reach
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_graphs_against_their_transitive_closure(seed):
+    problem = drawn(np.random.default_rng(seed), size=5 + seed % 4, n=3 + seed % 9)
+    for last in np.unique(problem.last).tolist():
+        reach, graph = closure(problem, last), problem.graph.graph_of(last)
+        together = reach & reach.T
+        for a in range(graph.nodes):
+            for b in range(graph.nodes):
+                one, other = graph.token[a], graph.token[b]
+                assert (graph.component[a] == graph.component[b]) == (a == b or together[one, other])
+        for above, below in graph.order:
+            one, other = (graph.token[graph.component == c][0] for c in (above, below))
+            assert reach[one, other]
+            assert not reach[other, one]
+        ordered = problem.graph.components_of(last)
+        assert sorted(token for component in ordered for token in component) == sorted(graph.token.tolist())
+        places = {token: place for place, component in enumerate(ordered) for token in component}
+        assert all(places[a] <= places[b] for a in places for b in places if reach[a, b] and not reach[b, a])
+
+
+def test_an_edge_counts_once_in_a_sequence():
+    graph = NextTokenProblem.of([[1, 1, 2, 2, 0], [2, 1, 0]], [1, 1]).graph
+    assert dict(
+        zip(zip(graph.token[graph.source], graph.token[graph.target], strict=True), graph.count, strict=True)
+    ) == {
+        (1, 0): 2,
+        (1, 2): 2,
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_order_margin_is_clarabels(seed):
+    rng = np.random.default_rng(seed)
+    m = int(rng.integers(2, 30))
+    above, below = np.triu_indices(m, 1)
+    kept = rng.random(len(above)) < rng.uniform(0.02, 0.5)
+    kept[0] = True
+    order, weights = np.stack([above[kept], below[kept]], axis=1), rng.integers(1, 6, m).astype(float)
+    found = order_margin(weights, order)
+    geometry = Coordinates(np.diag(1 / np.sqrt(weights)), np.arange(m)[None])
+    asked = Constraints(geometry, order[:, 0], order[:, 1], np.ones(len(order)), order)
+    status, expected = by_clarabel(asked)
+    assert (found.status, status) == ("optimal", "Solved")
+    # Clarabel stops at a relative gap of 1e-8: by strong convexity the vectors are within its root.
+    assert np.sqrt(weights) * found.vector == pytest.approx(expected, abs=1e-4 * np.linalg.norm(expected))
+    assert 1 / found.margin == pytest.approx(np.linalg.norm(expected), rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_graph_problem_is_clarabels(seed):
+    problem = drawn(np.random.default_rng(seed), d=7)
+    found, graph, vectors = graph_margin(problem), problem.graph, node_vectors(problem)
+    same = graph.component[graph.source] == graph.component[graph.target]
+    geometry = Coordinates(vectors, np.arange(len(vectors))[None])
+    ends = np.stack([graph.source, graph.target], axis=1)
+    status, expected = by_clarabel(Constraints(geometry, *ends.T, (~same).astype(float), ends, equality=same))
+    assert (found.status, status) == ("optimal", "Solved")
+    if not same.all():
+        assert found.vector == pytest.approx(expected, abs=1e-4 * np.linalg.norm(expected))
+        assert 1 / found.margin == pytest.approx(np.linalg.norm(expected), rel=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_orthonormal_tokens_are_unit_vectors(seed):
+    """The sparse problem of a table and the dense one of a matrix have one solution, in both parts."""
+    table = drawn(np.random.default_rng(seed))
+    dense = NextTokenProblem(table.tokens, table.lengths, table.labels, table.vocabulary, np.eye(table.size))
+    one, other = tm.next_token_limit(table), tm.next_token_limit(dense)
+    # The table's answer has a gap below 1e-11: its distance is the root of that.
+    for a, b in ((one.direction.vector, other.direction.vector), (one.finite.point, other.finite.point)):
+        assert one.matrix(a) == pytest.approx(other.matrix(b), abs=1e-5)
+
+
+def soft_by_clarabel(problem, classes):
+    """The choice among tied tokens in exponential cones: min sum_i t_i, log sum_j m_j exp(a_j - a_y) <= t_i."""
+    graph = problem.graph
+    node = {pair: k for k, pair in enumerate(zip(graph.last.tolist(), graph.token.tolist(), strict=True))}
+    blocks, costs = [], np.zeros(graph.nodes)
+    rows, columns, data, offset, width = [], [], [], [], graph.nodes
+    cones = []
+    for i, label in enumerate(problem.labels.tolist()):
+        tokens, counts = np.unique(problem.tokens[problem.sequence == i], return_counts=True)
+        last = int(problem.last[i])
+        y = node[last, label]
+        tied = [(node[last, t], c) for t, c in zip(tokens.tolist(), counts.tolist(), strict=True)
+                if classes[node[last, t]] == classes[y]]  # fmt: skip
+        t_i = width
+        width += 1
+        sums = []
+        for k, count in tied:
+            u = width
+            width += 1
+            sums.append(u)
+            # (a_k + log count - a_y - t_i, 1, u) in the exponential cone: exp(first) <= u
+            base = len(offset)
+            for column, value in ((k, -1.0), (y, 1.0), (t_i, 1.0)):
+                rows.append(base), columns.append(column), data.append(value)
+            rows.append(base + 2), columns.append(u), data.append(-1.0)
+            offset += [np.log(count), 1.0, 0.0]
+            cones.append(clarabel.ExponentialConeT())
+        blocks.append((t_i, sums))
+    for _, sums in blocks:
+        for u in sums:
+            rows.append(len(offset)), columns.append(u), data.append(1.0)
+        offset.append(1.0)
+        cones.append(clarabel.NonnegativeConeT(1))
+    costs = np.zeros(width)
+    costs[[t for t, _ in blocks]] = 1.0
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    matrix = sparse.csc_matrix((data, (rows, columns)), shape=(len(offset), width))
+    ridge = sparse.csc_matrix((width, width))
+    found = clarabel.DefaultSolver(ridge, costs, matrix, np.array(offset), cones, settings).solve()
+    count = np.array([np.log((problem.tokens[problem.sequence == i] == y).sum()) for i, y in enumerate(problem.labels)])
+    return str(found.status), np.array(found.x)[: graph.nodes], (found.obj_val - count.sum()) / problem.n
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_finite_part_is_clarabels(seed):
+    problem = drawn(np.random.default_rng(seed + 50), n=14)
+    limit = tm.next_token_limit(problem)
+    status, logits, risk = soft_by_clarabel(problem, problem.graph.component)
+    assert status == "Solved"
+    assert limit.is_certified
+    # Clarabel's gap is 1e-8 of the loss, and the loss is quadratic at its minimum.
+    assert limit.finite.risk == pytest.approx(risk, abs=1e-6)
+    classes = problem.graph.component
+    mean = (np.bincount(classes, logits) / np.bincount(classes))[classes]
+    several = problem.graph.sizes[classes] > 1
+    assert limit.finite.logits[several] == pytest.approx((logits - mean)[several], abs=2e-3)
+
+
+@pytest.mark.parametrize(("first", "second", "copies"), [(1, 1, 1), (3, 1, 1), (2, 5, 3), (400, 1, 2)])
+def test_log_odds(first, second, copies):
+    """Two tokens that come next m1 and m2 times where both can, one of them in copies: logits differ by log-odds."""
+    rows = [[1] * copies + [2, 3, 0]] * (first + second)
+    limit = tm.next_token_limit(NextTokenProblem.of(rows, [1] * first + [2] * second))
+    odds = np.log(first / second / copies)
+    assert limit.finite.logits == pytest.approx([0, odds / 2, -odds / 2, 0], abs=1e-12)
+    # Margin 1 over two tokens below, two above: levels -1/2 and 1/2.
+    assert limit.logits == pytest.approx([-0.5, 0.5, 0.5, -0.5], abs=1e-5)
+    share = first / (first + second)
+    assert limit.finite.risk == pytest.approx(-share * np.log(share) - (1 - share) * np.log(1 - share), rel=1e-12)
+    assert limit.predict([3, *[1] * copies, 2, 0]) == pytest.approx({1: share, 2: 1 - share}, rel=1e-9)
+
+
+def test_the_proven_distance_holds():
+    """A point off the minimum by a known amount: the distance proven from its gradient covers it, and not by far."""
+    problem = drawn(np.random.default_rng(3), n=20, size=4, queries=1)
+    from tokenmargin.limits.next_token import _choice
+
+    choice = _choice(problem, problem.graph)
+    best = choice.minimum()
+    rng, tied = np.random.default_rng(0), problem.graph.sizes[problem.graph.component] > 1
+    for size in (1e-3, 1e-6):
+        move = np.where(tied, rng.normal(size=len(best.logits)), 0.0)
+        classes = problem.graph.component
+        move -= (np.bincount(classes, move) / np.bincount(classes))[classes] * tied
+        move *= size / np.linalg.norm(move)
+        shares, _ = choice.shares(best.logits + move)
+        length = float(np.linalg.norm(choice._pull(shares)))
+        assert size <= choice._distance(shares, length) <= 100 * size
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_training_goes_there(seed):
+    """Gradient flow of the very same W, from a random start: its limit has these two parts."""
+    rng = np.random.default_rng(seed)
+    problem = drawn(rng, d=7, n=6, longest=4)
+    limit = tm.next_token_limit(problem)
+    found = tm.limit_of(problem.attention(), rng.normal(size=49) / 5, loss=tm.LogLoss())
+    assert limit.is_certified
+    if found.path.finite_part is not None:
+        # Newton's method on both sides; features of length one.
+        assert found.path.finite_part.point == pytest.approx(limit.finite.point, abs=1e-9)
+    assert found.outcome in ("direction", "finite part")
+    assert found.angle <= 1e-6
+    assert found.solution.vector == pytest.approx(limit.direction.vector, abs=1e-8)
+
+
+def test_dependent_embeddings_force_further_ties():
+    """1 ahead of 2 and 4 ahead of 3, with x1 - x2 = x3 - x4: no W satisfies both, so all four tie in pairs."""
+    rows = np.array([[0.0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0]])
+    problem = NextTokenProblem.of([[1, 2, 0], [3, 4, 0], [1, 2, 0]], [1, 4, 1], embeddings=rows)
+    assert graph_margin(problem).status == "infeasible"
+    graph = problem.graph
+    forced = forced_ties(problem)
+    pairs = {
+        (int(graph.token[a]), int(graph.token[b]))
+        for a, b in zip(graph.source[forced], graph.target[forced], strict=True)
+    }
+    assert pairs == {(1, 2), (4, 3)}
+    limit = tm.next_token_limit(problem)
+    assert limit.dependent
+    assert limit.is_certified
+    # One logit difference u for both pairs: 2 log(1 + exp(-u)) + log(1 + exp(u)) is least at exp(u) = 2.
+    nodes = {int(token): k for k, token in enumerate(graph.token)}
+    assert limit.finite.logits[nodes[1]] - limit.finite.logits[nodes[2]] == pytest.approx(np.log(2), abs=1e-12)
+    found = tm.limit_of(problem.attention(), loss=tm.LogLoss())
+    assert found.outcome == "finite part"
+    assert found.solution.vector == pytest.approx(limit.direction.vector, abs=1e-9)
+    assert found.path.finite_part.point == pytest.approx(limit.finite.point, abs=1e-9)
+
+
+def test_one_component_stays_finite():
+    limit = tm.next_token_limit(NextTokenProblem.of([[1, 0], [1, 0], [1, 0]], [1, 0, 0]))
+    assert limit.direction.margin == np.inf
+    assert limit.finite.logits == pytest.approx([np.log(2) / 2, -np.log(2) / 2])
+
+
+def test_windows():
+    texts, lengths = np.array([0, 1, 0, 1, 1, 2, 0, 2]), np.array([5, 3])
+    problem = next_token_windows(texts, lengths, "abc", window=2)
+    rows = [problem.tokens[problem.sequence == i].tolist() for i in range(problem.n)]
+    assert (rows, problem.labels.tolist()) == ([[0, 1], [1, 0], [0, 1], [2, 0]], [0, 1, 1, 2])
+    with pytest.raises(ValueError, match="nothing to predict"):
+        next_token_windows(np.arange(4), np.array([4]), "abcd")
+    with pytest.raises(ValueError, match="window must be at least 1"):
+        next_token_windows(texts, lengths, "abc", window=0)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "labels", "message"),
+    [
+        ([[0, 1], []], [0, 1], "sequence 1 is empty"),
+        ([[0, 1], [1, 2]], [0, 0], "sequence 1: its next token 0 is not one of its tokens"),
+        ([], [], "at least one sequence"),
+        ([[0, 1]], [0, 1], "as many next tokens"),
+        ([[0, -1]], [0], "must lie in 0..0"),
+    ],
+)
+def test_bad_sequences_are_refused_in_a_line(sequences, labels, message):
+    with pytest.raises(ValueError, match=message) as error:
+        NextTokenProblem.of(sequences, labels)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_embeddings_are_refused():
+    with pytest.raises(ValueError, match="one row for each of 2 tokens"):
+        NextTokenProblem.of([[0, 1]], [0], embeddings=np.ones((3, 2)), vocabulary=["a", "b"])
+    with pytest.raises(ValueError, match="finite"):
+        NextTokenProblem.of([[0, 1]], [0], embeddings=[[0.0], [np.nan]])
+
+
+def test_files(tmp_path):
+    path = tmp_path / "toy.json"
+    path.write_text(json.dumps({"sequences": [[1, 0], [0, 1, 0]], "next": [1, 1], "vocabulary": ["a", "b"]}))
+    assert load_next_token(path).graph.components_of(0) == [[1], [0]]
+    for text, message in (("{", "not valid JSON"), ('{"sequences": []}', "a next-token file is"),
+                          ('{"sequences": [[]], "next": [0]}', "sequence 0 is empty")):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ProblemFileError, match=message):
+            load_next_token(path)
+    with pytest.raises(ProblemFileError, match="no such file"):
+        load_next_token(tmp_path / "none.json")
+
+
+def test_log_loss_against_its_derivative():
+    u, h, loss = np.linspace(0.05, 1.0, 20), 1e-6, tm.LogLoss()
+    # A central difference is off by h^2 / 6 times the third derivative, at most 2 / 0.05^3.
+    slope = (loss.value(u + h) - loss.value(u - h)) / (2 * h)
+    assert -np.exp(loss.log_slope(u)) == pytest.approx(slope, rel=1e-7)
+    bend = (loss.log_slope(u + h) - loss.log_slope(u - h)) / (2 * h)
+    assert loss.log_slope_derivative(u) == pytest.approx(bend, rel=1e-7)
+    assert loss.constants(0.5, 1.0) == (4.0, 2.0)
+    with pytest.raises(ValueError, match="outputs above 0"):
+        loss.value(np.array([0.5, 0.0]))
+    with pytest.raises(ValueError, match="no step-size rule"):
+        loss.constants(0.0, 1.0)
