@@ -6,6 +6,7 @@ import pytest
 from scipy.optimize import nnls
 
 from tokenmargin.dynamics import flow
+from tokenmargin.dynamics.events import NormReached
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import CustomLoss, LogisticLoss
@@ -74,8 +75,11 @@ def next_words(seed: int, d: int) -> tuple[TokenProblem, np.ndarray]:
 def test_a_limit_with_a_finite_part_is_named_and_followed(seed, d):
     problem, words = next_words(seed, d)
     path = flow(PromptObjective(problem, LOG_LOSS))
-    assert path.stop == "finite part"
+    assert path.stop == "norm"
+    assert path.norm == pytest.approx(1e8)
     part = path.finite_part
+    assert part.error <= 1e-11  # Newton's method has nothing left to do
+    assert part.curvature > 0
     np.testing.assert_array_equal(part.tied, [[True, True, False, False]] * 3)
     assert len(part.span) == 1
     # The log-odds of the two words are those of their counts.
@@ -87,9 +91,8 @@ def test_a_limit_with_a_finite_part_is_named_and_followed(seed, d):
     system = np.vstack([rows.T, np.ones(2)])
     target = np.append(np.zeros(d), 1.0)
     residual = system @ nnls(system, target)[0] - target
-    tail = part.follow()
-    assert tail.stop == "norm"
-    reached = part.lift(tail.final)
+    reached = path.final
+    np.testing.assert_allclose(path.at_norm(1e6), part.lift(path.tail.at_norm(1e6)), atol=1e3)
     expected = -residual[:-1] / residual[-1]
     assert float(angle(problem.keys, reached, expected)) < 1e-7
     assert (words[0] - words[1]) @ reached == pytest.approx(np.log(2), abs=1e-6)  # eps |p|
@@ -101,7 +104,45 @@ def test_a_finite_part_is_not_taken_for_rest_far_out():
     objective = PromptObjective(problem, LOG_LOSS)
     part = flow(objective).finite_part
     far = part.lift(part.follow(until_norm=300.0).final)
-    assert flow(objective, start=far).stop == "finite part"
+    again = flow(objective, start=far)
+    assert again.stop == "norm"
+    assert again.finite_part.point == pytest.approx(part.point, abs=1e-10)
+
+
+def tied_pair() -> PromptObjective:
+    """Words at (0, 1) and (0, -1), which follow twice and once, and one at (-1, 0) that never does: the finite part is
+    y = log(2) / 2, the direction x. With y at rest `dx/dt = 1 / (1 + C exp(x))`, C = exp(y) + exp(-y) = 3 / sqrt(2)."""
+    words = np.array([[0.0, 1], [0, -1], [-1, 0]])
+    scores = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    return PromptObjective(TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores), LOG_LOSS)
+
+
+def test_a_flow_through_a_flat_region_in_closed_form():
+    path = flow(tied_pair())
+    assert path.finite_part.point == pytest.approx([0, np.log(2) / 2], abs=1e-12)
+    c = 3 / np.sqrt(2)
+    # t = C exp(x) + x and a constant; at x = 1e8 its logarithm is x + log C, known to eps x and the integral's 1e-5.
+    assert path.log_time[-1] == pytest.approx(1e8 + np.log(c), abs=1e-4)
+    assert path.log_gradient == pytest.approx(-path.final[0] - np.log(c), abs=1e-6)
+    # At rest in y to first order: (8/9) (y - w) = (1/3) exp(-x) / C, the share of the third word; while it falls from
+    # 1e-3 to 1e-5 that share is also the relative error of this formula.
+    for norm in (6.0, 8.0, 10.0):
+        x, _ = path.at_norm(norm)
+        assert path.finite_part.off(path.at_norm(norm)) == pytest.approx(0.375 * np.exp(-x) / c, rel=0.02)
+
+
+def test_events_and_resumption_beside_a_finite_part():
+    whole = flow(tied_pair(), events=[NormReached(1e3, stops=False)])
+    (crossing,) = whole.crossings
+    assert crossing.event == NormReached(1e3, stops=False)
+    assert np.linalg.norm(whole(crossing.arc)) == pytest.approx(1e3)
+    stopped = flow(tied_pair(), events=[NormReached(1e3)])
+    assert (stopped.stop, stopped.norm) == ("event", pytest.approx(1e3))
+    again = stopped.resume()
+    assert (again.stop, again.finite_part.point) == ("norm", pytest.approx(whole.finite_part.point))
+    assert again.log_time[-1] == pytest.approx(whole.log_time[-1], abs=1e-4)
+    assert again.arcs[-1] == pytest.approx(whole.arcs[-1])
+    assert not whole.decided_by_rounding
 
 
 def mirrored(seed: int) -> tuple[TokenProblem, np.ndarray]:

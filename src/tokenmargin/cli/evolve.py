@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
+_ATTENTION_HELP = (
+    f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "
+    "softmax=0.5 (its temperature), sigmoid=-2 (its bias); one that another package adds, or MODULE:OBJECT."
+)
 _LOSS_HELP = (
     f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
     "logistic, which for several classes is the cross-entropy; real labels have the square loss."
@@ -44,6 +48,7 @@ def evolve(
     train: Literal["prompt", "joint"] = "prompt",
     loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
     head: str | None = None,
+    attention: Annotated[str, Parameter(help=_ATTENTION_HELP)] = "softmax",
     save: Path | None = None,
     resume: Path | None = None,
     rates: bool = False,
@@ -61,6 +66,7 @@ def evolve(
         tokenmargin evolve fig1b --method sign --step 0.3 --decay 0.5
         tokenmargin evolve fig1b --method mirror:1.5 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --rates
+        tokenmargin evolve fig1b --attention sparsemax
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
 
@@ -111,9 +117,12 @@ def evolve(
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
     settings |= {"loss": "logistic" if loss is None else loss}
     settings |= {"head": head, "decay": decay, "batch": batch, "seed": None if batch is None else seed}
+    settings |= {} if attention == "softmax" else {"attention": attention}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss, head)
+        if attention != "softmax":
+            objective = _with_attention(objective, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
@@ -263,15 +272,29 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> 
     from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
+    from tokenmargin.problem.regression_problem import RegressionProblem
 
     if head is None and train == "prompt":
-        return prompt_objective(problem, None if loss is None else loss_named(loss))
+        own = loss is None and isinstance(problem, RegressionProblem)
+        return prompt_objective(problem, None if own else loss_named(loss or "logistic"))
     loss = "logistic" if loss is None else loss
     if head is None:
         return JointObjective(problem, loss_named(loss))
     if train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
+
+
+def _with_attention(objective: AbstractObjective, attention: str) -> AbstractObjective:
+    from tokenmargin.objective.attention import PromptObjective
+    from tokenmargin.objective.attention_maps import MapObjective, attention_named
+
+    if not isinstance(objective, PromptObjective):
+        raise UsageError(
+            "attention maps other than softmax are for p alone, labels -1 and +1 and the problem's own head; "
+            "leave out --attention"
+        )
+    return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
 
 
 def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:

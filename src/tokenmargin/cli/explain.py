@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, printable
+from tokenmargin.cli._common import UsageError, console_for, emit_json, needs_extra, printable, show, show_table
 from tokenmargin.cli._model import command_line, open_model
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ def explain(model: Path, /, *texts: str, json: bool = False, html: Path | None =
     if json:
         emit_json([one.to_dict() for one in found])
         return 0
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for one in found:
-        console.print(_coloured(one), soft_wrap=True)
-        console.print(printable(_told(one)), style="dim", markup=False, soft_wrap=True)
+    console = console_for(sys.stdout)
+    for number, one in enumerate(found):
+        if number:
+            console.print()
+        console.print(_coloured(one))
+        show(_told(one))
+        _tell_words(one)
     return 0
 
 
@@ -73,11 +75,22 @@ def _coloured(one: Explanation) -> Text:
 
 
 def _told(one: Explanation) -> str:
-    leading = sorted(one.words, key=lambda word: -abs(word.contribution))[:LEADING]
-    words = ", ".join(f"{one.text[word.start : word.end]} {word.contribution:+.2f}" for word in leading)
+    """The decision, and which token was selected."""
     selected = f"selected {one.selected!r}" if one.selected else "no known word"
     if one.competitor:
         selected += f" by {one.margin:.2f} over {one.competitor!r}"
-    return (
-        f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {words}; sink {one.sink:+.2f}; {selected}"
-    )
+    return printable(f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {selected}")
+
+
+def _tell_words(one: Explanation) -> None:
+    """The words with the largest parts in the decision, and what the others and the sink add to it."""
+    ranked = sorted(one.words, key=lambda word: -abs(word.contribution))
+    rows = [
+        (one.text[word.start : word.end], f"{word.weight:.1%}", f"{word.contribution:+.2f}")
+        for word in ranked[:LEADING]
+    ]
+    if rest := ranked[LEADING:]:
+        weight, part = sum(word.weight for word in rest), sum(word.contribution for word in rest)
+        rows.append((f"({len(rest)} other words)", f"{weight:.1%}", f"{part:+.2f}"))
+    rows.append(("(sink)", f"{1 - sum(word.weight for word in ranked):.1%}", f"{one.sink:+.2f}"))
+    show_table((("word", "<"), ("weight", ">"), ("contribution", ">")), rows)

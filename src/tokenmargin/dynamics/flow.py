@@ -16,19 +16,20 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.integrate import DenseOutput
 from scipy.optimize import brentq
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
-from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField
-from tokenmargin.dynamics.rest import STATIONARY, FinitePart
+from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, checked_norm
+from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import saturation, select
+from tokenmargin.selection import select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
+
+Progress = Callable[[float], None] | None
 
 _BEND = 1e-5  # largest departure of the logarithm from a straight line between two nodes
 _SPLITS = 30
@@ -45,12 +46,15 @@ class FlowPath(Tabular, Drawn):
     - `objective`, `settings`: what was followed, and how.
     - `arcs`: arc lengths at the solver's steps, from 0.
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
-    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, a "finite part" (the limit is a
-      direction and a finite vector beside it, see `finite_part`), "flat" (the gradient is lost to cancellation, and it
-      is neither of the two), the limit of "steps", "stalled" (the solver failed, or makes no headway), or
-      "interrupted".
+    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "saturated" (all weights are
+      exact, under sparsemax or entmax: p rests there for ever), "flat" (the gradient is lost to cancellation, and it is
+      neither at a stationary point nor beside a finite part), the limit of "steps", "stalled" (the solver failed, or
+      makes no headway), or "interrupted".
     - `crossings`: the events that happened, in order.
-    - `finite_part`: the tied tokens, the finite part and what drives the rest, where that is why the path ended.
+    - `finite_part`: where the limit is a direction and a finite vector beside it: the tied tokens, that vector, and
+      what drives the rest.
+    - `tail`: the path from where the finite part is settled: the rest alone, across the tied span. It is part of this
+      path already.
     """
 
     objective: AbstractObjective
@@ -60,8 +64,9 @@ class FlowPath(Tabular, Drawn):
     stop: Stop
     crossings: tuple[Crossing, ...]
     _field: UnitField = field(repr=False)
-    _pieces: tuple[DenseOutput, ...] = field(repr=False)
+    _pieces: tuple[Piece, ...] = field(repr=False)
     finite_part: FinitePart | None = None
+    tail: FlowPath | None = None
 
     def __call__(self, arc: float | Float[Array, " k"]) -> Float[Array, "... D"]:
         """The point at an arc length in 0..arcs[-1], or one row for each of several."""
@@ -103,11 +108,13 @@ class FlowPath(Tabular, Drawn):
     @property
     def saturation(self) -> float:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return float(saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores))
+        return float(self.objective.saturation(self.final))
 
     @property
     def log_gradient(self) -> float:
-        """Logarithm of the gradient norm at the end."""
+        """Logarithm of the gradient norm at the end; beside a finite part, of what is left of it."""
+        if self.tail is not None:
+            return self.tail.log_gradient
         return float(np.logaddexp.reduce(2 * self.objective.descent(self.final).log_norm) / 2)
 
     @cached_property
@@ -118,16 +125,46 @@ class FlowPath(Tabular, Drawn):
         """
         if len(self.arcs) == 1:
             return np.array([-np.inf])
+        if self.objective.kinked:  # Euler's steps take their length over the gradient where they begin
+            steps = np.log(np.diff(self.arcs)) + self._log_slowness(self.arcs[:-1])
+            return np.append(-np.inf, np.logaddexp.accumulate(steps))
+        return log_integral(self._log_slowness, self.arcs)
 
-        def log_slowness(arcs: Float[Array, " k"]) -> Float[Array, " k"]:
-            return np.asarray(-np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2)
+    def log_time_at(self, arcs: Float[Array, " k"]) -> Float[Array, " k"]:
+        """As `log_time`, at any arc lengths, in ascending order."""
+        knots = np.union1d(self.arcs[self.arcs <= arcs.max()], arcs)
+        return np.asarray(log_integral(self._log_slowness, knots)[np.searchsorted(knots, arcs)])
 
-        return log_integral(log_slowness, self.arcs)
+    def _log_slowness(self, arcs: Float[Array, " k"]) -> Float[Array, " k"]:
+        """Minus the logarithm of the gradient norm at some arcs."""
+        slow = -np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2
+        if self.tail is not None and (late := arcs > self._settled).any():
+            slow[late] = self.tail._log_slowness(arcs[late] - self._settled)
+        return np.asarray(slow)
+
+    @property
+    def _settled(self) -> float:
+        """Arc length from which the tail is followed; infinite without one."""
+        return np.inf if self.tail is None else float(self.arcs[len(self.arcs) - len(self.tail.arcs)])
+
+    @property
+    def _head(self) -> FlowPath:
+        """The path up to where its tail begins."""
+        if self.tail is None:
+            return self
+        knots = len(self.arcs) - len(self.tail.arcs) + 1
+        before = tuple(crossing for crossing in self.crossings if crossing.arc <= self._settled)
+        return replace(self, arcs=self.arcs[:knots], _pieces=self._pieces[: knots - 1], crossings=before, tail=None)
 
     @cached_property
     def rounding(self) -> Rounding:
         """How far the rounding of every step has grown by the linearised flow, and where it decides the path."""
-        return rounding_along(self._field, self.arcs, self._pieces, tolerance=self.settings.tolerance)
+        head = self._head
+        found = rounding_along(self._field, head.arcs, head._pieces, tolerance=self.settings.tolerance)
+        if self.tail is None or self.finite_part is None or found.decided:
+            return found
+        late = self.tail.rounding
+        return late if not late.decided else replace(late, arc=late.arc + self._settled)
 
     @property
     def rounding_growth(self) -> float:
@@ -153,6 +190,30 @@ class FlowPath(Tabular, Drawn):
         relative = self._field.objective.linearise(self._field.reduce(self.final)).jacobian
         rates = np.linalg.eigvals(relative).real
         return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
+
+    def _through(self, until_norm: float, events: tuple[AbstractEvent, ...], progress: Progress) -> FlowPath:
+        """Go on where nothing but the finite part has come to rest."""
+        if self.finite_part is None or self.stop != "finite part":
+            return self
+        return self._with_tail(
+            self.finite_part.follow(until_norm=until_norm, events=events, settings=self.settings, progress=progress)
+        )
+
+    def _with_tail(self, tail: FlowPath) -> FlowPath:
+        """This path, and a tail from its end on."""
+        assert self.finite_part is not None, "a tail is followed beside a finite part"
+        part, begin = self.finite_part, float(self.arcs[-1])
+        pieces = (BesidePiece(part, tail._field, piece, begin) for piece in tail._pieces)
+        later = (replace(crossing, event=crossing.event.event, arc=begin + crossing.arc) for crossing in tail.crossings)  # type: ignore[attr-defined]
+        return replace(
+            self,
+            arcs=np.concatenate([self.arcs, begin + tail.arcs[1:]]),
+            final=part.lift(tail.final),
+            stop=tail.stop,
+            crossings=(*self.crossings, *later),
+            _pieces=(*self._pieces, *pieces),
+            tail=tail,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -192,11 +253,15 @@ class FlowPath(Tabular, Drawn):
         progress: Callable[[float], None] | None = None,
     ) -> FlowPath:
         """Go on from the end; the path returned is the whole one."""
-        if self.stop == "stationary":
+        if self.stop in ("stationary", "saturated"):
             return self
-        run = Integration(self._field, self.settings, until_norm, tuple(events), progress)
+        watched = tuple(events)
+        if self.tail is not None and self.finite_part is not None:
+            until = checked_norm(until_norm, self.objective.degree)
+            return self._head._with_tail(self.finite_part.resume(self.tail, until, watched, progress))
+        run = Integration(self._field, self.settings, until_norm, watched, progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
-        return replace(
+        path = replace(
             self,
             arcs=np.concatenate([self.arcs, run.arcs[1:]]),
             final=run.final,
@@ -205,6 +270,7 @@ class FlowPath(Tabular, Drawn):
             _pieces=(*self._pieces, *run.pieces),
             finite_part=run.finite,
         )
+        return path._through(run.until, watched, progress)
 
 
 def flow(
@@ -217,6 +283,8 @@ def flow(
     progress: Callable[[float], None] | None = None,
 ) -> FlowPath:
     """Follow gradient flow from `start` until its norm is `until_norm`, an event stops it, or it comes to rest.
+
+    Where tied tokens come to rest and the others do not, the path goes on beside the finite part (`tail`).
 
     **Arguments**
     - `objective`: a prompt, joint or nonlinear-head objective, in either geometry; or a factored one.
@@ -246,11 +314,13 @@ def flow(
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
     along = UnitField(Reduced.of(objective), theta, settings.coupling)
-    run = Integration(along, settings, until_norm, tuple(events), progress)
+    watched = tuple(events)
+    run = Integration(along, settings, until_norm, watched, progress)
     run.follow(along.reduce(theta), 0.0)
-    return FlowPath(
+    path = FlowPath(
         objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite
     )  # fmt: skip
+    return path._through(run.until, watched, progress)
 
 
 def log_integral(

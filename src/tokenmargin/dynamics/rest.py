@@ -9,6 +9,7 @@ the pull of the other tokens, taken by itself and across the tied span, where th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.dynamics.events import AbstractEvent
 from tokenmargin.objective.attention import AbstractObjective, Attention, PromptObjective, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
@@ -24,13 +26,29 @@ from tokenmargin.problem.token_problem import TokenProblem
 
 if TYPE_CHECKING:
     from tokenmargin.dynamics.flow import FlowPath
-    from tokenmargin.dynamics.integrate import UnitField
+    from tokenmargin.dynamics.integrate import FlowSettings, UnitField
 
-__all__ = ["NEAR_STATIONARY", "STATIONARY", "FinitePart", "finite_part", "polish"]
+__all__ = [
+    "NEAR_FINITE",
+    "NEAR_STATIONARY",
+    "STATIONARY",
+    "BesidePiece",
+    "FinitePart",
+    "Piece",
+    "finite_part",
+    "polish",
+]
+
+Piece = Callable[[float], Array]
+"""A stretch of a path, by arc length."""
 
 NEAR_STATIONARY = 1e-7  # of the balance: Newton's method takes over
+# A finite part is looked for a little earlier. Rounding turns the direction by eps over the balance, which is what the
+# solver allows itself (1e-10) from here on; and what dropping the others does to the rest of the path falls with them.
+NEAR_FINITE = 1e-6
 STATIONARY = 1e-12
 # Where the balance is 1e-7, tied tokens have weights of order one and the others about 1e-7: half-way, in logarithms.
+# At 1e-6 the others are still well below it.
 _TIED = float(np.sqrt(NEAR_STATIONARY))
 # At a stationary point the pull of the others is zero where Newton's method ends; dropping them from the tied problem
 # moves it by their weights, at most _TIED of its own size. On a path that diverges it is a margin over a key length.
@@ -72,6 +90,8 @@ class FinitePart:
     - `span`: an orthonormal basis of the span of their differences, as parameters.
     - `point`: w, in that span.
     - `balance`: of the gradient of the tied tokens alone at w: its length over the summed lengths of its terms.
+    - `error`: length of the step that Newton's method would still take: how far w is from the minimum, to first order.
+    - `curvature`: least over largest eigenvalue of the Hessian of the tied tokens in their span; positive at a minimum.
     - `drift`: the unit direction in which the other tokens drive the rest of p.
     - `drift_balance`: length of their pull over the summed lengths of its terms; far from zero, so that this is no
       stationary point.
@@ -81,12 +101,15 @@ class FinitePart:
     span: Float[Array, "s D"]
     point: Float[Array, " D"]
     balance: float
+    error: float
+    curvature: float
     drift: Float[Array, " D"]
     drift_balance: float
     _divergent: Divergent
     _start: Float[Array, " q"]
-    _basis: Float[Array, "q D"]
-    _rest: Float[Array, " D"]
+    _across: Float[Array, "q r"]
+    _settled: Float[Array, " r"]
+    _along: UnitField
 
     def __repr__(self) -> str:
         return (
@@ -94,19 +117,91 @@ class FinitePart:
             f"balance={self.balance:.1e}; the others' pull: balance={self.drift_balance:.2g})"
         )
 
-    def follow(self, *, until_norm: float = 1e8) -> FlowPath:
-        """Follow the diverging part alone, across the tied span: the flow of the merged problem.
+    def follow(
+        self,
+        *,
+        until_norm: float = 1e8,
+        events: Iterable[AbstractEvent] = (),
+        settings: FlowSettings | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> FlowPath:
+        """Follow the diverging part alone, across the tied span, until the whole parameter has length `until_norm`.
 
-        `lift` brings its points back. What it leaves out falls like the weights of the other tokens, which are below
-        1e-6 from the start on.
+        It is the flow of the merged problem, in which the speed of the others is not lost beside the pulls of the tied
+        tokens; `lift` brings its points back. What it leaves out falls like the weights of the other tokens, which are
+        below 1e-6 from the start on.
         """
         from tokenmargin.dynamics.flow import flow  # flow finds finite parts
 
-        return flow(self._divergent, start=self._start, until_norm=until_norm)
+        return flow(
+            self._divergent, start=self._start, until_norm=self._farther(until_norm), settings=settings,
+            events=self._watched(events), progress=self._reported(progress),
+        )  # fmt: skip
+
+    def resume(
+        self,
+        tail: FlowPath,
+        until_norm: float,
+        events: tuple[AbstractEvent, ...],
+        progress: Callable[[float], None] | None,
+    ) -> FlowPath:
+        """Go on with a path that `follow` began."""
+        return tail.resume(
+            until_norm=self._farther(until_norm), events=self._watched(events), progress=self._reported(progress)
+        )
+
+    def _farther(self, until_norm: float) -> float:
+        """How long the diverging part is where the whole parameter has length `until_norm`."""
+        beside = self._along.norm(self._settled)
+        return float(np.sqrt(max(until_norm**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
+
+    def _watched(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
+        return tuple(_Lifted(event, self) for event in events)
+
+    def _reported(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+        beside = self._along.norm(self._settled)
+        return None if progress is None else lambda norm: progress(float(np.hypot(norm, beside)))
 
     def lift(self, z: Float[Array, "... q"]) -> Float[Array, "... D"]:
         """The parameter with the diverging part `z` and the finite part beside it."""
-        return np.asarray(self._rest + self.point + z @ self._basis)
+        return self._along.lift(self.beside(z))
+
+    def beside(self, z: Float[Array, "... q"]) -> Float[Array, "... r"]:
+        """As `lift`, in the coordinates of the flow."""
+        return np.asarray(self._settled + z @ self._across)
+
+    def off(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """How far the part of `theta` in the tied span is from w."""
+        apart = self._along.reduce(theta) - self._settled
+        return np.asarray(np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
+
+
+@dataclass(frozen=True, eq=False)
+class BesidePiece:
+    """A piece of a diverging part, in the coordinates of its own flow, as one of the path that came `begin` before."""
+
+    part: FinitePart
+    along: UnitField
+    piece: Piece
+    begin: float
+
+    def __call__(self, arc: float) -> Float[Array, " r"]:
+        return self.part.beside(self.along.lift(self.piece(arc - self.begin)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Lifted(AbstractEvent):
+    """An event of the whole parameter, watched on the diverging part."""
+
+    event: AbstractEvent
+    part: FinitePart
+
+    @property
+    def stops(self) -> bool:  # type: ignore[override]  # what is a field there is read through here
+        return self.event.stops
+
+    def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> Hashable:
+        return self.event.label(self.part._along.original, self.part.lift(theta))
 
 
 def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
@@ -132,11 +227,21 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     drift, _, pulls = divergent.linearise(z)
     if not float(pulls.max()) > _DRIFTS:
         return None
-    back = along.reduced.lift
+    back, settled = along.reduced.lift, within.T @ (within @ polished)
+    error, curvature = _certified(alone, polished, within)
     return FinitePart(
-        tied, back(within), back(within.T @ (within @ polished)), balance, back(across.T @ drift.direction),
-        float(pulls.max()), divergent, z, back(across), along.rest,
+        tied, back(within), back(settled), balance, error, curvature, back(across.T @ drift.direction),
+        float(pulls.max()), divergent, z, across, settled, along,
     )  # fmt: skip
+
+
+def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
+    """The step that Newton's method would still take in the tied span, and least over largest curvature there."""
+    descent, relative, _ = alone.linearise(w)
+    bend = within @ relative @ within.T  # of minus the gradient, in units of its length
+    rates = np.linalg.eigvalsh(-(bend + bend.T) / 2)
+    step = np.linalg.lstsq(bend, within @ descent.direction, rcond=1e-12)[0]
+    return float(np.linalg.norm(step)), float(rates[0] / np.abs(rates).max())
 
 
 def _divergent(

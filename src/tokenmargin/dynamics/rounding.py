@@ -12,14 +12,13 @@ The solver is less exact than rounding: it may be off by its tolerance. Growth b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.integrate import DenseOutput
 from scipy.linalg import expm
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Rounding:
 
 
 def rounding_along(
-    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[DenseOutput], *, tolerance: float
+    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[Callable[[float], Array]], *, tolerance: float
 ) -> Rounding:
     """Follow the covariance of all rounding along the steps of a path, until it decides or the path ends.
 
@@ -93,7 +92,7 @@ def _added(along: UnitField, y: Float[Array, " r"]) -> float:
 
 
 def _propagators(
-    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[DenseOutput]
+    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
 ) -> Float[Array, "steps r r"]:
     middles = (arcs[1:] + arcs[:-1]) / 2
     exponents = []

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, overload
+from functools import cached_property
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,8 +17,10 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, limit_by_method
+from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
@@ -25,8 +28,13 @@ from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["SATURATED", "Limit", "Outcome", "limit_of"]
 
-Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
+Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective
+"""Objectives of p alone."""
+
+FALLING = 1e-4, 1e-6
+"""Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
 _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
@@ -37,7 +45,8 @@ class Limit(Tabular, Drawn):
 
     **Attributes**
     - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
-      point; "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      point; "saturated" when it rests at a finite p at which every input has exactly one weight (sparsemax, entmax);
+      "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
       (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
       had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
     - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
@@ -79,6 +88,31 @@ class Limit(Tabular, Drawn):
         return self.named.kind
 
     @property
+    def finite(self) -> FinitePart | None:
+        """The part of the limit that stays beside its direction, with its certificate; None where all of p diverges."""
+        return self.path.finite_part
+
+    @cached_property
+    def finite_rate(self) -> float:
+        """Fitted exponent of the distance to the finite part as a power of time, where that distance falls from 1e-4 to
+        1e-6; NaN without a finite part, or where it does not. It tends to -1: the distance falls like the weights of
+        the others, `exp(-|p| margin)`, and |p| grows like the logarithm of time over the margin."""
+        if self.finite is None:
+            return np.nan
+        path = self.path
+        off = self.finite.off(path(path.arcs))
+        begin, end = (
+            np.flatnonzero(off > FALLING[0]).max(initial=-1) + 1,
+            np.flatnonzero(off > FALLING[1]).max(initial=-1),
+        )
+        if not 0 < begin <= end:
+            return np.nan
+        arcs = np.linspace(path.arcs[begin - 1], path.arcs[end], 17)[1:]
+        off = self.finite.off(path(arcs))
+        kept = (off < FALLING[0]) & (off > FALLING[1])
+        return float(np.polyfit(path.log_time_at(arcs)[kept], np.log(off[kept]), 1)[0]) if kept.sum() > 2 else np.nan
+
+    @property
     def point(self) -> Float[Array, " D"]:
         """The end of the path: the stationary point, when it is bounded."""
         return self.path.final
@@ -95,8 +129,11 @@ class Limit(Tabular, Drawn):
                 detail = f"{self.kind}, angle={self.angle:.1e} at |p|={self.path.norm:.3g}, rate={self.rate:.3f}"
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
-            case "finite part":
+            case "saturated":
                 detail = f"{self.reason}, angle={self.angle:.1e}"
+            case "finite part":
+                part = f"gradient balance {self.finite.balance:.1e}" if self.finite is not None else ""
+                detail = f"{self.reason} ({part}), angle={self.angle:.1e} at |p|={self.path.norm:.3g}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
         return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
@@ -104,7 +141,7 @@ class Limit(Tabular, Drawn):
 
 @overload
 def limit_of(
-    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
+    problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
     method: None = None,
@@ -118,7 +155,7 @@ def limit_of(
 
 @overload
 def limit_of(
-    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
+    problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str,
@@ -130,7 +167,7 @@ def limit_of(
 
 
 def limit_of(
-    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
+    problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str | None = None,
@@ -181,7 +218,16 @@ def limit_of(
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
-        return _with_finite_part(problem, path, path.finite_part, until_norm, tolerance)
+        return _with_finite_part(problem, path, path.finite_part, tolerance)
+    if isinstance(objective, MapObjective) and not objective.attention.shares:
+        named = separating_direction(objective, path.prompt)
+        off = _off(path, named)
+        outcome, reason = _judged(path, named, off, tolerance, shares=False)
+        return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
+    if isinstance(objective, MapObjective) and path.stop == "saturated":
+        named = limit_direction(problem, path.selected, loss=objective.loss)
+        reason = exactly_ahead(objective, path.prompt, named.solution)
+        return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
@@ -226,20 +272,20 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _asked(
-    given: TokenProblem | PromptObjective | AbstractLocalObjective, loss: AbstractLoss | None
-) -> tuple[PromptObjective | AbstractLocalObjective, TokenProblem]:
+def _asked(given: TokenProblem | Followed, loss: AbstractLoss | None) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
     if isinstance(given, TokenProblem):
         return prompt_objective(given.merged, loss), given
     if loss is not None:
         raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
-    if not isinstance(given, PromptObjective | AbstractLocalObjective):
+    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
 
 
-def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
+def _judged(
+    path: FlowPath, named: LimitDirection, off: float, tolerance: float, *, shares: bool = True
+) -> tuple[Outcome, str]:
     """What was settled, and what was not."""
     if path.decided_by_rounding:
         return "rounding", _where_rounding_decides(path)
@@ -247,7 +293,7 @@ def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float)
         return "bounded", ""
     if path.stop != "norm":
         return "undecided", f"stopped by {path.stop}"
-    if path.saturation < SATURATED:
+    if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
         return "undecided", f"the selection is {named.solution.status}"
@@ -264,22 +310,23 @@ def _where_rounding_decides(path: FlowPath) -> str:
     return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
 
 
-def _with_finite_part(
-    problem: TokenProblem, path: FlowPath, part: FinitePart, until_norm: float, tolerance: float
-) -> Limit:
-    """The limit `R q + w`: q is followed by itself, and compared with the certified direction that keeps the ties."""
+def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
+    """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied)
-    tail = part.follow(until_norm=until_norm)
-    known = named.solution.is_optimal and np.isfinite(named.solution.margin)
-    off = float(angle(problem.keys, part.lift(tail.final), named.solution.vector)) if known else np.nan
+    off = _off(path, named)
     held = f"{int(part.tied.sum())} tied tokens keep their weights"
-    if tail.decided_by_rounding:
-        return Limit("rounding", f"{held}; beside them, {_where_rounding_decides(tail)}", named, off, np.nan,
-                     path.log_gradient, path)  # fmt: skip
-    if off <= tolerance:
-        return Limit("finite part", held, named, off, np.nan, path.log_gradient, path)
-    reason = f"{held}; the direction beside them is not settled (stopped by {tail.stop} at |p| = {tail.norm:.3g})"
-    return Limit("undecided", reason, named, off, np.nan, path.log_gradient, path)
+    if path.decided_by_rounding:
+        outcome: Outcome = "rounding"
+        held = f"{held}; beside them, {_where_rounding_decides(path)}"
+    elif not part.curvature > 0:
+        outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
+    elif off <= tolerance:
+        outcome = "finite part"
+    else:
+        outcome = "undecided"
+        held = f"{held}; the direction beside them is not settled (stopped by {path.stop} at |p| = {path.norm:.3g})"
+    rate = _rate(path, named.solution) if outcome == "finite part" else np.nan
+    return Limit(outcome, held, named, off, rate, path.log_gradient, path)
 
 
 def _rate(path: FlowPath, solution: MarginSolution) -> float:
