@@ -27,12 +27,14 @@ GUIDE = ("guide.md", "experiments.md", "figures.md", "map.md", "extending.md")
 def on_config(config: Any) -> Any:
     """The navigation: what is there, in a sensible order; a page nobody placed goes to the notes."""
     written = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.md")}
-    notes = sorted(written - set(GUIDE) - {"index.md", "explore.md"})
+    results = sorted(page for page in written if page.startswith("results/"))
+    notes = sorted(written - set(GUIDE) - set(results) - {"index.md", "explore.md"})
     config.nav = [
         {"Home": "index.md"},
         {"See it": "explore.md"},
         {"Guide": [page for page in GUIDE if page in written]},
         {"Examples": [f"examples/{path.stem}.md" for path in _examples()]},
+        {"Results": results},
         {"Notes": notes},
         {"Figures": [{_label(experiment): _figure_page(experiment)} for experiment in EXPERIMENTS]},
         {"Interface": [{name: f"api/{name}.md"} for name in _rooms()]},

@@ -66,6 +66,7 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure10",
     "claims:ClaimsB",
     "svm_several_tokens:SvmTokens",
+    "limit_constants:Constants",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 

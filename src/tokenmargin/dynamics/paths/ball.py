@@ -179,7 +179,10 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     reduced = Reduced.of(objective)
     start = reduced.reduce(direction)
     local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, reduced.objective.prompt(start)))
-    found = minimise(local, start * (radius / np.linalg.norm(start)), sphere=Sphere(radius))
+    start = start * (radius / np.linalg.norm(start))
+    if not np.isfinite(local(start)[0]):  # the risk is lower than that of what is selected: no minimum selects it
+        return np.full(objective.dimension, np.nan)
+    found = minimise(local, start, sphere=Sphere(radius))
     return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
