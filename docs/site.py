@@ -243,8 +243,8 @@ def reference_index() -> str:
     """What `import tokenmargin as tm` gives, by task."""
     parts = [
         "# Reference",
-        "What `import tokenmargin as tm` gives, by task. Inside the package there is more, room by room (*Rooms inside*), "
-        "but these names are the ones that we keep.",
+        "What `import tokenmargin as tm` gives, by task. Inside the package there is more, room by room "
+        "(*Rooms inside*), but these names are the ones that we keep.",
     ]
     for task in TASKS:
         names = ", ".join(f"[`{name}`]({task.place}.md#{name})" for name in task.names)

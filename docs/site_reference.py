@@ -27,7 +27,7 @@ ROOMS = (
     ("problems", "Pose a problem", "tokens, labels and scores; corpora; the papers' own instances.", ("problem",)),
     ("objectives", "Say what is minimised", "losses, heads, objectives and their first step.", ("objective",)),
     ("tokens", "Ask which tokens", "weights, selections, angles.", ("selection",)),
-    ("margins", "Find max-margin directions", "one selection, all of them, thousands of problems, a corpus.", ("margin",)),
+    ("margins", "Find max-margin directions", "one selection, all of them, many problems, a corpus.", ("margin",)),
     ("norms", "Choose a norm", "in which a direction is short, or a step is steep.", ("norms",)),
     ("motion", "Follow training", "descent, flow, many runs at once, regularisation paths.", ("dynamics",)),
     ("limits", "Name the limit", "where training goes, and from where.", ("limits",)),
@@ -177,8 +177,7 @@ def _first(value: Any) -> str:
     """The first sentence of a docstring."""
     if not (inspect.isclass(value) or callable(value)):
         return "a constant"
-    doc = re.sub(r"\s+", " ", (inspect.getdoc(value) or "").split("\n\n")[0])
-    return doc
+    return re.sub(r"\s+", " ", (inspect.getdoc(value) or "").split("\n\n")[0])
 
 
 def _cell(text: str) -> str:
