@@ -1,4 +1,4 @@
-"""A drawing of a priority graph: components in layers, what nothing is ahead of on top; tied tokens with their shares."""
+"""A drawing of a priority graph: components in layers, the first on top; tied tokens with their shares."""
 
 from __future__ import annotations
 
