@@ -12,6 +12,7 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1b, figure5
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
+from tokenmargin.theory import EmbeddingInstance
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -109,3 +110,20 @@ def test_without_strict_complementarity_there_is_no_constant() -> None:
 
 def test_a_selection_that_is_no_limit_says_so() -> None:
     assert "not converge" in limit_constants(figure1b(), [2]).reason
+
+
+def test_one_irrelevant_token_in_closed_form() -> None:
+    """After paper A's first step, with frequencies 2, 1, 1, 2: c^2 = sum (b_s - mean)^2 - theta (sum alpha_s b_s)^2."""
+    words = ["good the the", "good the the", "fine the the", "bad the the", "dull the the", "dull the the"]
+    x = EmbeddingInstance.on(words, [1, 1, 1, -1, -1, -1])
+    problem, corpus, half = x.steps[0].after.problem(), x.corpus, x.step / 2
+    found = limit_constants(problem, problem.shared_scores.argmax(axis=1))
+    important = np.flatnonzero(corpus.completely != 0)
+    alpha = corpus.signed_frequency[important]
+    score = half * np.abs(alpha)
+    count = np.array([(corpus.index == s).any(axis=1).sum() for s in important])
+    b = np.log(count * score) - np.logaddexp(0, score)
+    theta = half**2 / (1 + half**2 * (alpha @ alpha))
+    expected = ((b - b.mean()) ** 2).sum() - theta * (alpha @ b) ** 2
+    assert found.constant**2 == pytest.approx(expected, rel=1e-9)  # d is 10^65: what is neglected is below rounding
+    assert found.spans

@@ -10,10 +10,11 @@ import clarabel
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.optimize import linprog
 
 import tokenmargin as tm
 from tokenmargin.cli import main
-from tokenmargin.margin import GAP, Constraints, solve_in_norm
+from tokenmargin.margin import GAP, MATRIX_GAP, Constraints, solve_in_norm
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.norms import L1, LINF, CustomNorm, LpNorm
 from tokenmargin.problem.geometry import Coordinates
@@ -182,12 +183,162 @@ def test_exact_linear_programming_on_integers(norm):
         assert abs(Fraction(1 / found.margin) / exact - 1) < Fraction(2, 10**9)  # the gap, and the value's rounding
 
 
+def matrices_posed(matrices: np.ndarray, equality: np.ndarray | None = None) -> Constraints:
+    k, *shape = matrices.shape
+    every = np.arange(k)
+    geometry = Coordinates(matrices.reshape(k, -1), [every], matrix_shape=tuple(shape))
+    bound = np.ones(k) if equality is None else np.where(equality, 0.0, 1.0)
+    return Constraints(geometry, every, None, bound, np.stack([every, every], 1), equality=equality)
+
+
+def semidefinite_value(name: str, matrices: np.ndarray) -> float:
+    """By clarabel: `[[P, W], [W', Q]] >= 0`, half the trace for the nuclear norm, P = Q = t I for the spectral one."""
+    k, q, d = matrices.shape
+    n = q + d
+    pairs = [(i, j) for j in range(n) for i in range(j + 1)]  # the upper triangle, by columns
+    number = {pair: c for c, pair in enumerate(pairs)}
+    constraints = np.array([[m[i, j - q] if i < q <= j else 0.0 for i, j in pairs] for m in matrices])
+    cost = np.array([0.5 if i == j else 0.0 for i, j in pairs])
+    equal = []
+    if name == "spectral":
+        cost = np.array([float((i, j) == (0, 0)) for i, j in pairs])
+        for i, j in pairs:
+            if (i < q) == (j < q) and (i, j) != (0, 0):
+                line = np.zeros(len(pairs))
+                line[number[i, j]] = 1.0
+                line[0] = -1.0 if i == j else 0.0
+                equal.append(line)
+    weights = np.array([1.0 if i == j else np.sqrt(2) for i, j in pairs])
+    parts = [np.array(equal).reshape(-1, len(pairs)), -constraints, -np.diag(weights)]
+    room = np.r_[np.zeros(len(equal)), -np.ones(k), np.zeros(len(pairs))]
+    cones = [clarabel.ZeroConeT(len(equal)), clarabel.NonnegativeConeT(k), clarabel.PSDTriangleConeT(n)]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_rel = settings.tol_gap_abs = settings.tol_feas = 1e-9
+    nothing = sparse.csc_matrix((len(pairs), len(pairs)))
+    solver = clarabel.DefaultSolver(nothing, cost, sparse.csc_matrix(np.vstack(parts)), room, cones, settings)
+    found = solver.solve()
+    assert "Solved" in str(found.status)
+    return float(found.obj_val)
+
+
+@pytest.mark.parametrize("name", ["nuclear", "spectral"])
+@pytest.mark.parametrize("rank", ["one", "full"])
+def test_matrices_agree_with_clarabel(name, rank):
+    """Attention's constraints are of rank one; others are solved as well."""
+    rng = np.random.default_rng(len(name))
+    for k, q, d in [(6, 3, 4), (12, 4, 3), (3, 2, 6), (4, 1, 5)]:
+        matrices = rng.normal(size=(k, q, d))
+        if rank == "one":
+            matrices = rng.normal(size=(k, q, 1)) * rng.normal(size=(k, 1, d))
+        signs = np.sign(np.einsum("kqd,qd->k", matrices, rng.normal(size=(q, d))))
+        constraints = matrices_posed(matrices * signs[:, None, None])
+        found = solve_in_norm(constraints, name)
+        assert found.status == "optimal", (name, k, q, d, found)
+        assert found.certificate.gap <= MATRIX_GAP
+        assert np.linalg.norm(found.matrix, "nuc" if name == "nuclear" else 2) * found.margin == pytest.approx(
+            1, rel=1e-9
+        )
+        assert (constraints.rows() @ found.vector).min() >= 1 - 1e-12
+        assert semidefinite_value(name, matrices * signs[:, None, None]) == pytest.approx(1 / found.margin, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "of_diagonals"), [("nuclear", "l1"), ("spectral", "linf")])
+def test_diagonal_matrices_are_vectors(name, of_diagonals):
+    """Dropping what is off the diagonal lengthens no Schatten norm, so the least W is diagonal: an lp problem."""
+    rng = np.random.default_rng(8)
+    for k, r in [(5, 3), (2, 4), (9, 5)]:
+        rows = random_constraints(rng, "gaussian", k, r).rows()
+        matrices = rows[:, :, None] * np.eye(r)
+        ours, theirs = solve_in_norm(matrices_posed(matrices), name), solve_in_norm(posed(rows), of_diagonals)
+        assert ours.is_optimal
+        assert ours.margin == pytest.approx(theirs.margin, rel=2e-8)
+
+
+@pytest.mark.parametrize("name", ["nuclear", "spectral"])
+def test_matrix_problems(name):
+    rng = np.random.default_rng(0)
+    problem = tm.random_problem(n=3, T=4, d=6, rng=rng)
+    wide = problem.with_matrix(rng.normal(size=(3, 5)))
+    found = tm.max_margin(wide, [0, 1, 2], norm=name)
+    assert found.is_optimal
+    assert found.matrix.shape == (5, 6)
+    # In the coordinates of the data alone, and rotated, the problem is the same.
+    turn, _ = np.linalg.qr(rng.normal(size=(6, 6)))
+    turned = tm.TokenProblem.of(problem.keys.tokens @ turn, problem.labels, scores=problem.scores)
+    again = tm.max_margin(turned.with_matrix(wide.keys.queries), [0, 1, 2], norm=name)
+    assert again.margin == pytest.approx(found.margin, rel=2e-8)
+    euclidean = tm.max_margin(wide, [0, 1, 2])
+    assert euclidean.matrix.shape == (5, 6)
+    least = np.linalg.norm(euclidean.matrix, "nuc" if name == "nuclear" else 2)
+    assert 1 / found.margin <= least * (1 + 1e-8)
+    tied = tm.class_margin(wide, np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool), norm=name)
+    assert tied.is_optimal
+    logits = wide.keys.logits(tied.vector)
+    assert abs(logits[0, 0] - logits[0, 1]) < 1e-9
+    assert (logits[0, 0] - logits[0, 2:]).min() >= 1 - 1e-12
+
+
 def test_one_constraint_has_a_closed_form():
     """`min |x|` with `<row, x> >= 1` is `1 / |row|_*`."""
     row = np.array([[3.0, -4.0, 0.5]])
     for name in VECTOR_NORMS:
         norm = tm.norm_named(name)
         assert solve_in_norm(posed(row), name).margin == pytest.approx(float(norm.dual_value(row[0])), rel=1e-9)
+    matrix = np.random.default_rng(0).normal(size=(1, 3, 4))
+    for name, order in {"nuclear": 2, "spectral": "nuc"}.items():
+        expected = np.linalg.norm(matrix[0], order)
+        assert solve_in_norm(matrices_posed(matrix), name).margin == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("norm", [L1, LINF], ids=["l1", "linf"])
+def test_faces_against_linear_programs(norm):
+    """Solutions found by linear programs with random objectives: they span the face, and lie at angle zero to it."""
+    rng = np.random.default_rng(12)
+    several = 0
+    for _ in range(12):
+        constraints = random_constraints(rng, "small integers", 3, 4)
+        rows, found = constraints.rows(), solve_in_norm(constraints, norm)
+        points = np.array([some_solution(norm, rows, 1 / found.margin, rng) for _ in range(12)])
+        assert found.freedom == np.linalg.matrix_rank(points - points[0], tol=1e-6)
+        assert ("face of them" in found.explanation) == (found.freedom > 0)
+        several += found.freedom > 0
+        inside = rng.dirichlet(np.ones(len(points))) @ points
+        assert found.angle_to(inside) < 1e-6  # the linear programs are solved to 1e-9 or so, on vectors of length 1
+        v = rng.normal(size=4)
+        cosines = points @ v / np.linalg.norm(points, axis=1) / np.linalg.norm(v)
+        assert found.angle_to(v) <= np.arccos(np.clip(cosines.max(), -1, 1)) + 1e-6
+    assert several >= 2
+
+
+def some_solution(norm: LpNorm, rows: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
+    """A vertex of the set of solutions: the largest value of a random function of (x, t) on it."""
+    k, r = rows.shape
+    eye, common = np.eye(r), norm is LINF
+    ones = -np.ones((r, 1)) if common else -eye
+    many = ones.shape[1]
+    most = np.block([[-rows, np.zeros((k, many))], [eye, ones], [-eye, ones], [np.zeros((1, r)), np.ones((1, many))]])
+    room = np.r_[-np.ones(k), np.zeros(2 * r), least * (1 + 1e-9)]
+    found = linprog(np.r_[rng.normal(size=r), np.zeros(many)], most, room, bounds=[(None, None)] * (r + many))
+    assert found.status == 0
+    return found.x[:r]
+
+
+def test_the_face_of_a_nuclear_norm():
+    """`min |W|` with trace at least 1: all positive semidefinite matrices of trace one; projections in closed form."""
+    found = solve_in_norm(matrices_posed(np.eye(3)[None]), "nuclear")
+    assert found.freedom == 5
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        v = rng.normal(size=(3, 3))
+        values, vectors = np.linalg.eigh((v + v.T) / 2)
+        nearest = (vectors * np.maximum(values, 0)) @ vectors.T
+        expected = np.arccos((v * nearest).sum() / np.linalg.norm(v) / np.linalg.norm(nearest))
+        assert found.angle_to(v.ravel()) == pytest.approx(expected, abs=1e-7)
+    assert solve_in_norm(posed(np.array([[1.0, 2.0]])), "lp:3").freedom == 0
+    assert solve_in_norm(matrices_posed(np.eye(3)[None]), "spectral").freedom == 0
+    assert solve_in_norm(matrices_posed(np.diag([1.0, 0.0, 0.0])[None]), "spectral").freedom == 4
+    assert tm.max_margin(tm.figure1b(), [0]).freedom == 0
 
 
 def test_infeasible_is_the_same_proof_in_every_norm():

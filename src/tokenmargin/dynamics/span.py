@@ -109,7 +109,7 @@ class Reduced:
         of_keys, of_queries = Span.of(keys.keys), Span.of(Coordinates.of(keys.queries[:, None]))
         small = Bilinear(of_keys.tokens, of_queries.tokens.tokens[:, 0])
         base = None if original.base is None else of_queries.reduce(of_keys.reduce(original.base).T).T
-        reduced = TokenProblem(small, problem.labels, scores=problem.scores)
+        reduced = problem.with_keys(small)
         objective, columns = replace(original, problem=reduced, base=base), np.eye(original.rank)
         parts = zip((of_keys, of_queries), objective.spaces, original.spaces, strict=True)
         spans = (Span(to, None if s.basis is None else np.kron(s.basis, columns), space) for s, to, space in parts)

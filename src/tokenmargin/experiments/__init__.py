@@ -67,6 +67,8 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
+    "svm_several_tokens:SvmTokens",
+    "limit_constants:Constants",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 

@@ -77,6 +77,14 @@ class LimitConstants:
         outside = float(self._span.geometry.norm(p - self._span.lift(y)))
         return float(np.hypot(inside, outside))
 
+    def product(self, p: Float[Array, " D"]) -> float:
+        """`angle(p, p^) |p|`, in coordinates of the span: inner products alone know angles to half the digits."""
+        y, direction = self._span.reduce(p), self._span.reduce(self.named.solution.vector)
+        unit = direction / np.linalg.norm(direction)
+        along, beside = float(unit @ y), y - (unit @ y) * unit
+        off = float(np.hypot(np.linalg.norm(beside), self._span.geometry.norm(p - self._span.lift(y))))
+        return float(np.arctan2(off, along) * np.hypot(off, along))
+
     def of_flow(self, p: Float[Array, " D"]) -> float:
         """The limit of `angle(p_t, p^) |p_t|` for the flow that has come to `p`, far out: `sqrt(c^2 + across^2)`."""
         return float(np.hypot(self.constant, self.across(p)))
@@ -94,8 +102,8 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     - `loss`: logistic by default; only its slope at the selected scores counts.
 
     >>> from tokenmargin.problem.instances import figure5
-    >>> round(limit_constants(figure5(2.0), [1, 1]).constant, 6)  # log(2 (1 + e) / (1 + e^2)) / 2
-    0.060208
+    >>> round(limit_constants(figure5(2.0), [1, 1]).constant, 6)  # log((1 + e^2) / (2 (1 + e))) / 2
+    0.06026
     """
     loss = LogisticLoss() if loss is None else loss
     named = limit_direction(problem, selected, loss=loss)

@@ -8,6 +8,7 @@ Along gradient flow `Q' Q - K' K` does not change.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -70,7 +71,7 @@ class FactoredObjective(AbstractObjective):
         key, query = self.spaces
         return ("key", key), ("query", query)
 
-    @property
+    @cached_property
     def spaces(self) -> tuple[Coordinates, Coordinates]:
         """Where K and Q live."""
         q, d = self.shape

@@ -104,9 +104,10 @@ def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | 
     def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
         value = objective.log_excess(y, selected)
         descent, relative, _ = objective.linearise(y)
-        steep = float(np.exp(descent.log_norm[0] - value)) if np.isfinite(value) else np.nan
+        known = np.exp(descent.log_norm - value) if np.isfinite(value) else np.full_like(descent.log_norm, np.nan)
+        steep = objective.expand(known)
         gradient = -steep * descent.direction
-        return value, gradient, -steep * relative - np.outer(gradient, gradient)
+        return value, gradient, -steep[:, None] * relative - np.outer(gradient, gradient)
 
     return landscape
 
@@ -124,7 +125,8 @@ def regularisation_path(
 
     **Arguments**
     - `objective`: a prompt objective (with a linear head, or a nonlinear one under which no mixture of tokens does
-      better than the best single ones), in either geometry.
+      better than the best single ones), in either geometry; or a factored one, whose ball `|K|^2 + |Q|^2 <= R^2` is
+      that of W in the nuclear norm, `|W|_* <= R^2 / 2`. Its minima are unique up to a rotation of the columns.
     - `radii`: growing.
     - `rng`: for the random starts.
     - `starts`: random starts at each radius up to 50.
@@ -150,7 +152,7 @@ def regularisation_path(
             found = [None if branch[-1] is None else ball.continued(branch[-1], radius) for branch in branches]
             fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
             fresh = np.concatenate([fresh, guided])
-            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius))
+            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius), ball.objective)
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
@@ -176,8 +178,11 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     """
     reduced = Reduced.of(objective)
     start = reduced.reduce(direction)
-    local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, start))
-    found = minimise(local, start * (radius / np.linalg.norm(start)), sphere=Sphere(radius))
+    local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, reduced.objective.prompt(start)))
+    start = start * (radius / np.linalg.norm(start))
+    if not np.isfinite(local(start)[0]):  # the risk is lower than that of what is selected: no minimum selects it
+        return np.full(objective.dimension, np.nan)
+    found = minimise(local, start, sphere=Sphere(radius))
     return reduced.lift(found.point if found.converged else np.full_like(start, np.nan))
 
 
@@ -236,7 +241,9 @@ class _Ball:
 
     def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
         """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
-        local = prompt_landscape(self.objective, select(self.objective.problem.keys, rough.point))
+        local = prompt_landscape(
+            self.objective, select(self.objective.problem.keys, self.objective.prompt(rough.point))
+        )
         if not np.isfinite(local(sphere.coordinates(rough.point))[0]):
             return None
         found = minimise(local, rough.point, sphere=sphere, max_iterations=100)
@@ -255,15 +262,22 @@ def _file(
     continued: list[Minimum | None],
     fresh: list[Minimum | None],
     at: tuple[int, float],
+    objective: AbstractObjective,
 ) -> None:
-    """Append each minimum to the branch it continues, or open a new one; copies of one minimum are dropped."""
+    """Append each minimum to the branch it continues, or open a new one; copies of one minimum are dropped.
+
+    Minima are compared by their prompts: K and Q give one W in many ways.
+    """
     number, radius = at
-    kept: list[Minimum] = []
+    kept: list[Array] = []
 
     def new(minimum: Minimum | None) -> Minimum | None:
-        if minimum is None or any(np.linalg.norm(minimum.point - other.point) <= _SAME * radius for other in kept):
+        if minimum is None:
             return None
-        kept.append(minimum)
+        prompt = objective.prompt(minimum.point)
+        if any(np.linalg.norm(prompt - other) <= _SAME * radius**objective.degree for other in kept):
+            return None
+        kept.append(prompt)
         return minimum
 
     for branch, minimum in zip(branches, continued, strict=True):

@@ -1,19 +1,331 @@
-"""Nuclear and spectral norms."""
+"""Nuclear and spectral norms: a semidefinite program by a primal-dual interior-point method of our own.
+
+With `G = sum_j m_j M_j`, the nuclear norm's dual is `max bound' m` under `[[I, -G], [-G', I]] >= 0` and `m >= 0`; the
+multiplier X of that matrix holds the solution, `W = 2 X_12`. The spectral norm's problem is `min t` under
+`[[t I, W], [W', t I]] >= 0`, and its X holds `G = -2 X_12` with trace one. Directions are those of Helmberg, Rendl,
+Vanderbei and Wolkowicz, Kojima, Shindoh and Hara, and Monteiro, with Mehrotra's predictor and corrector.
+
+W may be taken in the span of the rows of all M_j, and of their columns: projecting on them satisfies the same
+constraints and lengthens no singular value. So the size that counts is that of the data, not of W (`reduced`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.margin.normed.polish import holding
 from tokenmargin.norms import SchattenNorm
 
-__all__ = ["matrix_proposals"]
+__all__ = ["matrix_proposals", "reduced"]
+
+Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
+_ROUNDS = 60
+_ENOUGH = 2e-9  # relative gap: a fifth of what is asked
+_ROUGH = 1e-6  # a gap from which Newton's method mostly does the rest
+_NEWTON = 3
+_SHIFT = 1e-9  # added to a singular system of equations that has solutions
+_IDLE = 4  # rounds without a better gap, after which there is none
+_NEAR = 0.98  # share of the way to the boundary
+_VANISHED = 1e-13  # share of the largest singular value below which a direction is not one of the data's
+
+
+class Reduced(NamedTuple):
+    """Matrices in the coordinates of their own rows and columns: `M_j = left core_j right'`."""
+
+    left: Float[Array, "q a"]
+    core: Float[Array, "k a b"]
+    right: Float[Array, "d b"]
 
 
 def matrix_proposals(
     norm: SchattenNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
-) -> Iterator[tuple[Float[Array, " r"], Float[Array, " k"]]]:
-    """None so far."""
-    return iter(())
+) -> Iterator[Proposal]:
+    """A vector and multipliers close to optimal, for the nuclear or the spectral norm."""
+    if norm.p not in (1, np.inf):
+        raise ValueError(f"there is no solver for the norm {norm.name}; use nuclear, spectral or l2 (Frobenius)")
+    small = reduced(norm.matrices(rows))
+    if not small.core.size:
+        return
+    for enough in (_ROUGH, _ENOUGH) if norm.p == 1 else (_ENOUGH,):
+        best = _Best(small.core, bound, tied, norm.p, enough)
+        with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError, ValueError):
+            (_nuclear if norm.p == 1 else _spectral)(small.core, bound, tied, best)
+        if not (best.w.any() and best.m.any()):
+            return
+        with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+            w, m = (_of_low_rank if norm.p == 1 else _with_low_rank)(small.core, bound, tied, best)
+            yield (small.left @ w @ small.right.T).ravel(), m
+    yield (small.left @ best.w @ small.right.T).ravel(), best.m
+
+
+def reduced(matrices: Float[Array, "k q d"]) -> Reduced:
+    """The matrices with the directions left out that none of them has."""
+    left, right = _basis(matrices), _basis(matrices.transpose(0, 2, 1))
+    return Reduced(left, np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True), right)
+
+
+def _basis(matrices: Float[Array, "k q d"]) -> Float[Array, "q a"]:
+    q = matrices.shape[1]
+    side_by_side = matrices.transpose(1, 0, 2).reshape(q, -1)
+    vectors, values, _ = np.linalg.svd(side_by_side, full_matrices=False)
+    kept = values > _VANISHED * values[0]
+    return np.eye(q) if kept.sum() == q else vectors[:, kept]
+
+
+class _Best:
+    """The best iterate so far, by the gap that its certificate would have; and whether to go on."""
+
+    def __init__(
+        self, core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], p: float, enough: float
+    ) -> None:
+        self.flat, self.bound, self.tied, self.norm = (
+            core.reshape(len(core), -1),
+            bound,
+            tied,
+            SchattenNorm(p, core.shape[1:]),
+        )
+        self.enough = enough
+        self.w, self.m, self.gap, self.idle = np.zeros(core.shape[1:]), np.zeros(len(core)), np.inf, 0
+
+    def goes_on(self, w: Float[Array, "a b"], m: Float[Array, " k"]) -> bool:
+        """Look at an iterate; False once it is good enough, or the last ones were no better."""
+        asks = (self.bound > 0) & ~self.tied
+        margin = float(((self.flat @ w.ravel())[asks] / self.bound[asks]).min())
+        upper, dual = self.norm.value(w.ravel()), self.norm.dual_value(m @ self.flat)
+        gap = float(1 - (self.bound @ m) * margin / (upper * dual)) if margin > 0 and upper > 0 and dual > 0 else np.inf
+        self.idle = 0 if not gap < np.inf or gap < 0.7 * self.gap else self.idle + 1
+        if gap < self.gap:
+            self.w, self.m, self.gap = w, m, gap
+        return self.gap > self.enough and self.idle < _IDLE
+
+
+def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best) -> None:
+    k, a, b = core.shape
+    flat, outer = core.reshape(k, -1), _outer_factors(core)
+    m = np.where(tied, 0.0, 0.5 / max(float(np.linalg.norm(core.sum(axis=0), 2)), 1e-3))
+    s = np.where(tied, 0.0, 1.0)
+    X = np.eye(a + b) * 2 * np.sqrt(k)
+    free = ~tied
+
+    def matrix(m: Array) -> Array:
+        return _blocks(1.0, -(m @ flat).reshape(a, b))
+
+    for _ in range(_ROUNDS):
+        if not best.goes_on(2 * X[:a, a:], m):
+            return
+        S = matrix(m)
+        short = bound + s - 2 * flat @ X[:a, a:].ravel()
+        gap = float(np.sum(X * S) + s @ m)
+        of_X, of_S = _inverse_factor(X), _inverse_factor(S)
+        Z = of_S.T @ of_S
+        schur = _schur(core, outer, X, Z, a)
+        ratio = np.divide(s, m, out=np.zeros(k), where=free)
+        schur[np.diag_indices(k)] += ratio + 1e-15 * schur.diagonal().max()
+        mean = gap / (a + b + free.sum())
+        second, change, centre = np.zeros_like(X), -s * m, 0.0
+        solve = _factored(schur)
+        for corrected in range(2):
+            lead = centre * Z - X - second
+            dm = solve(short + np.divide(change, m, out=np.zeros(k), where=free) - 2 * flat @ lead[:a, a:].ravel())
+            dS = matrix(dm) - np.eye(a + b)
+            dX = _symmetric(lead - X @ dS @ Z)
+            ds = np.divide(change - s * dm, m, out=np.zeros(k), where=free)
+            forward = min(1.0, _NEAR * min(_longest(of_X, dX), _longest_vector(s, ds, free)))
+            backward = min(1.0, _NEAR * min(_longest(of_S, dS), _longest_vector(m, dm, free)))
+            if not corrected:
+                after = np.sum((X + forward * dX) * (S + backward * dS)) + (s + forward * ds) @ (m + backward * dm)
+                centre = mean * max(after / gap, 0.0) ** 3
+                second, change = _symmetric(dX @ dS @ Z), centre - s * m - ds * dm
+        X, s, m = X + forward * dX, s + forward * ds, m + backward * dm
+
+
+def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best) -> None:
+    k, a, b = core.shape
+    flat, free = core.reshape(k, -1), ~tied
+    w, t, X = np.zeros((a, b)), 1.0, np.eye(a + b) / (a + b)
+    m, s = np.where(tied, 0.0, 1.0 / k), np.where(tied, 0.0, 1.0)
+    for _ in range(_ROUNDS):
+        if not best.goes_on(w, m):
+            return
+        S = _blocks(t, w)
+        short = flat @ w.ravel() - bound - s
+        off, one = -2 * X[:a, a:] - (m @ flat).reshape(a, b), 1 - np.trace(X)
+        gap = float(np.sum(X * S) + s @ m)
+        of_X, of_S = _inverse_factor(X), _inverse_factor(S)
+        Z = of_S.T @ of_S
+        # Equalities enter as inequalities with a very stiff spring; the slack of an equality is zero.
+        stiff = np.where(tied, 1e10 * np.abs(m).max(), np.divide(m, s, out=np.ones(k), where=free))
+        bent = _symmetric(X @ Z)
+        system = np.zeros((a * b + 1, a * b + 1))
+        system[:-1, :-1] = _kronecker(X, Z, a) + (flat.T * stiff) @ flat
+        system[-1, :-1] = system[:-1, -1] = 2 * bent[:a, a:].ravel()
+        system[-1, -1] = np.trace(bent)
+        solve = _factored(system)
+        mean = gap / (a + b + free.sum())
+        second, change, centre = np.zeros_like(X), -s * m, 0.0
+        for corrected in range(2):
+            lead = centre * Z - X - second
+            pushed = np.where(tied, 0.0, np.divide(change, s, out=np.zeros(k), where=free)) - stiff * short
+            asked = 2 * lead[:a, a:].ravel() + pushed @ flat - off.ravel()
+            step = solve(np.append(asked, np.trace(lead) - one))
+            dw, dt = step[:-1].reshape(a, b), float(step[-1])
+            dS = _blocks(dt, dw)
+            dX = _symmetric(lead - X @ dS @ Z)
+            moved = flat @ dw.ravel()
+            ds = np.where(tied, 0.0, moved + short)
+            dm = pushed - stiff * moved
+            forward = min(1.0, _NEAR * min(_longest(of_S, dS), _longest_vector(s, ds, free)))
+            backward = min(1.0, _NEAR * min(_longest(of_X, dX), _longest_vector(m, dm, free)))
+            if not corrected:
+                after = np.sum((X + backward * dX) * (S + forward * dS)) + (s + forward * ds) @ (m + backward * dm)
+                centre = mean * max(after / gap, 0.0) ** 3
+                second, change = _symmetric(dX @ dS @ Z), centre - s * m - ds * dm
+        w, t, s = w + forward * dw, t + forward * dt, s + forward * ds
+        X, m = X + backward * dX, m + backward * dm
+
+
+def _of_low_rank(
+    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best
+) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:
+    """Nuclear: Newton's method for `W = A B'` of the rank it should have, `G B = A`, `G' A = B`, active constraints.
+
+    Where a singular value of G is below the largest, W has none. The equations leave A and B free to turn together, so
+    the system is singular, and shifted a little.
+    """
+    k, a, b = core.shape
+    m = np.where(holding(core.reshape(k, -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
+    left, values, right = np.linalg.svd(best.w, full_matrices=False)
+    of_g = np.linalg.svd(np.tensordot(m, core, axes=1), compute_uv=False)
+    kept = values / values[0] > 1 - of_g / of_g[0]
+    r, active = int(kept.sum()), np.flatnonzero(m)
+    A, B, m = left[:, kept] * np.sqrt(values[kept]), right[kept].T * np.sqrt(values[kept]), m / of_g[0]
+    held = core[active]
+    for _ in range(_NEWTON):
+        G, on_b, on_a = np.tensordot(m, core, axes=1), held @ B, held.transpose(0, 2, 1) @ A
+        system = np.zeros(((a + b) * r + len(active),) * 2)
+        system[: a * r, : a * r] = -np.eye(a * r)
+        system[: a * r, a * r : (a + b) * r] = np.kron(G, np.eye(r))
+        system[a * r : (a + b) * r, : a * r] = np.kron(G.T, np.eye(r))
+        system[a * r : (a + b) * r, a * r : (a + b) * r] = -np.eye(b * r)
+        moved = np.concatenate([on_b.reshape(len(active), -1), on_a.reshape(len(active), -1)], axis=1)
+        system[: (a + b) * r, (a + b) * r :], system[(a + b) * r :, : (a + b) * r] = moved.T, moved
+        missing = np.concatenate(
+            [(A - G @ B).ravel(), (B - G.T @ A).ravel(), bound[active] - np.sum(on_b * A, axis=(1, 2))]
+        )
+        step = np.linalg.solve(system + _SHIFT * np.eye(len(system)), missing)
+        A = A + step[: a * r].reshape(a, r)
+        B = B + step[a * r : (a + b) * r].reshape(b, r)
+        m[active] += step[(a + b) * r :]
+    return A @ B.T, m
+
+
+def _with_low_rank(
+    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best
+) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:
+    """Spectral: multipliers whose G has the rank it should: where a singular value of W is below the largest, none.
+
+    The nuclear norm counts what interior points leave there; the smallest change of the multipliers that removes it, to
+    first order, is made some times: Newton's method for the rank.
+    """
+    m = np.where(holding(core.reshape(len(core), -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
+    active = np.flatnonzero(m)
+    of_w = np.linalg.svd(best.w, compute_uv=False)
+    for _ in range(3):
+        left, values, right = np.linalg.svd(np.tensordot(m, core, axes=1))
+        rank = int((values / values[0] > 1 - of_w / of_w[0]).sum())
+        left, right = left[:, rank:], right[rank:].T
+        if not left.size or not right.size:
+            break
+        noise = (left.T @ core[active] @ right).reshape(len(active), -1)
+        u, sizes, _ = np.linalg.svd(noise, full_matrices=False)
+        seen = u[:, sizes > 1e-6]  # not m itself, which would do as well: G = 0 has no noise
+        m[active] -= seen @ (seen.T @ m[active])
+    return best.w, m
+
+
+def _outer_factors(core: Float[Array, "k a b"]) -> tuple[Float[Array, "k a"], Float[Array, "k b"]] | None:
+    """`M_j = u_j v_j'` where all are of rank one, as constraints of attention are."""
+    k = len(core)
+    i, j = np.unravel_index(np.abs(core).reshape(k, -1).argmax(axis=1), core.shape[1:])
+    every = np.arange(k)
+    v, u = core[every, i, :], core[every, :, j] / core[every, i, j][:, None]
+    return (u, v) if np.abs(core - u[:, :, None] * v[:, None, :]).max() <= 1e-13 * np.abs(core).max() else None
+
+
+def _schur(
+    core: Float[Array, "k a b"],
+    outer: tuple[Array, Array] | None,
+    X: Float[Array, "n n"],
+    Z: Float[Array, "n n"],
+    a: int,
+) -> Float[Array, "k k"]:
+    """`<M_j, X11 M_l Z22 + Z11 M_l X22 + X12 M_l' Z12 + Z12 M_l' X12>`."""
+    (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
+    if outer is not None:
+        u, v = outer
+        crossed = (u @ X12 @ v.T) * (u @ Z12 @ v.T).T
+        return (u @ X11 @ u.T) * (v @ Z22 @ v.T) + (u @ Z11 @ u.T) * (v @ X22 @ v.T) + crossed + crossed.T
+    turned = core.transpose(0, 2, 1)
+    moved = X11 @ core @ Z22 + Z11 @ core @ X22 + X12 @ turned @ Z12 + Z12 @ turned @ X12
+    return core.reshape(len(core), -1) @ moved.reshape(len(core), -1).T
+
+
+def _kronecker(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[Array, "c c"]:
+    """The same, as a matrix on W row by row."""
+    (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
+    size = X12.size
+    crossed = np.einsum("ac,eb->abec", X12, Z12) + np.einsum("ac,eb->abec", Z12, X12)
+    return np.kron(X11, Z22) + np.kron(Z11, X22) + crossed.reshape(size, size)
+
+
+def _parts(matrix: Float[Array, "n n"], a: int) -> tuple[Array, Array, Array]:
+    return matrix[:a, :a], matrix[:a, a:], matrix[a:, a:]
+
+
+def _blocks(t: float, w: Float[Array, "a b"]) -> Float[Array, "n n"]:
+    a, b = w.shape
+    matrix = np.eye(a + b) * t
+    matrix[:a, a:], matrix[a:, :a] = w, w.T
+    return matrix
+
+
+def _symmetric(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    return (matrix + matrix.T) / 2
+
+
+def _inverse_factor(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """R with `R' R` the inverse."""
+    return np.linalg.inv(np.linalg.cholesky(matrix))
+
+
+def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
+    from scipy.linalg.lapack import dgetrf, dgetrs  # loaded when it is needed; by hand, without the checks
+
+    factors, pivots, failed = dgetrf(matrix)
+    if failed:
+        raise np.linalg.LinAlgError("singular")
+
+    def solve(right: Array) -> Array:
+        found = dgetrs(factors, pivots, right)[0]
+        for _ in range(2):
+            found = found + dgetrs(factors, pivots, right - matrix @ found)[0]
+        return np.asarray(found)
+
+    return solve
+
+
+def _longest(factor: Float[Array, "n n"], change: Float[Array, "n n"]) -> float:
+    """The largest step that keeps a matrix positive semidefinite, by the factor of its inverse."""
+    least = float(np.linalg.eigvalsh(factor @ change @ factor.T)[0])
+    return -1 / least if least < 0 else 1e10
+
+
+def _longest_vector(x: Float[Array, " k"], dx: Float[Array, " k"], free: Bool[Array, " k"]) -> float:
+    steepest = float(np.divide(dx, x, out=np.zeros(len(x)), where=free).min())
+    return -1 / steepest if steepest < 0 else 1e10
