@@ -70,6 +70,7 @@ EXPERIMENT_PLACES = (
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
     "methods:MethodMargins",
+    "joint_phase:JointPhase",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
