@@ -65,7 +65,10 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure9b",
     "overparameterisation:Figure10",
     "claims:ClaimsB",
+    "svm_local:SvmW",
+    "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
+    "claims:ClaimsC",
     "limit_constants:Constants",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
