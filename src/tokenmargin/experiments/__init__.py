@@ -68,6 +68,7 @@ EXPERIMENT_PLACES = (
     "svm_local:SvmW",
     "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
+    "svm_rate:KQRate",
     "claims:ClaimsC",
     "limit_constants:Constants",
 )

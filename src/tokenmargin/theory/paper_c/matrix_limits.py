@@ -109,7 +109,7 @@ def _equal_others() -> ProblemInstance:
     rng = np.random.default_rng(3)
     tokens, queries = rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 2))
     return ProblemInstance(
-        cross_attention(tokens, queries, [1, -1], scores=[[1, 0, 0], [0, 1, 0]]), "others score alike"
+        cross_attention(tokens, queries, [1, -1], scores=[[1, 0, 0], [0, 1, 0]]), "others score alike", norm=1e3
     )
 
 
@@ -158,7 +158,7 @@ CLAIMS = (
         local,
         "sampled",
         about="local convergence of descent on W",
-        example=lambda: drawn(4, 2, 3, 3, name="random, in W"),
+        example=lambda: drawn(4, 1, 3, 2, name="random, in W"),
         outside=(_behind_a_neighbour,),
         unneeded={"alpha is separable": NO_SUBJECT},
     ),
