@@ -70,6 +70,14 @@ _EXPORTS = {
         "ClassObjective",
         "SquareObjective",
     ),
+    "tokenmargin.objective.attention_maps": (
+        "AttentionMap",
+        "Entmax",
+        "MapObjective",
+        "Sigmoid",
+        "Softmax",
+        "Sparsemax",
+    ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
         "NonlinearHead",
@@ -129,12 +137,15 @@ _EXPORTS = {
     "tokenmargin.limits": (
         "Basins",
         "Limit",
+        "MethodLimit",
+        "Rates",
         "basin_map",
         "basins",
         "NextTokenLimit",
         "limit_of",
         "next_token_limit",
         "random_starts",
+        "rates",
     ),
     "tokenmargin.theory": (
         "CLAIMS",

@@ -1,4 +1,4 @@
-"""Losses, heads, norms, methods, experiments and claims by name: the package's own, and those that other packages add.
+"""Losses, heads, attention maps, norms, methods, experiments and claims by name: our own, and what other packages add.
 
 Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
 
@@ -24,7 +24,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["OWN", "PluginError", "PluginWarning", "added_names", "find", "load_added", "names", "own_objects"]
+__all__ = [
+    "OWN",
+    "PluginError",
+    "PluginWarning",
+    "added_names",
+    "described",
+    "find",
+    "load_added",
+    "names",
+    "own_objects",
+]
 
 OWN = {
     "losses": {
@@ -33,6 +43,12 @@ OWN = {
         "correlation": "tokenmargin.objective.losses:CorrelationLoss",
     },
     "heads": {},
+    "attention_maps": {
+        "softmax": "tokenmargin.objective.attention_maps:Softmax",
+        "sparsemax": "tokenmargin.objective.attention_maps:Sparsemax",
+        "entmax": "tokenmargin.objective.attention_maps:Entmax",
+        "sigmoid": "tokenmargin.objective.attention_maps:Sigmoid",
+    },
     "norms": {
         "l2": "tokenmargin.norms:L2",
         "l1": "tokenmargin.norms:L1",
@@ -62,13 +78,14 @@ OWN = {
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
     "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "attention_maps": "tokenmargin.objective.attention_maps:AttentionMap",
     "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes (of
-methods also functions that make one)."""
+"""What a group holds: of methods and experiments the classes (of methods also functions that make one), of the others
+the objects."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name
@@ -184,14 +201,15 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
             f"of type {kind.__name__}, or what makes one when called without arguments",
         )
     if not fits:
-        raise TypeError(f"must be {wanted}, got {_kind_of(found)}")
+        raise TypeError(f"must be {wanted}, got {described(found)}")
     called = getattr(found, NAMED_BY[group], name) if group in NAMED_BY else name
     if name is not None and called != name:
         raise ValueError(f"calls itself {called!r}; the entry point must have that name")
     return found
 
 
-def _kind_of(found: Any) -> str:
+def described(found: object) -> str:
+    """What kind of object it is, in words for a message."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
 
 
