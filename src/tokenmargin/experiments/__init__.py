@@ -67,6 +67,7 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
+    "claims:ClaimsD",
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
 )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
-from tokenmargin.experiments.tables import PAPER_A, PAPER_B, columns
+from tokenmargin.experiments.tables import PAPER_A, PAPER_B, PAPER_D, columns
 from tokenmargin.theory import PAPER_CLAIMS, Claim, Report, needed
 
-__all__ = ["ClaimsA", "ClaimsB", "table_row"]
+__all__ = ["ClaimsA", "ClaimsB", "ClaimsD", "table_row"]
 
 
 def table_row(claim: Claim, reports: Iterable[Report]) -> str:
@@ -117,4 +117,16 @@ class ClaimsB(_Claims):
     title: ClassVar[str] = "Every lemma and theorem on max-margin token selection, measured"
     paper_letter: ClassVar[str] = "B"
     seconds: ClassVar[tuple[float | None, float | None]] = (40, 40)
+    shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
+
+
+@dataclass(frozen=True)
+class ClaimsD(_Claims):
+    """`tokenmargin reproduce claims-d`: every claim on next-token prediction, each inequality's slack."""
+
+    figure: ClassVar[str] = "claims-d"
+    source: ClassVar[str] = PAPER_D
+    title: ClassVar[str] = "The statements on next-token prediction, measured"
+    paper_letter: ClassVar[str] = "D"
+    seconds: ClassVar[tuple[float | None, float | None]] = (7, 7)
     shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
