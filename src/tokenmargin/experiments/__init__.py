@@ -70,6 +70,7 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsD",
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
+    "joint_phase:JointPhase",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
