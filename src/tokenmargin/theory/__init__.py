@@ -35,7 +35,11 @@ __all__ = [
 ]
 
 PAPER_CLAIMS: tuple[Claim, ...] = (
-    *paper_a.CLAIMS, *paper_b.CLAIMS, *paper_c.CLAIMS, *paper_d.CLAIMS, *results.CLAIMS,
+    *paper_a.CLAIMS,
+    *paper_b.CLAIMS,
+    *paper_c.CLAIMS,
+    *paper_d.CLAIMS,
+    *results.CLAIMS,
 )
 """The claims of the papers, paper A first, and results of our own on their questions."""
 
