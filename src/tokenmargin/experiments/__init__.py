@@ -45,6 +45,7 @@ EXPERIMENT_PLACES = (
     "embeddings:FigureA3Imdb",
     "embeddings:FigureA3Yelp",
     "embeddings:FigureA4",
+    "pairs:Pairs",
     "sharpness:FirstStepError",
     "sharpness:Theorem5Sharpness",
     "claims:ClaimsA",
