@@ -28,11 +28,6 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 
 demo: $(VENV)/.installed-report,classify
 	@$(BIN)/tokenmargin demo --out out/demo
-	@$(BIN)/tokenmargin fit sentences --out out/demo/model
-	@$(BIN)/tokenmargin explain out/demo/model "What a dreadful ferry, but the deck was tidy!"
-	@$(BIN)/tokenmargin report out/demo/model sentences --out out/demo/report.html
-	@$(BIN)/tokenmargin explore --out out/demo/explore.html
-	@echo "Open out/demo/explore.html (see attention choose: drag anything), out/demo/index.html (one problem, proven) and out/demo/report.html (words that decide a label)."
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)

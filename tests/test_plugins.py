@@ -63,6 +63,11 @@ def test_evolve_knows_an_added_loss_method_and_head(capsys) -> None:
     assert report["final"] == path.final.tolist()
     assert report["direction"]["kind"] == "GMM"
 
+    assert main(["evolve", "fig1b", "--attention", "softplus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["selected"] == [0]
+    assert main(["evolve", "fig1b", "--attention", "softplus", "--method", "flow"]) == 2
+    assert "SoftplusAttention has no curvature" in capsys.readouterr().err
+
     assert main(["evolve", "fig1b", "--head", "tanh", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["direction"]["kind"] is None
     assert main(["evolve", "fig1b", "--head", "tanh", "--train", "joint"]) == 2

@@ -70,6 +70,14 @@ _EXPORTS = {
         "ClassObjective",
         "SquareObjective",
     ),
+    "tokenmargin.objective.attention_maps": (
+        "AttentionMap",
+        "Entmax",
+        "MapObjective",
+        "Sigmoid",
+        "Softmax",
+        "Sparsemax",
+    ),
     "tokenmargin.objective.nonlinear_heads": (
         "HeadObjective",
         "NonlinearHead",

@@ -50,6 +50,12 @@ from tokenmargin.norms import SchattenNorm as SchattenNorm
 from tokenmargin.norms import norm_named as norm_named
 from tokenmargin.objective.attention import JointObjective as JointObjective
 from tokenmargin.objective.attention import PromptObjective as PromptObjective
+from tokenmargin.objective.attention_maps import AttentionMap as AttentionMap
+from tokenmargin.objective.attention_maps import Entmax as Entmax
+from tokenmargin.objective.attention_maps import MapObjective as MapObjective
+from tokenmargin.objective.attention_maps import Sigmoid as Sigmoid
+from tokenmargin.objective.attention_maps import Softmax as Softmax
+from tokenmargin.objective.attention_maps import Sparsemax as Sparsemax
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective
 from tokenmargin.objective.embedding import Embeddings as Embeddings
 from tokenmargin.objective.embedding import gaussian_embeddings as gaussian_embeddings

@@ -1,4 +1,4 @@
-"""Losses, heads, norms, methods, experiments and claims by name: the package's own, and those that other packages add.
+"""Losses, heads, attention maps, norms, methods, experiments and claims by name: our own, and what other packages add.
 
 Another package adds something by naming it in its `pyproject.toml`, under an entry point group of this package:
 
@@ -33,6 +33,12 @@ OWN = {
         "correlation": "tokenmargin.objective.losses:CorrelationLoss",
     },
     "heads": {},
+    "attention_maps": {
+        "softmax": "tokenmargin.objective.attention_maps:Softmax",
+        "sparsemax": "tokenmargin.objective.attention_maps:Sparsemax",
+        "entmax": "tokenmargin.objective.attention_maps:Entmax",
+        "sigmoid": "tokenmargin.objective.attention_maps:Sigmoid",
+    },
     "norms": {
         "l2": "tokenmargin.norms:L2",
         "l1": "tokenmargin.norms:L1",
@@ -62,13 +68,14 @@ OWN = {
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
     "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "attention_maps": "tokenmargin.objective.attention_maps:AttentionMap",
     "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",
     "experiments": "tokenmargin.experiments.experiment:AbstractExperiment",
     "claims": "tokenmargin.theory.claim:Claim",
 }
-"""What a group holds: of losses, heads, norms and claims the objects, of methods and experiments the classes (of
-methods also functions that make one)."""
+"""What a group holds: of methods and experiments the classes (of methods also functions that make one), of the others
+the objects."""
 
 CLASSES = ("methods", "experiments")
 NAMED_BY = {"experiments": "figure", "claims": "name"}  # where an object says its own name

@@ -45,6 +45,7 @@ __all__ = [
     "saturation",
     "score_gaps",
     "select",
+    "selected_share",
     "selected_tokens",
     "spelled",
 ]
@@ -93,7 +94,13 @@ def saturation(
     That is the largest weight with those of its copies; given `scores` (the problem's `shared_scores`), with those of
     all tokens of equal score, which training does not tell apart.
     """
-    weights = attention_weights(keys, p)
+    return selected_share(keys, attention_weights(keys, p), scores)
+
+
+def selected_share(
+    keys: AbstractGeometry, weights: Float[Array, "... n T"], scores: Float[Array, "n T"] | None = None
+) -> Float[Array, "..."]:
+    """`saturation` of weights, by whatever map they were made."""
     if scores is None and not keys.has_copies:
         return np.asarray(weights.max(axis=-1).mean(axis=-1))
     alike = keys.first_copies if scores is None else scores

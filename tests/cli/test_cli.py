@@ -101,7 +101,7 @@ def test_solve_for_people(capsys) -> None:
     code, out, _ = run(capsys, "solve", "fig1c")
     assert code == 0
     assert "globally optimal  yes" in out
-    assert "token 6 of input 0, token 5 of input 1" in out
+    assert "A7 B6" in out
 
 
 def test_atlas_lists_every_limit(capsys, tmp_path) -> None:
@@ -158,7 +158,7 @@ def test_evolve_without_a_direction_to_compare_with(capsys) -> None:
     [
         (("solve",), "PROBLEM"),
         (("solve", "fig1b", "--select", "9"), "out of range"),
-        (("solve", "fig1b", "--select", "a,b"), "--select must be numbers separated by commas"),
+        (("solve", "fig1b", "--select", "a,b"), "--select names one token of every input"),
         (("solve", "fig1b", "--select", "0,1"), "1 integers"),
         (("solve", "nothing"), "or one of fig1a"),
         (("solve", "nothing.npz"), "no such file"),
@@ -271,8 +271,8 @@ def test_runs_can_be_compared(capsys, tmp_path) -> None:
     first, second = (row["id"] for row in json.loads(run(capsys, "runs", "--out", str(tmp_path), "--json")[1]))
     code, out, _ = run(capsys, "runs", "compare", first, second, "--out", str(tmp_path))
     assert code == 1
-    assert "settings     steps: " in out
-    assert "table        directions: the same, bit for bit" in out
+    assert "settings  steps: " in out
+    assert "table     directions: the same, bit for bit" in out
     assert run(capsys, "runs", "compare", first, first, "--out", str(tmp_path))[0] == 0
 
 
@@ -287,9 +287,12 @@ def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> No
     code, out, err = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--json")
     assert code == 0
     assert json.loads(out)["verdict"] == "as expected"
-    assert "no direction can pick 10" in err
+    assert "10 are proven impossible" in err
     assert "All as the theory says" in err
-    assert "index.html" in err
+    assert "GMM  A1 B1  margin 0.5367" in err
+    assert len(err.strip().splitlines()) < 20
+    assert all((tmp_path / "demo" / name).is_file() for name in ("index.html", "explore.html", "report.html"))
+    assert "explore.html" in err.split("Open in a browser:")[1].splitlines()[1]
     page = (tmp_path / "demo" / "index.html").read_text()
     assert "<svg" in page
     assert "src=" not in page  # self-contained
@@ -298,8 +301,8 @@ def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> No
 def test_json_loads_no_experiment():
     """Writing JSON is no reason to import every figure."""
     program = (
-        "import sys; from tokenmargin.cli import main; main(['solve', 'fig1b', '--json']);"
-        "sys.exit(any(name.startswith('tokenmargin.experiments') for name in sys.modules))"
+        "import sys; from tokenmargin.cli import main; main(['atlas', 'fig1b', '--json']);"
+        "sys.exit(any(name.startswith(('tokenmargin.experiments', 'rich', 'matplotlib')) for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

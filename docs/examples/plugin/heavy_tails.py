@@ -1,4 +1,4 @@
-"""A package that adds to tokenmargin: a loss, a head, a norm, a method, an experiment and a claim."""
+"""A package that adds to tokenmargin: a loss, a head, an attention map, a norm, a method, an experiment, a claim."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -35,6 +35,20 @@ class HyperbolicLoss(AbstractLoss):
 
 
 TANH = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2.0)
+
+
+@dataclass(frozen=True)
+class SoftplusAttention(tm.AttentionMap):
+    """`log(1 + exp(z))` over its sum: however far ahead a token is, the weight of the others falls like 1 / z only."""
+
+    def weights(self, logits):
+        rates = np.logaddexp(0.0, logits)
+        return rates / rates.sum(axis=-1, keepdims=True)
+
+    def vjp(self, logits, scores):
+        rates, weights = np.logaddexp(0.0, logits), self.weights(logits)
+        slopes = 1 / (1 + np.exp(-logits)) / rates.sum(axis=-1, keepdims=True)
+        return slopes * (scores - (weights * scores).sum(axis=-1, keepdims=True))
 
 
 def two_largest(x):

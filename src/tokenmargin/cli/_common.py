@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 from cyclopts import Parameter, validators
 
 from tokenmargin.plugins import PluginWarning
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from tokenmargin.engines import AbstractEngine
     from tokenmargin.problem.token_problem import TokenProblem
 
@@ -24,6 +28,7 @@ __all__ = [
     "UsageError",
     "choose_engine",
     "complain",
+    "console_for",
     "emit_json",
     "needs_extra",
     "numbers",
@@ -32,9 +37,14 @@ __all__ = [
     "progress_bar",
     "read_problem",
     "say",
+    "selected_tokens",
+    "show",
+    "show_facts",
+    "show_table",
     "usage_errors",
 ]
 
+UNBOUNDED = 1 << 14  # columns of a file
 Number = TypeVar("Number", int, float)
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]
 """A seed on the command line."""
@@ -46,9 +56,72 @@ class UsageError(Exception):
 
 def say(message: str = "", *, markup: bool = False) -> None:
     """A message for people, on standard error; brackets in it (of paths, say) are colours only where `markup`."""
+    if markup:
+        console_for(sys.stderr).print(message, emoji=False)
+    else:
+        print(_wrapped(message, sys.stderr), file=sys.stderr)
+
+
+def console_for(stream: TextIO) -> Console:
+    """A console that wraps between words at the width of a terminal, and nowhere in a file or a pipe."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True, markup=markup, emoji=False)
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else UNBOUNDED)
+
+
+def show(message: str) -> None:
+    """A line of an answer, on standard output, wrapped between words."""
+    print(_wrapped(message, sys.stdout))
+
+
+def _wrapped(message: str, stream: TextIO) -> str:
+    """For a terminal, lines broken between words alone (a path stays whole) and indented as they were."""
+    if not stream.isatty():
+        return message
+    width = console_for(stream).width
+    lines = []
+    for line in message.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        parts = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        lines += parts or [""]
+    return "\n".join(lines)
+
+
+def show_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Names and values in two columns; a long value goes on under itself."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(Text(name), Text(printable(str(value))))
+    _print_grid(grid)
+
+
+def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output; a column is its name and "<" for words, "<<" for words and
+    ">" for numbers that are never broken."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    for name, side in columns:
+        grid.add_column(name, justify="right" if side == ">" else "left", no_wrap=side != "<", overflow="fold")
+    for row in rows:
+        grid.add_row(*(value if isinstance(value, Text) else Text(printable(str(value))) for value in row))
+    _print_grid(grid)
+
+
+def _print_grid(grid: Table) -> None:
+    """A table without the blanks that fill its last column."""
+    console = console_for(sys.stdout)
+    with console.capture() as captured:
+        console.print(grid)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def printable(text: str) -> str:
@@ -135,6 +208,21 @@ def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Numbe
         raise UsageError(f"{option} must be numbers separated by commas, got {text!r}") from error
 
 
+def selected_tokens(text: str) -> list[int]:
+    """The token of each input, from `A1,B3` or from positions counted from 0, `0,2`."""
+    from tokenmargin.problem.names import parse_token
+
+    if not any(letter.isalpha() for letter in text):
+        return numbers(text, int, "--select")
+    try:
+        named = dict(parse_token(part) for part in text.split(","))
+    except ValueError:
+        named = {}
+    if sorted(named) != list(range(len(text.split(",")))):
+        raise UsageError(f"--select names one token of every input, A1,B3 or from 0 on 0,2; got {text!r}")
+    return [named[i] for i in range(len(named))]
+
+
 def emit_json(data: object) -> None:
     """One JSON document on standard output; numbers that JSON cannot write become null."""
     from tokenmargin._files import plain
@@ -148,6 +236,9 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[..., None]]:
 
     The function given takes the steps done and, to change what stands before the bar, a new label.
     """
+    if not sys.stderr.isatty():
+        yield lambda done, label=label: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -158,6 +249,6 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[..., None]]:
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done, label=label: bar.update(task, completed=done, description=label)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._common import UsageError, needs_extra, say, show
 from tokenmargin.problem.corpus import TokenCorpus
 
 __all__ = ["corpus_statistics", "print_corpus", "read_corpus"]
@@ -64,7 +64,7 @@ def print_corpus(statistics: dict[str, Any]) -> None:
     """For people: the tokens of largest |alpha_s|, and the sequences that break Assumption 4."""
     low, high = statistics["lengths"]
     length = f"{high}" if low == high else f"{low} to {high}"
-    print(
+    show(
         f"{statistics['sequences']} sequences of {length} tokens, {statistics['tokens']} in all, "
         f"vocabulary of {statistics['vocabulary']}\n"
     )
@@ -78,7 +78,7 @@ def print_corpus(statistics: dict[str, Any]) -> None:
     offending = statistics["offending"]
     print(f"\nAssumption 4 {'holds' if not offending else f'is broken by {len(offending)} sequences'}")
     for row in offending[:SHOWN]:
-        print(f"  sequence {row['sequence']}: {row['reason'][:64]}")
+        show(f"  sequence {row['sequence']}: {row['reason']}")
     _print_rest(len(offending), "sequences")
     if low != high:
         say("\nThe paper's sequences have one length: (3) counts occurrences, the share weighs each text the same.")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem
+from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem, show, show_table
 
 if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
     from tokenmargin.margin import Atlas
     from tokenmargin.problem.token_problem import TokenProblem
 
 __all__ = ["atlas"]
+
+MOST = 3  # coordinates of a direction that are printed
 
 
 def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
     """List the selections to which attention can converge, each with its certified direction.
 
     Tokens of equal score need not be told apart, and copies of one key are
-    selected together, as in 0+2. Exit code 0 when the atlas is complete, 1 when the budget ran out or a
+    selected together, as in A1+A3. Exit code 0 when the atlas is complete, 1 when the budget ran out or a
     selection could not be decided.
 
     Examples:
@@ -64,21 +68,30 @@ def _arcs(problem: TokenProblem) -> dict[str, Any]:
 
 
 def _print(found: Atlas, limit: int) -> None:
-    import numpy as np
-
     from tokenmargin.selection import spelled
 
-    print(f"selections   {found.selections}: {found.feasible} feasible, {found.infeasible} infeasible")
+    show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
     if not found.complete:
-        print(f"PARTIAL      others may be missing: {found.unsearched}")
-    print(f"limits       {len(found.limits)}")
-    for entry in found.limits[:limit]:
-        gap = entry.gaps.min()
-        with np.printoptions(precision=6, suppress=True, threshold=8):
-            print(
-                f"{entry.kind}  tokens {spelled(entry.chosen, ',')}  "
-                f"margin {entry.solution.margin:.6g}  score gap {gap:.4g}  neighbours {int(entry.neighbours.sum())}  "
-                f"direction {entry.solution.vector}"
-            )
+        show(f"PARTIAL: others may be missing: {found.unsearched}")
+    names = ("kind", "tokens", "margin", "score gap", "residual", "direction")
+    columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))
+    rows = [
+        (
+            entry.kind, spelled(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
+            f"{entry.solution.certificate.residual:.0e}", _direction(entry.solution.vector),
+        )
+        for entry in found.limits[:limit]
+    ]  # fmt: skip
+    if rows:
+        show_table(columns, rows)
+    else:
+        show("no limits")
     if len(found.limits) > limit:
-        print(f"... and {len(found.limits) - limit} more (--limit, --json)")
+        show(f"... and {len(found.limits) - limit} more (--limit, --json)")
+
+
+def _direction(vector: Array) -> str:
+    """The first coordinates, without zeros at the end that every planar problem in space has."""
+    last = max((k for k, x in enumerate(vector.tolist()) if x), default=0)
+    shown = ", ".join(f"{x:.4g}" for x in vector[: min(last + 1, MOST)].tolist())
+    return f"({shown}{', ...' if last >= MOST else ''})"

@@ -13,6 +13,7 @@ from tokenmargin.cli._common import (
     progress_bar,
     read_problem,
     say,
+    show_table,
     usage_errors,
 )
 from tokenmargin.cli._kept_runs import Settings, load_run, problem_digest, save_run
@@ -160,8 +161,9 @@ def _report(found: Basins) -> dict[str, Any]:
 def _print(found: Basins) -> None:
     from tokenmargin.selection import spelled
 
-    print(f"{'share':>7}  {'95% interval':>15}  {'kind':<20} selected")
-    for basin in found.basins:
-        low, high = basin.interval
-        print(f"{basin.share:7.3f}  {low:7.3f}..{high:.3f}  {basin.kind:<20} {spelled(basin.named.chosen)}")
-    print(f"{found.unsettled:7.3f}  bounded, or not settled within the steps")
+    rows: list[tuple[str, str, str, str]] = [
+        (f"{one.share:.3f}", f"{one.interval[0]:.3f}..{one.interval[1]:.3f}", one.kind, spelled(one.named.chosen))
+        for one in found.basins
+    ]
+    rows.append((f"{found.unsettled:.3f}", "", "bounded, or not settled within the steps", ""))
+    show_table((("share", ">"), ("95% interval", ">"), ("kind", "<"), ("selected", "<")), rows)

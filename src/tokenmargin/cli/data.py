@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say, show_facts
 
 __all__ = ["data"]
 
@@ -45,7 +45,7 @@ def data(
         from tokenmargin.data.datasets import DATASETS, DatasetError, get_dataset
     if action == "list":
         for title, file in DATASETS.items():
-            print(f"{title:16} {file.url}\n{'':16} {file.terms}")
+            show_facts([(title, file.url), ("", file.terms)])
         return 0
     if name is None or name not in DATASETS:
         raise UsageError(f"which dataset? choose from {', '.join(DATASETS)}")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmargin.cli._common import emit_json, needs_extra, progress_bar, say
 
 if TYPE_CHECKING:
-    from tokenmargin.experiments import Table
+    from tokenmargin.experiments import Result
 
 __all__ = ["demo"]
 
+SENTENCE = "What a dreadful ferry, but the deck was tidy!"
+
 
 def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
-    """A guided run: one problem, all its limits, and which start reaches which.
-
-    Writes a page, a figure and tables.
+    """A guided run: a page to play with, one problem with all its limits, a classifier and its report.
 
     Example:
 
@@ -26,7 +27,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     Parameters
     ----------
     out:
-        Folder for the page, the figure and the tables.
+        Folder for the pages, the figure and the tables.
     json:
         Write the findings as one JSON object to standard output.
     """
@@ -35,45 +36,72 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):
-        from tokenmargin.report.demo_page import NEXT, write_demo_page
+        from tokenmargin.report.demo_page import write_demo_page
+        from tokenmargin.report.explore.page import write_explore_page
         from tokenmargin.report.figures import draw_figures
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
-    say(f"[bold]{experiment.title}[/bold]", markup=True)
-    say(
-        f"\nOf {counts['all']} ways to pick one token per input, no direction can pick {counts['infeasible']} "
-        f"(each with a Farkas certificate), and {counts['limits']} are limits of training:\n"
-    )
     with progress_bar(f"descent from {experiment.circle} starts", 100) as progress, whole_runs():
         result = experiment.run(lambda share: progress(round(100 * share)))
-    _tell(result.tables)
+    _tell(result, counts)
     write_result(result, out)
     draw_figures(result, out / "figures")
-    page = write_demo_page(result, out / "index.html", counts=counts)
+    write_explore_page(out / "explore.html")
+    pages = [
+        ("explore.html", "see attention choose: drag anything (start here)"),
+        ("index.html", "the problem above: picture, limits, proofs"),
+    ]
+    if find_spec("sklearn") is not None:
+        _read_texts(out)
+        pages.append(("report.html", "the words that decide, and how far to trust them"))
+    write_demo_page(result, out / "index.html", counts=counts, pages=[name for name, _ in pages])
     if json:
         emit_json(describe_findings(result))
-    say(f"\n{'All as the theory says.' if result.holds else 'NOT as expected: see the page.'}")
-    say(f"The page: {page} (figure and tables beside it). What to try next:\n\n{NEXT}")
+    say("\nOpen in a browser:")
+    for name, what in pages:
+        say(f"  {out / name}  {what}")
     return 0 if result.holds else 1
 
 
-def _tell(tables: Mapping[str, Table]) -> None:
-    from rich.console import Console
-    from rich.table import Table as Grid
+def _tell(result: Result, counts: dict[str, int]) -> None:
+    """What was found, in a line a limit."""
+    directions, limits = result.tables["directions"], result.tables["limits"]
+    reached = Counter(limits["selected"].tolist())
+    say(
+        f"{result.experiment.title}.\nOf {counts['all']} ways to pick one token per input, {counts['infeasible']} are "
+        f"proven impossible, and {counts['limits']} are limits of training:"
+    )
+    rows = zip(*(directions[name].tolist() for name in ("direction", "selected", "margin")), strict=True)
+    for kind, tokens, margin in rows:
+        starts = f"reached from {reached[tokens]} of {len(limits['selected'])} starts"
+        say(f"  {kind}  {tokens}  margin {margin:.4f}  {starts}")
+    off, proof = float(limits["angle"].max()), float(limits["residual"].max())
+    words = "All as the theory says" if result.holds else "NOT as expected, see the page"
+    say(f"{words}: runs end within {off:.2g} rad of their certified directions, whose residuals are up to {proof:.0e}.")
 
-    directions, limits = tables["directions"], tables["limits"]
-    console = Console(stderr=True)
-    known = Grid("limit", "tokens", "direction", "margin", "certificate residual", box=None)
-    for kind, alpha, x, y, margin, residual in zip(
-        *(directions[name] for name in ("direction", "selected", "x", "y", "margin", "residual")), strict=True
-    ):
-        known.add_row(str(kind), str(alpha), f"({x:.4f}, {y:.4f})", f"{margin:.4f}", f"{residual:.0e}")
-    console.print(known)
-    runs = Grid("start", "reached", "tokens", "angle to it", "norm", box=None)
-    for x, y, kind, alpha, gap, norm in zip(
-        *(limits[name] for name in ("start_x", "start_y", "limit", "selected", "angle", "norm")), strict=True
-    ):
-        runs.add_row(f"({x:+.2f}, {y:+.2f})", str(kind), str(alpha), f"{gap:.4f} rad", f"{norm:.1f}")
-    console.print()
-    console.print(runs)
+
+def _read_texts(out: Path) -> None:
+    """A classifier of short reviews, what it says of a sentence, and its report."""
+    import contextlib
+    import io
+
+    from tokenmargin.cli._model import open_model
+    from tokenmargin.cli.fit import fit
+    from tokenmargin.cli.report import report
+
+    # Their own lines would fill the screen; what they found is told below, and whole on the page.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        fit("sentences", out=out / "model")
+        report(out / "model", "sentences", out=out / "report.html")
+    classifier = open_model(out / "model")
+    (one,) = classifier.explain([SENTENCE])
+    word = max(one.words, key=lambda part: abs(part.contribution))
+    check = classifier.validation_
+    told = f"{check.accuracy:.1%} of {check.texts} held-out texts right" if check else "accuracy not measured"
+    say(
+        f"\nA classifier of 2000 short reviews: {told}.\n"
+        f"  {SENTENCE!r} is {one.label} ({one.probability:.1%}):\n"
+        f"  {one.text[word.start : word.end]!r} has {word.weight:.1%} of the attention and {word.contribution:+.2f} of "
+        f"the decision {one.decision:+.2f}"
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, show_facts, usage_errors
 from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
 from tokenmargin.plugins import OWN
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["evolve"]
 
 KEPT_POINTS = 1000
+_ATTENTION_HELP = (
+    f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "
+    "softmax=0.5 (its temperature), sigmoid=-2 (its bias); one that another package adds, or MODULE:OBJECT."
+)
 MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
 _LOSS_HELP = (
     f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
@@ -44,6 +48,7 @@ def evolve(
     train: Literal["prompt", "joint"] = "prompt",
     loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
     head: str | None = None,
+    attention: Annotated[str, Parameter(help=_ATTENTION_HELP)] = "softmax",
     save: Path | None = None,
     resume: Path | None = None,
     json: bool = False,
@@ -60,6 +65,7 @@ def evolve(
         tokenmargin evolve fig1b --method sign --step 0.3 --decay 0.5
         tokenmargin evolve fig1b --method mirror:1.5 --json
         tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
+        tokenmargin evolve fig1b --attention sparsemax
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
 
@@ -108,9 +114,12 @@ def evolve(
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
     settings |= {"loss": "logistic" if loss is None else loss}
     settings |= {"head": head, "decay": decay, "batch": batch, "seed": None if batch is None else seed}
+    settings |= {} if attention == "softmax" else {"attention": attention}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
         objective = _objective(data, train, loss, head)
+        if attention != "softmax":
+            objective = _with_attention(objective, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
@@ -250,15 +259,29 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> 
     from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
+    from tokenmargin.problem.regression_problem import RegressionProblem
 
     if head is None and train == "prompt":
-        return prompt_objective(problem, None if loss is None else loss_named(loss))
+        own = loss is None and isinstance(problem, RegressionProblem)
+        return prompt_objective(problem, None if own else loss_named(loss or "logistic"))
     loss = "logistic" if loss is None else loss
     if head is None:
         return JointObjective(problem, loss_named(loss))
     if train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
     return HeadObjective(problem, loss_named(loss), head=head_named(head))
+
+
+def _with_attention(objective: AbstractObjective, attention: str) -> AbstractObjective:
+    from tokenmargin.objective.attention import PromptObjective
+    from tokenmargin.objective.attention_maps import MapObjective, attention_named
+
+    if not isinstance(objective, PromptObjective):
+        raise UsageError(
+            "attention maps other than softmax are for p alone, labels -1 and +1 and the problem's own head; "
+            "leave out --attention"
+        )
+    return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
 
 
 def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:
@@ -274,11 +297,16 @@ def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractM
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
     """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
     from tokenmargin.dynamics import FlowPath
+    from tokenmargin.limits.exact_weights import separating_direction
     from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
     from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.attention_maps import MapObjective
     from tokenmargin.objective.nonlinear_heads import HeadObjective
 
     problem, selected = path.objective.local_problem(path.final), path.selected
+    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
+        named = separating_direction(path.objective, path.prompt)
+        return named.solution, {"problem": "separation", "kind": named.kind}, named.names
     if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
         return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
     if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
@@ -325,29 +353,58 @@ def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
         },
         "steps": path.steps,
         "interrupted": path.interrupted,
+        "exact_weights": _exact_weights(path, solution),
         **flow_only,
     }
+
+
+def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
+    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
+    import numpy as np
+
+    from tokenmargin.objective.attention_maps import MapObjective
+    from tokenmargin.selection import margins
+
+    objective = path.objective
+    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+        return None
+    if not objective.has_exact_weights(path.final):
+        return None
+    ahead = margins(objective.problem, path.prompt, path.selected)
+    ahead[np.arange(len(ahead)), path.selected] = np.inf
+    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
+    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
 
 
 def _print(report: dict[str, Any]) -> None:
     import numpy as np
 
-    direction = report["direction"]
+    from tokenmargin.problem.names import token_name
+
+    direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        print(f"final       {report['final']}")
-        print(f"norm        {report['norm']:.6g} after {report['steps']} steps, loss {report['loss']:.6g}")
+        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
-            print(f"flow        stopped by {report['stop']} at time exp({report['log_time']:.6g})")
+            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
             if report["finite_part"] is not None:
-                print(f"            the limit is a direction and a finite part: {report['finite_part']}")
+                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
             if report["decided_by_rounding"]:
-                print("            decided by rounding: the path was unstable (an axis of symmetry, say)")
-        tokens = ", ".join("+".join(map(str, np.atleast_1d(token))) for token in report["selected"])
-        print(f"selected    {tokens} (mean weight {report['saturation']:.6f})")
+                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
+        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
+        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
+        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
+        if (exact := report["exact_weights"]) is not None:
+            shortest = exact["shortest_norm"]
+            can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
+            facts.append(
+                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
+            )
         if report["angle"] is None:
-            print(f"direction   none to compare with: the selection is {direction['status']}")
+            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            print(f"direction   {direction['vector']} ({evidence})")
-            print(f"angle       {report['angle']:.3e} rad (cosine {report['cosine']:.8f})")
+            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
+        show_facts((name, str(value)) for name, value in facts)

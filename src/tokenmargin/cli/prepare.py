@@ -13,6 +13,7 @@ from tokenmargin.cli._common import (
     needs_extra,
     progress_bar,
     say,
+    show,
     usage_errors,
 )
 
@@ -149,11 +150,11 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
 
         with progress_bar("counting", 1) as advance:
 
-            def show(step: str, done: int, of: int) -> None:
+            def tell(step: str, done: int, of: int) -> None:
                 passes = ("counting", "numbering").index(step) + done / of
                 advance(passes / 2, f"{step}, {done} of {of} slices")
 
-            found = prepare_sharded(source, out, pipeline, progress=show, **how)
+            found = prepare_sharded(source, out, pipeline, progress=tell, **how)
     if json:
         emit_json(
             {
@@ -168,7 +169,7 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
         )
         return 0
     _print_steps(found.steps)
-    print(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
+    show(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
     _say_unused([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
     return 0
 
@@ -201,7 +202,7 @@ def _report(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
 def _print(prepared: PreparedText, found: LabelledText, out: Path) -> None:
     _print_steps(prepared.steps)
     share = float((prepared.labels > 0).mean())
-    print(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
+    show(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
     _say_unused([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._common import UsageError, console_for, emit_json, needs_extra, progress_bar, say, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
@@ -172,13 +173,14 @@ def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[A
 def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.table import Table as Grid
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = console_for(sys.stdout)
     for source in dict.fromkeys(experiment.source for experiment in chosen):
         console.print(f"\n[bold]{source}[/bold]")
-        grid = Grid("figure", "quick", "paper", "needs", "what", box=None)
+        grid = Grid(box=None)
+        for name in ("figure", "quick", "paper", "needs", "what"):
+            grid.add_column(name, no_wrap=name in ("figure", "quick", "paper"))
         for experiment in (experiment for experiment in chosen if experiment.source == source):
             quick, paper = (_duration(seconds) for seconds in experiment.seconds)
             grid.add_row(experiment.figure, quick, paper, ", ".join(experiment.needs), experiment.title)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, usage_errors
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, show, show_facts, show_table, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run
@@ -74,15 +74,16 @@ def _list(chosen: list[Run], *, json: bool) -> int:
     if json:
         emit_json(rows)
         return 0
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    grid = Grid("run", "verdict", "seconds", "started", "size", "command", box=None)
-    for row in rows:
-        size = f"{row['bytes'] / 2**20:.1f} MiB"
-        seconds = "" if row["seconds"] is None else f"{row['seconds']:.2f}"
-        grid.add_row(row["id"], row["verdict"], seconds, row["started"], size, row["command"])
-    Console(soft_wrap=True).print(grid)
+    listed = [
+        (
+            row["id"], row["verdict"], "" if row["seconds"] is None else f"{row['seconds']:.2f}",
+            row["started"][:16].replace("T", " "), f"{row['bytes'] / 2**20:.1f} MiB",
+        )
+        for row in rows
+    ]  # fmt: skip
+    show_table((("run", "<<"), ("verdict", "<"), ("seconds", ">"), ("started", "<"), ("size", ">")), listed)
+    if rows:
+        say("tokenmargin runs show RUN prints its command, settings and findings.")
     return 0
 
 
@@ -131,19 +132,24 @@ def _print_csv(run: Run, table: str) -> None:
 
 
 def _print_details(details: dict[str, Any]) -> None:
-    print(f"{details['id']}  {details['title']}\n  {details['command']}")
+    show(f"{details['id']}  {details['title']}\n  {details['command']}")
     code, machine = details["code"], details["environment"]
     commit = f", commit {code['commit'][:12]}{' (modified)' if code['modified'] else ''}" if code["commit"] else ""
-    print(f"  code      tokenmargin {code['version']}, digest {code['digest']}{commit}")
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    print(f"  packages  python {machine['python']}, {packages}")
-    print(f"  machine   {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
-    print(f"  settings  {', '.join(f'{name}={value}' for name, value in details['config'].items())}")
-    print(f"  started   {details['timing']['started']}, took {details['timing']['seconds']:.2f} s")
-    tables = ", ".join(f"{name} ({facts['rows']} rows)" for name, facts in details["tables"].items())
-    print(f"  tables    {tables}")
-    for finding in details.get("findings", ()):
-        print(f"  {finding['verdict']:16} {finding['what']}: {finding['measured']} (expected {finding['expected']})")
+    show_facts(
+        [
+            ("  code", f"tokenmargin {code['version']}, digest {code['digest']}{commit}"),
+            ("  packages", f"python {machine['python']}, {packages}"),
+            ("  machine", f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB"),
+            ("  settings", ", ".join(f"{name}={value}" for name, value in details["config"].items())),
+            ("  started", f"{details['timing']['started']}, took {details['timing']['seconds']:.2f} s"),
+            ("  tables", ", ".join(f"{name} ({facts['rows']} rows)" for name, facts in details["tables"].items())),
+            *(
+                (f"  {one['verdict']}", f"{one['what']}: {one['measured']} (expected {one['expected']})")
+                for one in details.get("findings", ())
+            ),
+        ]
+    )
 
 
 def _compare(first: Run, second: Run, *, json: bool) -> int:
@@ -153,13 +159,13 @@ def _compare(first: Run, second: Run, *, json: bool) -> int:
     if json:
         emit_json(comparison)
         return 0 if comparison["same_tables"] else 1
-    for kind in ("settings", "code", "environment"):
-        for name, (one, other) in comparison[kind].items():
-            print(f"{kind:12} {name}: {one} | {other}")
-    for row in comparison["findings"]:
-        print(f"finding      {row['what']}: {row['first']} | {row['second']}")
-    for name, words in comparison["tables"].items():
-        print(f"table        {name}: {words}")
+    facts = [
+        (kind, f"{name}: {one} | {other}")
+        for kind in ("settings", "code", "environment")
+        for name, (one, other) in comparison[kind].items()
+    ]
+    facts += [("finding", f"{row['what']}: {row['first']} | {row['second']}") for row in comparison["findings"]]
+    show_facts([*facts, *(("table", f"{name}: {words}") for name, words in comparison["tables"].items())])
     return 0 if comparison["same_tables"] else 1
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import emit_json, numbers, read_problem, usage_errors
+from tokenmargin.cli._common import emit_json, read_problem, selected_tokens, show_facts, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
@@ -31,7 +31,7 @@ def solve(
     Examples:
 
         tokenmargin solve fig1b --select 1
-        tokenmargin solve problem.npz --select 0,2,1 --json
+        tokenmargin solve problem.npz --select A1,B3,C2 --json
         tokenmargin solve fig1b --select 1 --norm l1
 
     Parameters
@@ -40,7 +40,8 @@ def solve(
         A .npz or .json file with keys (n,T,d), labels (n), head (d) or scores (n,T), and optionally values and mask;
         or the name of a figure, such as fig1c.
     select:
-        The selected token of each input, counted from 0. By default the tokens of highest score.
+        The selected token of each input: A1,B3,C2, or positions counted from 0, such as 0,2,1.
+        By default the tokens of highest score.
     norm:
         In which p is shortest: l2, l1, linf, lp:1.5 (any P above 1); of a problem for a matrix W also nuclear and
         spectral; one that a package adds, or MODULE:OBJECT.
@@ -51,7 +52,7 @@ def solve(
     from tokenmargin.selection import optimal_tokens
 
     data = read_problem(problem)
-    chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else numbers(select, int, "--select")
+    chosen = optimal_tokens(data).argmax(axis=1).tolist() if select is None else selected_tokens(select)
     with usage_errors():
         solution = max_margin(data, chosen, norm=norm)
     report = solution_report(data, chosen, solution)
@@ -93,22 +94,27 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
 def _print(report: dict[str, Any]) -> None:
     import numpy as np
 
-    print(f"status            {report['status']} (residual {report['residual']:.1e})")
-    print(report["explanation"])
-    print(f"selected          {', '.join(map(str, report['selected']))}")
+    from tokenmargin.problem.names import token_name
+
+    chosen = " ".join(token_name(i, t) for i, t in enumerate(report["selected"]))
+    facts = [("status", f"{report['status']} (residual {report['residual']:.1e})"), ("", report["explanation"]),
+             ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
         with np.printoptions(precision=6, suppress=True, threshold=12):
-            if report["matrix"] is None:
-                print(f"vector            {report['vector']}")
-            else:
-                print(f"matrix            {' x '.join(map(str, np.shape(report['matrix'])))}\n{report['matrix']}")
+            matrix = report["matrix"]
+            size = "" if matrix is None else f"{' x '.join(map(str, np.shape(matrix)))}\n"
+            facts.append(("vector", str(report["vector"])) if matrix is None else ("matrix", f"{size}{matrix}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
-        print(f"margin            {report['margin']:.8g}{in_norm}")
-        print(f"neighbours        {_pairs(report['neighbours'])}")
-        print(f"locally optimal   {'yes' if report['locally_optimal'] else 'no'}")
-    print(f"globally optimal  {'yes' if report['globally_optimal'] else 'no'}")
+        facts += [
+            ("margin", f"{report['margin']:.8g}{in_norm}"),
+            ("neighbours", _names(report["neighbours"])),
+            ("locally optimal", "yes" if report["locally_optimal"] else "no"),
+        ]
+    show_facts([*facts, ("globally optimal", "yes" if report["globally_optimal"] else "no")])
 
 
-def _pairs(tokens: Any) -> str:
-    shown = ", ".join(f"token {t} of input {i}" for i, t in tokens[:8])
-    return (shown or "none") + (f" and {len(tokens) - 8} more" if len(tokens) > 8 else "")
+def _names(tokens: Any) -> str:
+    from tokenmargin.problem.names import token_name
+
+    shown = " ".join(token_name(i, t) for i, t in tokens[:16].tolist())
+    return (shown or "none") + (f" and {len(tokens) - 16} more" if len(tokens) > 16 else "")

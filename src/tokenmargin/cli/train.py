@@ -16,6 +16,7 @@ from tokenmargin.cli._common import (
     printable,
     progress_bar,
     say,
+    show,
     usage_errors,
 )
 
@@ -292,24 +293,24 @@ def _report(
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
-    print(f"{report['status']} after {report['epochs']} epochs")
-    print(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
-    print(
+    show(f"{report['status']} after {report['epochs']} epochs")
+    show(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
+    show(
         f"rank correlation of E.v with the posterior difference {report['rho_v']:+.3f}, of E.p with its modulus "
         f"{report['rho_p']:+.3f}; sign of E.v right on {report['sign']:.1%} of {report['clear']} clear tokens"
     )
     for title in ("most selected", "most positive", "most negative"):
-        print(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
+        show(f"{title:24} {'E.p':>8} {'E.v':>8} {'posterior':>10} {'selected':>9}")
         for row in report[title]:
             numbers = f"{row['E.p']:8.2f} {row['E.v']:8.2f} {row['posterior']:10.2f} {row['selected']:9d}"
-            print(f"  {printable(row['token']):22} {numbers}")
+            show(f"  {printable(row['token']):22} {numbers}")
     if "margin" in report:
         found = report["margin"]
-        print(
+        show(
             f"max-margin direction of the selection: {found['status']} (residual {found['residual']:.1e}), "
             f"{found['distinct tokens selected']} tokens selected; cosine of p with it {found['cosine']:.6f}"
         )
     if "ranks" in report:
         moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
-        print(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
-    print(f"checkpoint and metrics.parquet in {out}")
+        show(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
+    show(f"checkpoint and metrics.parquet in {out}")

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import Seed, UsageError, emit_json, numbers, progress_bar, read_problem, say, usage_errors
+from tokenmargin.cli._common import (
+    Seed,
+    UsageError,
+    console_for,
+    emit_json,
+    numbers,
+    progress_bar,
+    read_problem,
+    say,
+    selected_tokens,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
+    from rich.padding import Padding
+
     from tokenmargin.problem.token_problem import TokenProblem
     from tokenmargin.theory import Claim, Report, Slack
 
@@ -22,23 +36,28 @@ _KINDS = {
     "given": "on what was given",
 }
 _LEGEND = """\
-A claim is a lemma or theorem of paper A (Attention with Trained Embeddings Provably Selects Important Tokens) or B
-(Max-Margin Token Selection in Attention Mechanism), a result of our own (R), or one that another package adds: if its
-hypotheses are true, so is its conclusion.
-  holds      hypotheses and conclusion are true here, as far as the evidence goes
-  vacuous    a hypothesis is not, so the claim says nothing; where the conclusion fails too and no other hypothesis is
-             broken, the hypothesis is needed
-  fails      the hypotheses are proven and the conclusion is refuted: the claim is wrong as printed
-  undecided  what was computed cannot tell; "open" lines say what was seen and what would decide it
-Each line is one inequality: what was measured, the bound it is held against, and the slack, negative where broken.
-"if" lines are hypotheses (here only those not met), "then" lines the conclusion. tokenmargin verify CLAIM says more.
+A claim is a lemma or theorem of paper A (Attention with Trained Embeddings
+Provably Selects Important Tokens) or B (Max-Margin Token Selection in
+Attention Mechanism), a result of our own (R), or one that another package
+adds: if its hypotheses are true, so is its conclusion.
+  holds      hypotheses and conclusion are true here, as far as the evidence
+             goes
+  vacuous    a hypothesis is not, so the claim says nothing; where the
+             conclusion fails too and no other hypothesis is broken, the
+             hypothesis is needed
+  fails      the hypotheses are proven and the conclusion is refuted: the claim
+             is wrong as printed
+  undecided  what was computed cannot tell; "open" lines say what was seen and
+             what would decide it
+Each line is one inequality: what was measured, the bound it is held against,
+and the slack, negative where broken. "if" lines are hypotheses (here only
+those not met), "then" lines the conclusion. tokenmargin verify CLAIM says more.
 """
 _EVIDENCE = {
     "exact": "exact. The quantities are computed to rounding.",
     "bounded": "bounded. The quantities rest on a certificate, such as the residuals of a max-margin solution.",
     "sampled": "sampled. A limit is followed to a finite norm, or a statement about all points is tried on some.",
 }
-_NAME = 76
 _COLOURS = {"holds": "green", "fails": "red", "vacuous": "yellow", "undecided": "cyan"}
 
 
@@ -108,7 +127,7 @@ def verify(
     seed:
         Of the corpus and the starts.
     select:
-        For claims of paper B: the selected token of each input; by default those of highest score.
+        For claims of paper B: the selected token of each input, A1,B3 or 0,2; by default those of highest score.
     q:
         For claims of paper B about a direction q (theorems 4 and 7, lemmas 8 and 10): its coordinates, such as 1,0.5.
     list_:
@@ -173,7 +192,7 @@ def _instance(
     if isinstance(example, ProblemInstance):
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
-        chosen = None if select is None else tuple(numbers(select, int, "--select"))
+        chosen = None if select is None else tuple(selected_tokens(select))
         given = read_problem(problem)
         return ProblemInstance(given, problem, selected=chosen, q=_direction(q, given), seed=options["seed"])
     if q is not None:
@@ -207,13 +226,11 @@ def _direction(q: str | None, problem: TokenProblem) -> Any:
 
 def _print(reports: tuple[Report, ...], *, full: bool) -> None:
     """For people: one line per inequality. In the short form, hypotheses appear only where they are not met."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_for(sys.stdout)
     if not full:
         console.print(_LEGEND)
-    console.print(f"{'':{_NAME}}  {'measured':>12}    {'bound':<12} {'slack':>10}")
     for number, report in enumerate(reports):
         claim = report.claim
         if number == 0 or claim is not reports[number - 1].claim:
@@ -221,28 +238,38 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
         verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
         console.print(f"  {verdict}: {_KINDS[report.kind]}  [dim]{escape(str(report.instance))}[/]")
         unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
-        for role, slack in (*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)):
-            console.print(_line(role, slack))
+        console.print(_inequalities([*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)]))
         for slack in report.findings.open:
             console.print(f"      [cyan]open[/] {escape(slack.name)}: decided by {escape(slack.decide)}")
     if full:
         claim = reports[0].claim
         spared = "\n".join(f'Not shown to be needed, "{name}": {why}' for name, why in claim.unneeded.items())
         evidence = f"Evidence: {_EVIDENCE[claim.evidence]}"
-        for words in (claim.statement, evidence, claim.unconditional, spared, claim.note):
+        statement = "\n\n".join(" ".join(paragraph.split()) for paragraph in claim.statement.split("\n\n"))
+        for words in (statement, evidence, claim.unconditional, spared, claim.note):
             console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
     say(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
 
 
-def _line(role: str, slack: Slack) -> str:
-    """`then |p| reached   1e5 >= 1e5   0`, in columns; red where it is broken."""
-    from rich.markup import escape
+def _inequalities(slacks: list[tuple[str, Slack]]) -> Padding:
+    """A row an inequality: `then  |p| reached   1e5  >= 1e5   0`; red where it is broken."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
 
-    name = escape(f"      {role:4} {slack.name}".ljust(_NAME))
-    numbers_ = f"{slack.measured:>12.6g} {slack.relation:>2} {slack.bound:<12.6g} {slack.slack:>10.3g}"
-    return f"{name}  {numbers_}" if slack.holds else f"{name}  [red]{numbers_}[/]"
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    grid.add_column("", no_wrap=True)
+    grid.add_column("", overflow="fold", max_width=76)
+    grid.add_column("measured", justify="right", no_wrap=True)
+    grid.add_column("bound", no_wrap=True)
+    grid.add_column("slack", justify="right", no_wrap=True)
+    for role, slack in slacks:
+        numbers_ = (f"{slack.measured:.6g}", f"{slack.relation:>2} {slack.bound:.6g}", f"{slack.slack:.3g}")
+        style = "" if slack.holds else "red"
+        grid.add_row(role, Text(slack.name), *(Text(number, style=style) for number in numbers_))
+    return Padding(grid, (0, 0, 0, 4), expand=False)
 
 
 def _print_list(claims: tuple[Claim, ...], *, json: bool) -> None:
@@ -250,7 +277,12 @@ def _print_list(claims: tuple[Claim, ...], *, json: bool) -> None:
         names = ("about", "evidence", "statement", "unconditional", "unneeded", "note")
         emit_json([{"claim": c.name, **{name: getattr(c, name) for name in names}} for c in claims])
         return
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = console_for(sys.stdout)
     for known in claims:
-        print(f"{known.name} ({known.evidence})\n    {known.statement.replace(chr(10), chr(10) + '    ')}")
-        if known.note:
-            print(f"    Note: {known.note}")
+        console.print(f"[bold]{known.name}[/] ({known.evidence})")
+        # The statements are wrapped for the source; in a terminal their lines run on.
+        for paragraph in (*known.statement.split("\n\n"), *([f"Note: {known.note}"] if known.note else [])):
+            console.print(Padding(Text(" ".join(paragraph.split())), (0, 0, 0, 4), expand=False))

@@ -19,7 +19,7 @@ from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.plugins import names
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import attention_weights, saturation, select
+from tokenmargin.selection import select
 
 __all__ = ["OBSERVABLES", "Memory", "Trajectory", "evolve"]
 
@@ -32,11 +32,9 @@ OBSERVABLES: Mapping[str, Observable] = MappingProxyType(
         "norm": lambda objective, theta: objective.norms(theta),
         "loss": lambda objective, theta: objective.value(theta),
         "output": lambda objective, theta: objective.outputs(theta),
-        "saturation": lambda objective, theta: saturation(
-            objective.problem.keys, objective.prompt(theta), objective.constant_scores
-        ),
+        "saturation": lambda objective, theta: objective.saturation(theta),
         "selected": lambda objective, theta: select(objective.problem.keys, objective.prompt(theta)),
-        "weights": lambda objective, theta: attention_weights(objective.problem.keys, objective.prompt(theta)),
+        "weights": lambda objective, theta: objective.weights(theta),
         "log_gradient": lambda objective, theta: objective.descent(theta).log_norm,
     }
 )
@@ -90,7 +88,7 @@ class Trajectory(Tabular, Drawn):
     @property
     def saturation(self) -> Float[Array, "..."]:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores)
+        return self.objective.saturation(self.final)
 
     def __repr__(self) -> str:
         runs = f"{self.final[..., 0].size} runs, " if self.final.ndim > 1 else ""

@@ -25,7 +25,7 @@ from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import saturation, select
+from tokenmargin.selection import select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
 
@@ -46,9 +46,10 @@ class FlowPath(Tabular, Drawn):
     - `objective`, `settings`: what was followed, and how.
     - `arcs`: arc lengths at the solver's steps, from 0.
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
-    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "flat" (the gradient is lost to
-      cancellation, and it is neither at a stationary point nor beside a finite part), the limit of "steps", "stalled"
-      (the solver failed, or makes no headway), or "interrupted".
+    - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "saturated" (all weights are
+      exact, under sparsemax or entmax: p rests there for ever), "flat" (the gradient is lost to cancellation, and it is
+      neither at a stationary point nor beside a finite part), the limit of "steps", "stalled" (the solver failed, or
+      makes no headway), or "interrupted".
     - `crossings`: the events that happened, in order.
     - `finite_part`: where the limit is a direction and a finite vector beside it: the tied tokens, that vector, and
       what drives the rest.
@@ -107,7 +108,7 @@ class FlowPath(Tabular, Drawn):
     @property
     def saturation(self) -> float:
         """Mean selected softmax weight at the end; tokens that training cannot tell apart count together."""
-        return float(saturation(self.objective.problem.keys, self.prompt, self.objective.constant_scores))
+        return float(self.objective.saturation(self.final))
 
     @property
     def log_gradient(self) -> float:
@@ -124,6 +125,9 @@ class FlowPath(Tabular, Drawn):
         """
         if len(self.arcs) == 1:
             return np.array([-np.inf])
+        if self.objective.kinked:  # Euler's steps take their length over the gradient where they begin
+            steps = np.log(np.diff(self.arcs)) + self._log_slowness(self.arcs[:-1])
+            return np.append(-np.inf, np.logaddexp.accumulate(steps))
         return log_integral(self._log_slowness, self.arcs)
 
     def log_time_at(self, arcs: Float[Array, " k"]) -> Float[Array, " k"]:
@@ -249,7 +253,7 @@ class FlowPath(Tabular, Drawn):
         progress: Callable[[float], None] | None = None,
     ) -> FlowPath:
         """Go on from the end; the path returned is the whole one."""
-        if self.stop == "stationary":
+        if self.stop in ("stationary", "saturated"):
             return self
         watched = tuple(events)
         if self.tail is not None and self.finite_part is not None:

@@ -14,6 +14,7 @@ from numpy import ndarray as Array
 from scipy.integrate import LSODA, DenseOutput, OdeSolver, Radau
 from scipy.optimize import brentq
 
+from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
@@ -23,7 +24,7 @@ from tokenmargin.problem.geometry import Coordinates
 
 __all__ = ["FlowSettings", "Integration", "Stop", "UnitField", "checked_norm"]
 
-Stop = Literal["norm", "event", "stationary", "finite part", "flat", "steps", "stalled", "interrupted"]
+Stop = Literal["norm", "event", "stationary", "saturated", "finite part", "flat", "steps", "stalled", "interrupted"]
 
 # Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.
 LARGEST_NORM = 1e13
@@ -187,7 +188,7 @@ class Integration:
         if self.field.norm(y) >= self.until:
             self.stop = "norm"
         elif not self._at_rest(y):
-            *first, last = SOLVERS if self.settings.solver == "auto" else (self.settings.solver,)
+            *first, last = self._solvers()
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
@@ -199,6 +200,12 @@ class Integration:
                     self._keep_whole_steps(knots)
         self.arcs = np.array(knots)
 
+    def _solvers(self) -> tuple[str, ...]:
+        """The solvers to try, in order; a field with kinks has one."""
+        if self.field.original.kinked:
+            return ("Euler",)
+        return tuple(SOLVERS) if self.settings.solver == "auto" else (self.settings.solver,)
+
     def _keep_whole_steps(self, knots: list[float]) -> None:
         """Drop what an interrupted step has left half written."""
         whole = min(len(self.pieces), len(knots) - 1)
@@ -209,18 +216,28 @@ class Integration:
     def _follow_by(self, name: str, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
         tolerance, begin = self.settings.tolerance, len(knots)
-        solver = SOLVERS[name](
-            self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian
-        )
-        while len(knots) <= self.settings.max_steps:
+        most = self.settings.max_steps
+        if name == "Euler":
+            longest = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
+            unit = 1 / max(2 * longest, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
+            solver: OdeSolver = Euler(self.field.direction, knots[-1], self._y, np.inf, unit=unit)
+            most = min(most, MOST_STEPS)
+        else:
+            solver = SOLVERS[name](
+                self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance,
+                jac=self.field.jacobian,
+            )  # fmt: skip
+        while len(knots) <= most:
             if name == "Radau":
-                solver.atol = _resolvable(tolerance, solver.y)
+                solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
                 return self.stop != "stalled"
             patience = _PATIENCE if name == "Radau" or self._balance > _CANCELLING else _LESS_PATIENCE
             if len(knots) >= begin + patience:
                 headway = knots[-1] - knots[-1 - patience]
                 if headway < _HEADWAY * max(1.0, knots[-1]):
+                    if name == "Euler" and self._at_rest(self._y, cornered=True) and self.stop != "flat":
+                        return True
                     self.stop = "stalled"
                     return False
         return True
@@ -229,7 +246,7 @@ class Integration:
         """One step of the solver; False when the run is over."""
         solver.step()
         if solver.status == "failed":
-            if not self._at_rest(solver.y):
+            if not self._at_rest(solver.y, cornered=self.field.original.kinked):
                 self.stop = "stalled"
             return False
         piece, end = solver.dense_output(), float(solver.t)
@@ -271,17 +288,23 @@ class Integration:
                 self.labels[j] = label
         return sorted(found, key=lambda crossing: crossing.arc)
 
-    def _at_rest(self, y: Float[Array, " r"]) -> bool:
+    def _at_rest(self, y: Float[Array, " r"], *, cornered: bool = False) -> bool:
         """Whether the gradient has all but cancelled, and why: at a "stationary" point, polished; because the limit has
-        a "finite part", around which tied tokens cancel; or for no reason that is known, where it is "flat"."""
+        a "finite part", around which tied tokens cancel; or for no reason that is known, where it is "flat". Where all
+        weights are exact the gradient is zero, and the path "saturated"."""
+        if self.field.objective.has_exact_weights(y):
+            self.stop = "saturated"
+            return True
+        if self.field.original.kinked and not cornered:  # the steps are long: they come to no rest before they shrink
+            return False
         self._balance = float(self.field.objective.linearise(y).balance.max())
-        if self._balance > NEAR_FINITE:
+        if not cornered and self._balance > NEAR_FINITE:
             return False
         polished, reached = polish(self.field.objective, y)
         moved = float(np.linalg.norm(polished - y))
         found = reached <= STATIONARY and moved <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
         self.finite = finite_part(self.field, polished if found else y)
-        if self.finite is None and self._balance > NEAR_STATIONARY:
+        if self.finite is None and self._balance > NEAR_STATIONARY and not (cornered and found):
             return False
         self.stop = "flat" if self.finite is None else "finite part"
         if found and self.finite is None:

@@ -178,7 +178,7 @@ class FinitePart:
 
 @dataclass(frozen=True, eq=False)
 class BesidePiece:
-    """A piece of a diverging part, in the coordinates of its own flow, as one of the path that came `begin` far before."""
+    """A piece of a diverging part, in the coordinates of its own flow, as one of the path that came `begin` before."""
 
     part: FinitePart
     along: UnitField

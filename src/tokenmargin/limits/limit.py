@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,8 +16,10 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
+from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
@@ -25,7 +27,10 @@ from tokenmargin.selection import angle, copies_of, equals, spelled
 
 __all__ = ["Limit", "Outcome", "limit_of"]
 
-Outcome = Literal["direction", "bounded", "finite part", "rounding", "undecided"]
+Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
+
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective
+"""Objectives of p alone."""
 
 SATURATED = 1 - 1e-5
 FALLING = 1e-4, 1e-6
@@ -40,7 +45,8 @@ class Limit(Tabular, Drawn):
 
     **Attributes**
     - `outcome`: "direction" when the path diverges along a certified direction; "bounded" when it ends at a stationary
-      point; "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
+      point; "saturated" when it rests at a finite p at which every input has exactly one weight (sparsemax, entmax);
+      "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
       (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
       had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
     - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
@@ -123,6 +129,8 @@ class Limit(Tabular, Drawn):
                 detail = f"{self.kind}, angle={self.angle:.1e} at |p|={self.path.norm:.3g}, rate={self.rate:.3f}"
             case "bounded":
                 detail = f"|p|={self.path.norm:.6g}, |gradient|=exp({self.log_gradient:.3g})"
+            case "saturated":
+                detail = f"{self.reason}, angle={self.angle:.1e}"
             case "finite part":
                 part = f"gradient balance {self.finite.balance:.1e}" if self.finite is not None else ""
                 detail = f"{self.reason} ({part}), angle={self.angle:.1e} at |p|={self.path.norm:.3g}"
@@ -132,7 +140,7 @@ class Limit(Tabular, Drawn):
 
 
 def limit_of(
-    problem: TokenProblem | PromptObjective | AbstractLocalObjective,
+    problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
     loss: AbstractLoss | None = None,
@@ -172,6 +180,15 @@ def limit_of(
     )  # fmt: skip
     if path.finite_part is not None:
         return _with_finite_part(problem, path, path.finite_part, tolerance)
+    if isinstance(objective, MapObjective) and not objective.attention.shares:
+        named = separating_direction(objective, path.prompt)
+        off = _off(path, named)
+        outcome, reason = _judged(path, named, off, tolerance, shares=False)
+        return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
+    if isinstance(objective, MapObjective) and path.stop == "saturated":
+        named = limit_direction(problem, path.selected, loss=objective.loss)
+        reason = exactly_ahead(objective, path.prompt, named.solution)
+        return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _off(path, named)
@@ -216,20 +233,20 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _asked(
-    given: TokenProblem | PromptObjective | AbstractLocalObjective, loss: AbstractLoss | None
-) -> tuple[PromptObjective | AbstractLocalObjective, TokenProblem]:
+def _asked(given: TokenProblem | Followed, loss: AbstractLoss | None) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
     if isinstance(given, TokenProblem):
         return prompt_objective(given.merged, loss), given
     if loss is not None:
         raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
-    if not isinstance(given, PromptObjective | AbstractLocalObjective):
+    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
 
 
-def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float) -> tuple[Outcome, str]:
+def _judged(
+    path: FlowPath, named: LimitDirection, off: float, tolerance: float, *, shares: bool = True
+) -> tuple[Outcome, str]:
     """What was settled, and what was not."""
     if path.decided_by_rounding:
         return "rounding", _where_rounding_decides(path)
@@ -237,7 +254,7 @@ def _judged(path: FlowPath, named: LimitDirection, off: float, tolerance: float)
         return "bounded", ""
     if path.stop != "norm":
         return "undecided", f"stopped by {path.stop}"
-    if path.saturation < SATURATED:
+    if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
         return "undecided", f"the selection is {named.solution.status}"

@@ -32,6 +32,7 @@ from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import attention_weights, selected_share
 
 __all__ = [
     "LOSSES",
@@ -108,7 +109,9 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
     return Attention(weights, log_weights, pivot, (best - shortfall)[..., 0], lead, log_lead, sign)
 
 
-def _unit(geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]) -> Descent:
+def unit_descent(
+    geometry: AbstractGeometry, weights: Float[Array, "... n T"], log_scale: Float[Array, "... 1"]
+) -> Descent:
     """Scale `exp(log_scale) sum_it w_it k_it` to unit length and report the logarithm of its length.
 
     A sum that cancels down to rounding has no direction: it is reported as exactly zero.
@@ -137,7 +140,7 @@ def descent_weights(
 def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Array, "... n"]) -> Descent:
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     coefficients, log_scale = descent_weights(state, log_slope)
-    return _unit(keys, coefficients, log_scale[..., None] - np.log(keys.n))
+    return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
 def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
@@ -189,6 +192,23 @@ class AbstractObjective(abc.ABC):
     def constant_scores(self) -> Float[Array, "n T"] | None:
         """The scores of the tokens where training does not change them; copies share their mean."""
         return None
+
+    @property
+    def kinked(self) -> bool:
+        """Whether the field has kinks, so that gradient flow goes by plain steps."""
+        return False
+
+    def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
+        """Whether every input gives one token all its weight, exactly, and so pulls no more."""
+        return False
+
+    def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+        """The attention weights."""
+        return attention_weights(self.problem.keys, self.prompt(theta))
+
+    def saturation(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        """Mean over the inputs of the selected weight; tokens that training cannot tell apart count together."""
+        return selected_share(self.problem.keys, self.weights(theta), self.constant_scores)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         """The problem with fixed scores that this one is to first order around a point; itself, where scores are."""
@@ -407,7 +427,7 @@ class JointObjective(AbstractObjective):
         slopes, log_scale = shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
-        head = _unit(values, feature_weights, log_scale[..., None] - np.log(values.n))
+        head = unit_descent(values, feature_weights, log_scale[..., None] - np.log(values.n))
         prompt = prompt_descent(self.problem.keys, state, log_slope)
         return Descent(
             np.concatenate([head.direction, prompt.direction], axis=-1),

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-__all__ = ["Block", "Pivoted", "head_block", "prompt_block", "shifted"]
+__all__ = ["Block", "Pivoted", "block_of", "head_block", "prompt_block", "shifted"]
 
 
 class Pivoted(NamedTuple):
@@ -68,9 +68,10 @@ def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Arr
     return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
-def _block(
+def block_of(
     total: Float[Array, " r"], terms: Float[Array, "... r"], log_scale: float, rows: tuple[Float[Array, "r c"], ...]
 ) -> Block:
+    """A block from the scaled gradient, its terms, their scale, and the derivative in the columns of each block."""
     length = float(np.linalg.norm(total))
     sizes = float(np.linalg.norm(terms, axis=-1).sum())
     safe = length if length > 0 else 1.0
@@ -113,7 +114,7 @@ def prompt_block(
         plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
         mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
         rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)
-    return _block(pull.sum(axis=0), pulls, log_scale, rows)
+    return block_of(pull.sum(axis=0), pulls, log_scale, rows)
 
 
 def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
@@ -123,7 +124,7 @@ def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Arra
     in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
     in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
     in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
-    return _block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
+    return block_of(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
 def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:

@@ -42,6 +42,7 @@ class Section:
     anchor: str = ""
     verdict: str = ""
     points: Sequence[str] = ()
+    links: Sequence[tuple[str, str]] = ()
 
 
 def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section], command: str) -> Path:
