@@ -4,7 +4,8 @@ RESULTS is a folder with the files of `python -m benchmarks.gpu_training`. Writt
 (every token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along
 training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). Those
 of the plan `small` alone: `--tables training-small`. The
-tables of docs/training-notes.md are printed; with `--data`, the study's folder of ids, also how concentrated attention is.
+tables of docs/training-notes.md are printed; with `--data`, the study's folder of ids, also how concentrated attention
+is.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each point of a figure is a token: its posterior difference (37) across, `<E_s, p>` or `<E_s, v>` upwards. What must be
 seen is that `<E_s, v>` rises with the posterior difference and `<E_s, p>` with its modulus; here these are rank
-correlations, over several seeds. `paper()` has the printed settings; `tuned()` those of our study (docs/training-notes.md)
-that come nearest to the printed loss and the printed picture at once; `quick()` shows the picture on a laptop, after
-few epochs.
+correlations, over several seeds. `paper()` has the printed settings; `tuned()` those of our study
+(docs/training-notes.md) that come nearest to the printed loss and the printed picture at once; `quick()` shows the
+picture on a laptop, after few epochs.
 """
 
 from __future__ import annotations
