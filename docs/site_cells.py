@@ -42,6 +42,9 @@ def run_cells(cells: list[tuple[Kind, str]]) -> Iterator[tuple[Kind, str, Shown]
     import matplotlib
 
     matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.close("all")
     names: dict[str, Any] = {"__name__": "__main__"}
     for kind, body in cells:
         yield kind, body, Shown() if kind == "markdown" else _run(body, names)

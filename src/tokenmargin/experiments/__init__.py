@@ -68,8 +68,15 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
+    "claims:ClaimsD",
+    "svm_local:SvmW",
+    "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
+    "svm_rate:KQRate",
+    "claims:ClaimsC",
     "limit_constants:Constants",
+    "methods:MethodMargins",
+    "joint_phase:JointPhase",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
