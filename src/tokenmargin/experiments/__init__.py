@@ -67,6 +67,7 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
+    "single_location:SingleLocationCurves",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
