@@ -1,68 +1,151 @@
-"""What the site says of itself: pages made from the code, and the navigation over what there is.
+"""What the site says of itself: pages made from the code, mathematics, and the navigation over what there is.
 
-A page per experiment (what it shows, its settings, how to run it), a page per room of the interface, and the examples,
-which are scripts that the tests run.
+Made here: a page per experiment and the gallery (from `docs/gallery/`), the public names by task, the rooms, the
+tutorials and examples (scripts with cells, run while the site is built). A page that nobody placed is placed by its
+folder.
 """
 
 from __future__ import annotations
 
-import importlib
+import json
 import pkgutil
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-import tokenmargin
-from tokenmargin.experiments import EXPERIMENTS, AbstractExperiment, command
-from tokenmargin.report.explore.page import explore_page
-
 HERE = Path(__file__).parent
-GUIDE = ("guide.md", "experiments.md", "figures.md", "map.md", "extending.md")
+sys.path.insert(0, str(HERE))
+
+from gallery import BY_HAND  # noqa: E402
+from site_cells import cells_of, notebook_of, run_cells  # noqa: E402
+from site_reference import TASKS, task_text  # noqa: E402
+
+import tokenmargin  # noqa: E402
+from tokenmargin.experiments import EXPERIMENTS, AbstractExperiment, command  # noqa: E402
+from tokenmargin.report.explore.page import explore_page  # noqa: E402
+
+TUTORIALS = ("zero_to_theorem", "csv_to_report", "theorem_sweep_figure")
+USE = ("guide.md", "choose.md", "questions.md", "glossary.md")
+SUBJECTS = ("classifier.md", "playground.md", "experiments.md", "extending.md")
+MEASURED = (
+    "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-readings.md",
+    "cluster.md", "vision.md", "vision-results.md",
+)  # fmt: skip
+PROJECT = ("checked.md", "changes.md", "map.md", "contributing.md")
 
 
 def on_config(config: Any) -> Any:
-    """The navigation: what is there, in a sensible order; a page nobody placed goes to the notes."""
+    """The navigation: what is there, in order; a page nobody placed is a subject, or in `results` a result."""
     written = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.md")}
-    results = sorted(page for page in written if page.startswith("results/"))
-    notes = sorted(written - set(GUIDE) - set(results) - {"index.md", "explore.md"})
+    placed = {*USE, *SUBJECTS, *MEASURED, *PROJECT, "index.md", "explore.md", "measured.md"}
+    results = sorted(page for page in written - placed if page.startswith("results/"))
+    subjects = [*(page for page in SUBJECTS if page in written), *sorted(written - placed - set(results))]
     config.nav = [
         {"Home": "index.md"},
-        {"See it": "explore.md"},
-        {"Guide": [page for page in GUIDE if page in written]},
-        {"Examples": [f"examples/{path.stem}.md" for path in _examples()]},
-        {"Results": results},
-        {"Notes": notes},
-        {"Figures": [{_label(experiment): _figure_page(experiment)} for experiment in EXPERIMENTS]},
-        {"Interface": [{name: f"api/{name}.md"} for name in _rooms()]},
-    ]
+        {"Learn": ["explore.md", *(f"tutorials/{name}.md" for name in TUTORIALS),
+                   {"Examples": [f"examples/{path.stem}.md" for path in _scripts("examples")]}]},
+        {"Gallery": ["gallery.md", *({_label(experiment): _figure_page(experiment)} for experiment in EXPERIMENTS)]},
+        {"Use": [*USE, {"Subjects": subjects}]},
+        {"Reference": ["reference/index.md", *(f"reference/{task.place}.md" for task in TASKS),
+                       {"Rooms inside": [{name: f"api/{name}.md"} for name in _rooms()]}]},
+        {"Measured": ["measured.md", *({"Results of our own": results} for _ in results[:1]),
+                      *(page for page in MEASURED if page in written)]},
+        {"Project": list(PROJECT)},
+    ]  # fmt: skip
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made from the code."""
-    pages = {_figure_page(experiment): figure_text(experiment) for experiment in EXPERIMENTS}
+    pages: dict[str, str | bytes] = {_figure_page(experiment): figure_text(experiment) for experiment in EXPERIMENTS}
+    pages["gallery.md"] = gallery_text()
     pages |= {f"api/{name}.md": _room_text(name) for name in _rooms()}
-    pages |= {f"examples/{path.stem}.md": example_text(path.read_text(), path.name) for path in _examples()}
+    pages |= {f"reference/{task.place}.md": task_text(task) for task in TASKS}
+    pages["reference/index.md"] = reference_index()
+    pages["changes.md"] = (HERE.parent / "CHANGELOG.md").read_text()
+    pages["contributing.md"] = _from_root((HERE.parent / "CONTRIBUTING.md").read_text())
+    for folder, names in (("tutorials", [HERE / "tutorials" / f"{name}.py" for name in TUTORIALS]),
+                          ("examples", _scripts("examples"))):  # fmt: skip
+        for path in names:
+            text, pictures = example_text(path)
+            pages[f"{folder}/{path.stem}.md"] = text
+            pages[f"{folder}/{path.stem}.ipynb"] = json.dumps(notebook_of(path.read_text()))
+            pages |= {f"{folder}/{name}": svg for name, svg in pictures.items()}
     pages["explore/index.html"] = explore_page(picture="../explore.png")
-    for place, text in pages.items():
-        files.append(File.generated(config, place, content=text))
+    for place, content in pages.items():
+        files.append(File.generated(config, place, content=content))
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Mathematics between dollars becomes MathML, now, so that no script and no network is needed to read it."""
+    page.formulas = []
+    parts = _outside_code(markdown)
+    return "".join(part if fenced else _set_aside(part, page.formulas) for fenced, part in parts)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """The formulas, in the places that were kept for them."""
+    return re.sub(
+        r"(?:<p>)?FORMULA(\d+)BLOCK(?:</p>)?|FORMULA(\d+)INLINE", lambda f: page.formulas[int(f[1] or f[2])], html
+    )
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Nothing is asked of the network: in place of the theme's worker for files there is `site_search.js`."""
+    return output.replace('<script src="https://unpkg.com/iframe-worker/shim"></script>', "")
+
+
+def _outside_code(markdown: str) -> Iterator[tuple[bool, str]]:
+    """Pieces of a page, and whether each is code."""
+    at = 0
+    for code in re.finditer(r"^( *)(```|~~~).*?^\1\2[^\n]*$|`[^`\n]+`", markdown, re.M | re.S):
+        yield False, markdown[at : code.start()]
+        yield True, code[0]
+        at = code.end()
+    yield False, markdown[at:]
+
+
+def _set_aside(text: str, formulas: list[str]) -> str:
+    """Each formula is converted and kept; a word stands in its place while the markdown is read."""
+
+    def keep(display: str, kind: str) -> Any:
+        def kept(found: re.Match[str]) -> str:
+            formulas.append(convert(found[1].strip(), display=display))
+            return f"FORMULA{len(formulas) - 1}{kind}"
+
+        return kept
+
+    text = re.sub(r"\$\$(.+?)\$\$", keep("block", "BLOCK"), text, flags=re.S)
+    inline = r"(?<![\\$\w])\$(?=\S)([^$\n]+?(?:\n[^$\n]+?)?)(?<=\S)\$(?![\w$])"
+    return re.sub(inline, keep("inline", "INLINE"), text)
+
+
 def figure_text(experiment: type[AbstractExperiment]) -> str:
-    """The page of one experiment."""
+    """The page of one experiment: its picture, expected beside measured, how to run it."""
     quick, paper = asdict(experiment.quick()), asdict(experiment.paper())
     rows = [f"| `--{name.replace('_', '-')}` | `{quick[name]}` | `{paper[name]}` |" for name in quick]
     doc = re.sub(r"\s*\n\s*", " ", experiment.__doc__ or "")
+    picture, about = _picture(experiment)
     parts = [
         f"# {experiment.figure}: {experiment.title}",
         f"*{experiment.source}*",
-        f"**The paper shows** {experiment.shows}",
-        *(["**Differences**", *(f"- {difference}" for difference in experiment.differences)]),
+        *([f"![{experiment.title}](../{picture}){{ .figure }}"] if picture else []),
+        *([about] if about else []),
+        f"**What is shown**: {experiment.shows}",
+        *_findings(experiment),
+        *(
+            ["**Differences**", "\n".join(f"- {one}" for one in experiment.differences)]
+            if experiment.differences
+            else []
+        ),
         "**To run it**",
         f"```sh\n{command(experiment.quick())}\ntokenmargin reproduce {experiment.figure} --scale paper\n```",
         doc,
@@ -70,9 +153,60 @@ def figure_text(experiment: type[AbstractExperiment]) -> str:
         *([f"Needs `pip install 'tokenmargin[{','.join(experiment.needs)}]'`."] if experiment.needs else []),
         *(["**Settings**", "| flag | quick | paper |\n|---|---|---|\n" + "\n".join(rows)] if rows else []),
     ]
-    if not experiment.differences:
-        parts = [part for part in parts if part != "**Differences**"]
     return "\n\n".join(parts) + "\n"
+
+
+def gallery_text() -> str:
+    """Every figure as a thumbnail, by paper, with what was expected and found."""
+    parts = [
+        "# Gallery",
+        "Every figure that we reproduce, from a run of ours: click one for what the paper shows, what was "
+        "measured beside what was expected, and the command. `tokenmargin reproduce` makes them all, as SVG, PDF and "
+        "PNG; `python docs/gallery.py` makes these small ones.",
+    ]
+    for source in dict.fromkeys(experiment.source for experiment in EXPERIMENTS):
+        cards = []
+        for experiment in (one for one in EXPERIMENTS if one.source == source):
+            picture, _ = _picture(experiment)
+            page = _figure_page(experiment).replace(".md", ".html")
+            seen = f'<img src="{picture}" alt="{experiment.title}" loading="lazy">' if picture else "<i>a table</i>"
+            cards.append(
+                f'<a class="card" href="{page}">{seen}<b>{experiment.figure}</b> {experiment.title}'
+                f"<small>{_summary(experiment)}</small></a>"
+            )
+        parts += [f"## {source}", f'<div class="cards">{"".join(cards)}</div>']
+    return "\n\n".join(parts) + "\n"
+
+
+def _picture(experiment: type[AbstractExperiment]) -> tuple[str, str]:
+    """Where the picture of a figure is, and a word on where it comes from."""
+    name = experiment.figure
+    if (HERE / "gallery" / f"{name}.png").is_file():
+        return f"gallery/{name}.png", ""
+    if name in BY_HAND:
+        picture, page = BY_HAND[name]
+        return picture, f"From a larger run than the quick one: [what was run, and what was found](../{page})."
+    if (HERE / "figures" / f"{name}.svg").is_file():
+        return f"figures/{name}.svg", ""
+    return "", ""
+
+
+def _recorded(experiment: type[AbstractExperiment]) -> list[dict[str, str]]:
+    path = HERE / "gallery" / f"{experiment.figure}.json"
+    return json.loads(path.read_text())["findings"] if path.is_file() else []
+
+
+def _findings(experiment: type[AbstractExperiment]) -> list[str]:
+    rows = [
+        f"| {one['what']} | {one['measured']} | {one['expected']} | {one['verdict']} |" for one in _recorded(experiment)
+    ]
+    return ["| what | measured | expected | verdict |\n|---|---|---|---|\n" + "\n".join(rows)] if rows else []
+
+
+def _summary(experiment: type[AbstractExperiment]) -> str:
+    verdicts = [one["verdict"] for one in _recorded(experiment)]
+    counts = ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
+    return f"{counts}" if counts else "larger run" if experiment.figure in BY_HAND else "run it to see"
 
 
 def _times(experiment: type[AbstractExperiment]) -> list[str]:
@@ -81,20 +215,50 @@ def _times(experiment: type[AbstractExperiment]) -> list[str]:
     return [f"On two cores {', '.join(known)}."] if known else []
 
 
-def example_text(script: str, name: str) -> str:
-    """A script with cells (`# %% [markdown]` and `# %%`) as a page."""
-    parts = [f"*This page is `docs/examples/{name}`, a script that the tests run.*"]
-    for cell in re.split(r"^# %%", script, flags=re.M)[1:]:
-        kind, _, body = cell.partition("\n")
-        if "[markdown]" in kind:
-            parts.insert(len(parts), "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines()))
-        elif body.strip():
-            parts.append(f"```python\n{body.strip()}\n```")
-    return "\n\n".join([parts[1], parts[0], *parts[2:]]) + "\n"
+def example_text(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A script with cells as a page, with what each cell prints and draws; the pictures by their names."""
+    folder = path.parent.name
+    note = f"*Run while this site was built, from `docs/{folder}/{path.name}`; [as a notebook]({path.stem}.ipynb).*"
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for kind, body, shown in run_cells(cells_of(path.read_text())):
+        if kind == "markdown":
+            parts.append(body)
+            if len(parts) == 1:
+                parts.append(note)
+            continue
+        parts.append(f"```python\n{body}\n```")
+        if shown.printed:
+            parts.append(f"```text {{ .output }}\n{shown.printed}\n```")
+        if shown.html:
+            parts.append(f'<div class="output">{shown.html}</div>')
+        for svg in shown.pictures:
+            name = f"{path.stem}-{len(pictures)}.svg"
+            pictures[name] = svg
+            parts.append(f"![drawn by the cell above]({name}){{ .drawn }}")
+    return "\n\n".join(parts) + "\n", pictures
 
 
-def _examples() -> list[Path]:
-    return sorted((HERE / "examples").glob("*.py"))
+def reference_index() -> str:
+    """What `import tokenmargin as tm` gives, by task."""
+    parts = [
+        "# Reference",
+        "What `import tokenmargin as tm` gives, by task. Inside the package there is more, room by room "
+        "(*Rooms inside*), but these names are the ones that we keep.",
+    ]
+    for task in TASKS:
+        names = ", ".join(f"[`{name}`]({task.place}.md#{name})" for name in task.names)
+        parts.append(f"**[{task.title}]({task.place}.md)**: {task.what}\n\n{names}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _from_root(text: str) -> str:
+    """Links of a file at the root of the repository, as seen from here."""
+    return re.sub(r"\]\(docs/([\w./-]+)\)", r"](\1)", text)
+
+
+def _scripts(folder: str) -> list[Path]:
+    return sorted((HERE / folder).glob("*.py"))
 
 
 def _label(experiment: type[AbstractExperiment]) -> str:
@@ -117,7 +281,7 @@ def _room_text(name: str) -> str:
 
 def _public_modules(name: str) -> Iterator[str]:
     """The room itself, or for a folder its modules."""
-    room = importlib.import_module(f"tokenmargin.{name}")
+    room = import_module(f"tokenmargin.{name}")
     if not hasattr(room, "__path__"):
         yield name
         return

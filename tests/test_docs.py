@@ -4,8 +4,11 @@ import importlib.util
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import tokenmargin as tm
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -17,21 +20,60 @@ def test_examples_run(script: Path, capsys) -> None:
     assert capsys.readouterr().out
 
 
-def test_there_is_a_page_for_every_experiment() -> None:
+@pytest.fixture(scope="module")
+def site():
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'tokenmargin[docs]')")
     specification = importlib.util.spec_from_file_location("site_pages", DOCS / "site.py")
     assert specification is not None
     assert specification.loader is not None
-    site = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(site)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_there_is_a_page_for_every_experiment(site) -> None:
+    cards = site.gallery_text()
     for experiment in site.EXPERIMENTS:
         text = site.figure_text(experiment)
         assert experiment.title in text
         assert f"tokenmargin reproduce {experiment.figure}" in text
         assert experiment.shows in text
-    page = site.example_text((DOCS / "examples" / "own_problem.py").read_text(), "own_problem.py")
-    assert page.startswith("# Your own problem")
-    assert "```python" in page
+        assert f">{experiment.figure}<" in cards
+
+
+def test_every_public_name_has_one_place_in_the_reference(site) -> None:
+    named = [name for task in site.TASKS for name in task.names]
+    assert sorted([*named, "__version__"]) == sorted(tm.__all__)
+    page = site.task_text(next(task for task in site.TASKS if "max_margin_batch" in task.names))
+    assert "tm.max_margin_batch(keys, selected, *, threads=None, progress=None)" in page
+    assert "| `keys` | `floats (#B, n, T, d)` |" in page
+    assert ">>> batch = max_margin_batch" in page
+
+
+def test_cells_run_as_in_a_notebook(site, tmp_path) -> None:
+    script = tmp_path / "examples" / "little.py"
+    script.parent.mkdir()
+    script.write_text(
+        "# %% [markdown]\n# # Little\n#\n# Words.\n\n# %%\nx = 2\nprint('said')\nx + 1\n\n# %%\nassert x == 2\n"
+    )
+    page, pictures = site.example_text(script)
+    assert page.startswith("# Little\n\nWords.")
+    assert "said\n3" in page
+    assert not pictures
+    script.write_text("# %%\nraise ValueError('no')\n")
+    with pytest.raises(ValueError, match="no"):
+        site.example_text(script)
+
+
+def test_mathematics_is_written_while_the_site_is_built(site) -> None:
+    page = SimpleNamespace()
+    text = site.on_page_markdown("so $a_1 < b$ and `$x$`\n\n$$c^2$$\n\n```sh\necho $HOME $PATH\n```\n", page=page)
+    assert "`$x$`" in text
+    assert "echo $HOME $PATH" in text
+    html = site.on_page_content("<p>so FORMULA1INLINE</p><p>FORMULA0BLOCK</p>", page=page)
+    assert html.count("<math") == 2
+    assert 'display="block"' in html
+    assert "<p><math" not in html
 
 
 def test_the_map_names_every_room_and_nothing_else() -> None:

@@ -35,7 +35,7 @@ print((folder / "reviews.csv").read_text()[:180])
 # ## The same in Python
 #
 # The model is two numbers per word: a *logit* (how much attention it draws) and a *value* (what it says of the label). A
-# text's decision is the sum of weight times value over its words, so each word's part is exact.
+# text's decision is a base rate plus a sum over its words, so each word's part is exact.
 
 # %%
 from tokenmargin.data.sources import read_labelled
@@ -55,9 +55,10 @@ one
 # %%
 parts = sorted(one.words, key=lambda part: -abs(part.contribution))[:3]
 for part in parts:
-    print(f"{one.text[part.start : part.end]:10} weight {part.weight:6.1%}  contribution {part.contribution:+.3f}")
-total = sum(part.contribution for part in one.words) + one.sink
-print(f"words and sink add up to {total:+.6f}; the decision is {one.decision:+.6f}")
+    word = one.text[part.start : part.end]
+    print(f"{word:10} contributes {part.contribution:+.3f}; without it the decision loses {part.effect:+.3f}")
+total = one.baseline + one.shift + sum(part.contribution for part in one.words)
+print(f"base rate and words add up to {total:+.6f}; the decision is {one.decision:+.6f}")
 assert abs(total - one.decision) < 1e-9
 
 # %% [markdown]

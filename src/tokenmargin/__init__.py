@@ -139,12 +139,15 @@ _EXPORTS = {
     "tokenmargin.limits": (
         "Basins",
         "Limit",
+        "MethodLimit",
+        "Rates",
         "basin_map",
         "basins",
         "NextTokenLimit",
         "limit_of",
         "next_token_limit",
         "random_starts",
+        "rates",
     ),
     "tokenmargin.theory": (
         "CLAIMS",

@@ -25,12 +25,15 @@ from tokenmargin.dynamics import regularisation_path as regularisation_path
 from tokenmargin.dynamics import ridge_path as ridge_path
 from tokenmargin.limits import Basins as Basins
 from tokenmargin.limits import Limit as Limit
+from tokenmargin.limits import MethodLimit as MethodLimit
 from tokenmargin.limits import NextTokenLimit as NextTokenLimit
+from tokenmargin.limits import Rates as Rates
 from tokenmargin.limits import basin_map as basin_map
 from tokenmargin.limits import basins as basins
 from tokenmargin.limits import limit_of as limit_of
 from tokenmargin.limits import next_token_limit as next_token_limit
 from tokenmargin.limits import random_starts as random_starts
+from tokenmargin.limits import rates as rates
 from tokenmargin.margin import Atlas as Atlas
 from tokenmargin.margin import LimitDirection as LimitDirection
 from tokenmargin.margin import MarginBatch as MarginBatch

@@ -24,7 +24,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["OWN", "PluginError", "PluginWarning", "added_names", "find", "load_added", "names", "own_objects"]
+__all__ = [
+    "OWN",
+    "PluginError",
+    "PluginWarning",
+    "added_names",
+    "described",
+    "find",
+    "load_added",
+    "names",
+    "own_objects",
+]
 
 OWN = {
     "losses": {
@@ -191,14 +201,15 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
             f"of type {kind.__name__}, or what makes one when called without arguments",
         )
     if not fits:
-        raise TypeError(f"must be {wanted}, got {_kind_of(found)}")
+        raise TypeError(f"must be {wanted}, got {described(found)}")
     called = getattr(found, NAMED_BY[group], name) if group in NAMED_BY else name
     if name is not None and called != name:
         raise ValueError(f"calls itself {called!r}; the entry point must have that name")
     return found
 
 
-def _kind_of(found: Any) -> str:
+def described(found: object) -> str:
+    """What kind of object it is, in words for a message."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
 
 

@@ -36,13 +36,17 @@ def plain_decision(model, text):
     grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
     rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
     ids = sorted({rows[gram] for gram in grams if gram in rows})
-    logits = np.append(model.token_model_.logits[ids], model.token_model_.sink_logit)
-    values = np.append(model.token_model_.values[ids, 0], model.token_model_.sink_values[0])
-    weights = np.exp(logits - logits.max())
-    return weights @ values / weights.sum()
+    weights = model.token_model_
+    e = np.exp(weights.logits[ids])
+    return (
+        weights.intercept[0] + e @ weights.values[ids, 0] / (np.exp(weights.sink_logit) + e.sum()) ** weights.exponent
+    )
 
 
-def test_decision_is_the_softmax_average(fitted, sentences):
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, "auto"])
+def test_decision_is_the_formula(exponent, sentences):
+    fitted = TokenSelectionClassifier(random_state=0, ngrams=2, exponent=exponent).fit(*sentences)
+    assert exponent == "auto" or fitted.token_model_.exponent == exponent
     texts = sentences[0][:50]
     # Sums of some fifty numbers of size 10: rounding stays below 1e-11.
     np.testing.assert_allclose(fitted.decision_function(texts), [plain_decision(fitted, t) for t in texts], atol=1e-11)
@@ -52,7 +56,10 @@ def test_contributions_add_up(fitted, sentences):
     found = fitted.explain(sentences[0])
     np.testing.assert_allclose(found.sums, fitted.decision_function(sentences[0]), atol=1e-11)
     one = found[3]
-    assert sum(word.contribution for word in one.words) + one.sink == pytest.approx(one.decision, abs=1e-11)
+    words = sum(word.contribution for word in one.words)
+    assert one.baseline + one.shift + words == pytest.approx(one.decision, abs=1e-11)
+    assert sum(token.contribution for token in one.tokens) == pytest.approx(words, abs=1e-11)
+    assert any(one.text[t.start : t.end].lower() == t.token for t in one.tokens if " " in t.token)
     assert 0 < sum(word.weight for word in one.words) < 1
 
 
@@ -66,22 +73,24 @@ def test_selected_tokens_are_opinions(fitted, sentences):
 
 def test_selected_span_and_margin(fitted):
     one = fitted.explain(["In short: a DREADFUL kettle"])[0]
-    assert one.text[slice(*one.span)].lower() in one.selected
+    assert one.text[slice(*one.span)].lower() == one.selected
     logits = dict(zip(fitted.vocabulary_.names, fitted.token_model_.logits, strict=True))
     assert one.margin == pytest.approx(logits[one.selected] - logits[one.competitor])
 
 
+@pytest.mark.parametrize("held", [np.inf, 0.1], ids=["values", "attention"])
+@pytest.mark.parametrize("g", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("k", [2, 3])
-def test_gradient_against_differences(k):
+def test_gradient_against_differences(k, g, held):
     import scipy.sparse as sp
 
     from tokenmargin.classifier import solver
 
     rng = np.random.default_rng(1)
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
-    classes, weight = rng.integers(0, k, 12), np.ones(12)
-    start = solver.start_model(presence, classes, weight, k)
-    objective = solver.TokenObjective(presence, classes, weight, origin=start, penalty=solver.Penalty(0.1, 0.2))
+    data = solver.Labelled(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k)
+    start, units = solver.start_model(data, solver.Start(0.5, g))
+    objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2))
     at = objective.flat(start)
     at = at + 0.3 * rng.standard_normal(len(at))
     np.testing.assert_allclose(objective.flat(objective.model(at)), at, rtol=1e-12, atol=1e-14)
@@ -128,7 +137,7 @@ def test_no_signal_is_said():
 
 def test_weights_of_texts(sentences):
     texts, labels = sentences
-    doubled, weighted = (TokenSelectionClassifier(ngrams=2, validation_fraction=0.0) for _ in range(2))
+    doubled, weighted = (TokenSelectionClassifier(ngrams=2, validation_fraction=0.0, random_state=0) for _ in range(2))
     doubled.fit([*texts[1:], texts[1], texts[2]], [*labels[1:], labels[1], labels[2]])
     weighted.fit(texts, labels, [0.0, 2.0, 2.0] + [1.0] * (len(texts) - 3))
     assert doubled.vocabulary_.names == weighted.vocabulary_.names
@@ -181,7 +190,7 @@ def test_empty_texts_scripts_and_long_documents():
     found = model.explain(texts)
     assert found[0].words == ()
     assert found[0].selected is None
-    assert found[0].sink == pytest.approx(found[0].decision)
+    assert found[0].baseline == pytest.approx(found[0].decision)
     assert [found[3].text[w.start : w.end] for w in found[3].words] == list("良い映画")
 
 
@@ -225,7 +234,8 @@ def test_token_importance(fitted, sentences):
     assert table["signed_frequency"][row] == pytest.approx((signs * times).sum() / table["occurrences"].sum())
     assert table["selected"].sum() == len(signs)
     found = fitted.explain(sentences[0])
-    assert table["contribution"].sum() + found.sinks.mean() == pytest.approx(found.decisions.mean(), abs=1e-10)
+    start = (found.baselines + found.shifts).mean()
+    assert table["contribution"].sum() + start == pytest.approx(found.decisions.mean(), abs=1e-10)
 
 
 def test_frequencies_count_occurrences():

@@ -32,12 +32,23 @@ def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
     assert main(["predict", str(model), str(reviews), "--text", "review", "--out", str(out)]) == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert len(rows) == 60
+    assert list(rows[0]) == ["row", "review", "sentiment", "predicted", "probability", "p(bad)", "p(good)"]
+    assert (rows[59]["row"], rows[59]["sentiment"]) == ("60", "bad")
     assert [row["predicted"] for row in rows[:2]] == ["good", "bad"]
     capsys.readouterr()
     assert main(["explain", str(model), "a fine day", "--json", "--html", str(tmp_path / "page.html")]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["label"] == "good"
-    assert sum(word["contribution"] for word in told["words"]) + told["sink"] == pytest.approx(told["decision"])
+    words = sum(word["contribution"] for word in told["words"])
+    assert told["baseline"] + told["shift"] + words == pytest.approx(told["decision"])
+    arguments = ["explain", str(model), "a fine day", "--target", "bad", "--replace", "fine=dull", "--json"]
+    assert main(arguments) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["label"] == "bad"
+    assert told["what_if"]["edited"] == "a dull day"
+    assert told["what_if"]["after"][0] > told["what_if"]["before"][0]
+    assert main(["explain", str(model), "a fine day", "--target", "awful"]) == 2
+    assert "target must be one of the classes ('bad', 'good'), got 'awful'" in capsys.readouterr().err
     assert (tmp_path / "page.html").is_file()
     assert main(["explain", str(model), "a fine day"]) == 0
     assert "good" in capsys.readouterr().out
@@ -54,6 +65,9 @@ def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
         (b"review,sentiment\nx,good\ny,good\n", "two classes are needed"),
         (b"review,sentiment\n,good\n,bad\n", "no usable row"),
         (b'review,sentiment\n"x,good\ny,bad\nz,good\n', "no usable row"),
+        (b"", "the file is empty"),
+        (b"review;sentiment\nfine;good\n", "separated by ';'"),
+        ("review,sentiment\nfine,good\n".encode("utf-16"), "most likely UTF-16"),
         (b"review,sentiment\nfine,good\ncaf\xe9,bad\ncaf\xe9,bad\ncaf\xe9,bad\n", "unusable (3)"),
     ],
 )
@@ -89,9 +103,40 @@ def test_what_stands_in_the_way_is_respected(model, reviews, tmp_path, capsys):
     link.symlink_to(real)
     assert main([*arguments, str(link)]) == 0
     assert link.is_symlink()
-    assert real.read_text().startswith("text,predicted")
+    assert real.read_text().startswith("row,review,sentiment,predicted")
     capsys.readouterr()
     assert main([*arguments, str(model)]) == 1
     assert capsys.readouterr().err == f"error: {model} is a folder and cannot be written to; choose another name\n"
     assert main([*arguments, str(real / "below" / "x.csv")]) == 1
     assert capsys.readouterr().err.startswith(f"error: {real}")
+
+
+def test_every_row_is_predicted_in_its_place(model, tmp_path, capsys):
+    """Rows without a text stay, with their columns; a foreign encoding and delimiter can be said."""
+    source, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    source.write_bytes("id;review\n7;a fine day\n8;\n9;caf\xe9 dull\n".encode("latin-1"))
+    arguments = ["predict", str(model), str(source), "--text", "review", "--out", str(out)]
+    assert main(arguments) == 2
+    assert "separated by ';'" in capsys.readouterr().err
+    assert main([*arguments, "--delimiter", ";", "--encoding", "latin-1"]) == 0
+    assert "1 of 3 rows have no text" in capsys.readouterr().err
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [(row["row"], row["id"], row["predicted"]) for row in rows] == [
+        ("1", "7", "good"), ("2", "8", ""), ("3", "9", "bad")
+    ]  # fmt: skip
+    for row in (rows[0], rows[2]):
+        # Written with six digits: the two round by 5e-7 each.
+        assert float(row["p(good)"]) + float(row["p(bad)"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_emoji_alone_can_be_learned(tmp_path, capsys):
+    source = tmp_path / "moods.csv"
+    source.write_text(
+        "text,label\n" + "".join(f"\U0001f600{'!' * k},up\n\U0001f621{'!' * k},down\n" for k in range(40))
+    )
+    assert main(["fit", str(source), "--out", str(tmp_path / "m"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tokens"], told["accuracy"], told["signal"]) == (2, None, None)
+    source.write_text("text,label\n" + "!!!,up\n???,down\n" * 40)
+    assert main(["fit", str(source), "--out", str(tmp_path / "none")]) == 0
+    assert "NO TOKEN is known" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import clarabel
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.optimize import linprog
 
 import tokenmargin as tm
 from tokenmargin.cli import main
@@ -288,6 +289,56 @@ def test_one_constraint_has_a_closed_form():
     for name, order in {"nuclear": 2, "spectral": "nuc"}.items():
         expected = np.linalg.norm(matrix[0], order)
         assert solve_in_norm(matrices_posed(matrix), name).margin == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("norm", [L1, LINF], ids=["l1", "linf"])
+def test_faces_against_linear_programs(norm):
+    """Solutions found by linear programs with random objectives: they span the face, and lie at angle zero to it."""
+    rng = np.random.default_rng(12)
+    several = 0
+    for _ in range(12):
+        constraints = random_constraints(rng, "small integers", 3, 4)
+        rows, found = constraints.rows(), solve_in_norm(constraints, norm)
+        points = np.array([some_solution(norm, rows, 1 / found.margin, rng) for _ in range(12)])
+        assert found.freedom == np.linalg.matrix_rank(points - points[0], tol=1e-6)
+        assert ("face of them" in found.explanation) == (found.freedom > 0)
+        several += found.freedom > 0
+        inside = rng.dirichlet(np.ones(len(points))) @ points
+        assert found.angle_to(inside) < 1e-6  # the linear programs are solved to 1e-9 or so, on vectors of length 1
+        v = rng.normal(size=4)
+        cosines = points @ v / np.linalg.norm(points, axis=1) / np.linalg.norm(v)
+        assert found.angle_to(v) <= np.arccos(np.clip(cosines.max(), -1, 1)) + 1e-6
+    assert several >= 2
+
+
+def some_solution(norm: LpNorm, rows: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
+    """A vertex of the set of solutions: the largest value of a random function of (x, t) on it."""
+    k, r = rows.shape
+    eye, common = np.eye(r), norm is LINF
+    ones = -np.ones((r, 1)) if common else -eye
+    many = ones.shape[1]
+    most = np.block([[-rows, np.zeros((k, many))], [eye, ones], [-eye, ones], [np.zeros((1, r)), np.ones((1, many))]])
+    room = np.r_[-np.ones(k), np.zeros(2 * r), least * (1 + 1e-9)]
+    found = linprog(np.r_[rng.normal(size=r), np.zeros(many)], most, room, bounds=[(None, None)] * (r + many))
+    assert found.status == 0
+    return found.x[:r]
+
+
+def test_the_face_of_a_nuclear_norm():
+    """`min |W|` with trace at least 1: all positive semidefinite matrices of trace one; projections in closed form."""
+    found = solve_in_norm(matrices_posed(np.eye(3)[None]), "nuclear")
+    assert found.freedom == 5
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        v = rng.normal(size=(3, 3))
+        values, vectors = np.linalg.eigh((v + v.T) / 2)
+        nearest = (vectors * np.maximum(values, 0)) @ vectors.T
+        expected = np.arccos((v * nearest).sum() / np.linalg.norm(v) / np.linalg.norm(nearest))
+        assert found.angle_to(v.ravel()) == pytest.approx(expected, abs=1e-7)
+    assert solve_in_norm(posed(np.array([[1.0, 2.0]])), "lp:3").freedom == 0
+    assert solve_in_norm(matrices_posed(np.eye(3)[None]), "spectral").freedom == 0
+    assert solve_in_norm(matrices_posed(np.diag([1.0, 0.0, 0.0])[None]), "spectral").freedom == 4
+    assert tm.max_margin(tm.figure1b(), [0]).freedom == 0
 
 
 def test_infeasible_is_the_same_proof_in_every_norm():

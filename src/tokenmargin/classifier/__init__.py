@@ -2,20 +2,24 @@
 
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import Validation
-from tokenmargin.classifier.explanation import Explanation, Explanations, WordPart
+from tokenmargin.classifier.explanation import Explanation, Explanations, TokenPart, WordPart
 from tokenmargin.classifier.files import ModelFileError, load_model, save_model
 from tokenmargin.classifier.importance import TokenTable
 from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.what_if import Edited, what_if
 
 __all__ = [
+    "Edited",
     "Explanation",
     "Explanations",
     "ModelFileError",
     "TokenModel",
+    "TokenPart",
     "TokenSelectionClassifier",
     "TokenTable",
     "Validation",
     "WordPart",
     "load_model",
     "save_model",
+    "what_if",
 ]

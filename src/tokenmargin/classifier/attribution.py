@@ -7,60 +7,107 @@ which two threads can do at the same time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray as Array
 from threadpoolctl import threadpool_limits
 
+from tokenmargin.classifier.deletion import deletion_effects, original_words
+from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
-from tokenmargin.classifier.vocabulary import Encoded
+from tokenmargin.classifier.vocabulary import Encoded, segment_sum
 
-__all__ = ["attribute", "in_chunks", "join_attributions", "segment_sum"]
+__all__ = ["attribute", "in_chunks", "join_attributions", "token_parts", "weigh"]
 
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
 Result = TypeVar("Result")
 
 
-def in_chunks(documents: Sequence[Any], work: Callable[[Sequence[Any]], Result]) -> list[Result]:
-    """`work` on consecutive documents, two chunks at a time."""
+def in_chunks(
+    documents: Sequence[Any], work: Callable[[Sequence[Any]], Result], threads: int | None = None
+) -> list[Result]:
+    """`work` on consecutive documents, so many chunks at a time: two unless told, -1 for one per core."""
+    threads = THREADS if threads is None else max(1, os.cpu_count() or 1) if threads < 0 else max(1, threads)
     chunks = [documents[at : at + CHUNK] for at in range(0, len(documents), CHUNK)] or [documents]
-    if len(chunks) == 1:
-        return [work(chunks[0])]
-    with ThreadPoolExecutor(THREADS) as pool, threadpool_limits(1, user_api="blas"):
+    if len(chunks) == 1 or threads == 1:
+        return [work(chunk) for chunk in chunks]
+    with ThreadPoolExecutor(threads) as pool, threadpool_limits(1, user_api="blas"):
         return list(pool.map(work, chunks))
 
 
-def attribute(encoded: Encoded, model: TokenModel) -> tuple[Float[Array, "n k"], dict[str, Array]]:
-    """f of every column, and the arrays of `Explanations` that follow from the tokens, for the column decided on."""
+def attribute(
+    encoded: Encoded, model: TokenModel, column: int | None = None
+) -> tuple[Float[Array, "n k"], dict[str, Array]]:
+    """f of every column, and the arrays of `Explanations` that follow from the tokens.
+
+    **Arguments**
+    - `column`: the column to explain; None for the one decided on.
+    """
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
-    token_logits, token_values = model.padded
-    logits = [token_logits[ids] for ids in encoded.levels]
+    logits, shares, log_Z = weigh(encoded, model)
     first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
-    top = np.maximum(first, model.sink_logit)
+    _, token_values = model.padded
+    # Z^(1 - g) turns the softmax average into evidence that adds up: e^a / Z^g is its share times this.
+    amount = np.exp((1 - model.exponent) * log_Z)
+    spoken = np.zeros((n, len(model.intercept)))
+    for k in range(spoken.shape[1]):
+        for ids, share in zip(encoded.levels, shares, strict=True):
+            spoken[:, k] += segment_sum(share * token_values[ids, k], offsets)
+    spoken *= amount[:, None]
+    known = np.isfinite(first)
+    outputs = np.where(known[:, None], model.intercept + spoken, model.prior)
+    columns = outputs.argmax(axis=1) if column is None else np.full(n, column)
+    at = columns[segment] if outputs.shape[1] > 1 else 0
+    scale = amount[segment]
+    parts = [share * token_values[ids, at] * scale for ids, share in zip(encoded.levels, shares, strict=True)]
+    chosen = _select(encoded, logits, first)
+    rows = np.arange(n)
+    lost = deletion_effects(encoded, model, shares, columns, (spoken[rows, columns], outputs[rows, columns]), log_Z)
+    words = per_original_word(encoded, (_spread(shares), _spread(parts)), chosen)
+    return outputs, chosen | words | {
+        "effects": lost,
+        "baselines": model.prior[columns],
+        "shifts": np.where(known, (model.intercept - model.prior)[columns], 0.0),
+        "decisions": outputs[rows, columns],
+    }
+
+
+def weigh(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
+    """Logit and share of the token that begins at each word, for each level, and log Z of each text."""
+    offsets, segment = encoded.words.offsets, encoded.segment
+    token_logits, _ = model.padded
+    logits = [token_logits[ids] for ids in encoded.levels]
+    top = np.maximum(np.max([_segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
     for share, times in zip(shares, _repeats(encoded), strict=True):
         share /= times  # the occurrences of a token share its weight
-    sink = np.exp(model.sink_logit - top)
-    Z = sink + sum(segment_sum(share, offsets) for share in shares)
+    Z = np.exp(model.sink_logit - top) + sum(segment_sum(share, offsets) for share in shares)
     for share in shares:
         share /= Z[segment]
-    outputs = (sink / Z)[:, None] * model.sink_values
-    for k in range(outputs.shape[1]):
-        for ids, share in zip(encoded.levels, shares, strict=True):
-            outputs[:, k] += segment_sum(share * token_values[ids, k], offsets)
-    column = outputs.argmax(axis=1)  # with one column: that one
-    at = column[segment] if outputs.shape[1] > 1 else 0
-    parts = [share * token_values[ids, at] for ids, share in zip(encoded.levels, shares, strict=True)]
-    chosen = _select(encoded, logits, first)
-    return outputs, chosen | _per_original_word(encoded, (_spread(shares), _spread(parts)), chosen["places"]) | {
-        "sinks": sink / Z * model.sink_values[column],
-        "decisions": outputs[np.arange(n), column],
-    }
+    return logits, shares, np.log(Z) + top
+
+
+def token_parts(encoded: Encoded, model: TokenModel, names: Sequence[str], label: int) -> tuple[TokenPart, ...]:
+    """The tokens of one text in the order in which they begin, each once, with the f of the class `label`."""
+    _, shares, log_Z = weigh(encoded, model)
+    column = 0 if model.values.shape[1] == 1 else label
+    amount = float(np.exp((1 - model.exponent) * log_Z[0]))
+    found: list[TokenPart] = []
+    for n, (ids, share) in enumerate(zip(encoded.levels, shares, strict=True)):
+        at = np.flatnonzero(ids >= 0)
+        tokens, first, row = np.unique(ids[at], return_index=True, return_inverse=True)
+        weights = np.bincount(row, share[at])
+        for token, place, weight in zip(tokens.tolist(), at[first].tolist(), weights.tolist(), strict=True):
+            span = int(encoded.words.starts[place]), int(encoded.words.ends[place + n])
+            part = weight * amount * float(model.values[token, column])
+            found.append(TokenPart(names[token], *span, weight, part))
+    return tuple(sorted(found, key=lambda part: (part.start, part.end)))
 
 
 def join_attributions(
@@ -69,24 +116,12 @@ def join_attributions(
     """One answer for consecutive chunks of texts."""
     before = np.concatenate([[0], np.cumsum([arrays["offsets"][-1] for _, arrays in found])])
     for (_, arrays), shift in zip(found, before[:-1], strict=True):
-        arrays["places"] = arrays["places"] + shift
+        for name in ("places", "last_places"):
+            arrays[name] = arrays[name] + shift
     joined = {name: np.concatenate([arrays[name] for _, arrays in found]) for name in found[0][1] if name != "offsets"}
     lengths = np.concatenate([np.diff(arrays["offsets"]) for _, arrays in found])
     joined["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
     return np.concatenate([outputs for outputs, _ in found]), joined
-
-
-def segment_sum(values: Float[Array, " words"], offsets: Int[Array, " n_plus_1"]) -> Float[Array, " n"]:
-    """Sums over consecutive segments, some of them empty.
-
-    >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2, 3])).tolist()
-    [3.0, 0.0, 4.0]
-    """
-    total = np.zeros(len(offsets) - 1)
-    filled = np.flatnonzero(np.diff(offsets))
-    if len(filled):
-        total[filled] = np.add.reduceat(values, offsets[filled])
-    return total
 
 
 def _segment_max(values: Array, offsets: Array) -> Array:
@@ -141,11 +176,17 @@ def _select(encoded: Encoded, logits: list[Array], first: Array) -> dict[str, Ar
     margins = np.full(len(first), np.inf)
     more = np.isfinite(second)
     margins[more] = first[more] - second[more]
+    places = np.where(np.isfinite(first), places, 0)
+    length = np.zeros(len(first), np.int64)  # of the selected n-gram, less one
+    for n, ids in enumerate(encoded.levels):
+        if len(ids):
+            length[(ids[np.minimum(places, len(ids) - 1)] == selected) & (selected >= 0)] = n
     return {
         "selected": selected,
         "competitors": competitors,
         "margins": margins,
-        "places": np.where(np.isfinite(first), places, 0),
+        "places": places,
+        "last_places": places + length,
     }
 
 
@@ -166,21 +207,18 @@ def _holders(encoded: Encoded, logits: list[Array], largest: Array) -> tuple[Arr
     return np.where(tokens == none, -1, tokens), places
 
 
-def _per_original_word(encoded: Encoded, by_word: Sequence[Array], places: Array) -> dict[str, Array]:
-    """Merge the pieces of one word: neighbours in a text with the same characters."""
-    words, segment = encoded.words, encoded.segment
-    new = np.ones(len(words.starts), bool)
-    new[1:] = (
-        (words.starts[1:] != words.starts[:-1]) | (words.ends[1:] != words.ends[:-1]) | (segment[1:] != segment[:-1])
-    )
-    weights, contributions = by_word
+def per_original_word(encoded: Encoded, by_piece: Sequence[Array], chosen: dict[str, Array]) -> dict[str, Array]:
+    """Merge the pieces of one word."""
+    words, new = encoded.words, original_words(encoded)
+    weights, contributions = by_piece
+    places = {name: chosen[name] for name in ("places", "last_places")}
     starts, ends, offsets = words.starts, words.ends, words.offsets
     if not new.all():
         heads, row = np.flatnonzero(new), np.cumsum(new)
-        weights, contributions = (np.add.reduceat(amount, heads) for amount in by_word)
+        weights, contributions = (np.add.reduceat(amount, heads) for amount in by_piece)
         starts, ends, offsets = starts[heads], ends[heads], np.concatenate([[0], row])[offsets]
-        places = row[places] - 1
+        places = {name: row[at] - 1 for name, at in places.items()}
     return {
         "offsets": offsets, "starts": starts, "ends": ends,
-        "weights": weights, "contributions": contributions, "places": places,
+        "weights": weights, "contributions": contributions, **places,
     }  # fmt: skip

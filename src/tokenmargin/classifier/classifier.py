@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
-from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -17,12 +16,14 @@ from sklearn.utils import check_random_state, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
-from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions
-from tokenmargin.classifier.evaluation import Validation, split_held_out, validate
-from tokenmargin.classifier.explanation import Explanations
+from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions, token_parts
+from tokenmargin.classifier.evaluation import Validation, enough, validate
+from tokenmargin.classifier.explanation import Explanations, TokenPart
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels
-from tokenmargin.classifier.solver import Penalty, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.penalties import Chosen, choose_penalties, number_of_folds
+from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.splitting import distinct, draw, fold_numbers, held_out
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
@@ -32,48 +33,42 @@ __all__ = ["TokenSelectionClassifier"]
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
 
-@dataclass(frozen=True, eq=False)
-class _Labelled:
-    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts."""
-
-    presence: sp.csr_matrix
-    codes: Int[Array, " n"]
-    weight: Float[Array, " n"]
-    k: int
-
-    def part(self, rows: Array) -> _Labelled:
-        """Some of the texts."""
-        return _Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
-
-
 LONGEST_NGRAM = 100
+FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 
 
 class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
-    """Classify texts by softmax attention over their tokens, and say which tokens decided.
+    """Classify texts by attention over their tokens, and say which tokens decided.
 
-    The decision on a text is `f = sum_s softmax(a)_s b_s` over its distinct tokens and a sink. It depends on embeddings
-    E, prompt p and head v through `a = <E, p>` and `b = <E, v>` alone, and these are trained. Two classes share one
-    column of values; more share the attention and have a column each, with a multinomial loss.
+    The decision on a text is `f = b_0 + sum_s e^{a_s} b_s / (e^c + sum_s e^{a_s})^g` over its distinct tokens. It comes
+    from embeddings E, prompt p and head v through `a = <E, p>` and `b = <E, v>` alone. Two classes share one column of
+    values; more share the attention and have a column each, with a multinomial loss. Settings that are `auto` are
+    chosen on folds of the training texts, by log loss; the probabilities are calibrated on the same folds.
 
     **Arguments**
-    - `tokenizer`: `words` (lower case; single characters of scripts without blanks), `paper` (stop words dropped,
-        stems), a callable from a text to a list of strings, or a Hugging Face `tokenizers.Tokenizer`. Lists of tokens
-        are taken as they are.
+    - `tokenizer`: `words` (lower case, with numbers, hashtags and emoji; single characters of scripts without blanks),
+        `paper` (stop words dropped, stems), a callable from a text to a list of strings, or a Hugging Face
+        `tokenizers.Tokenizer`. Lists of tokens are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
-    - `attention`: `learned`, or `uniform` (equal for all tokens: the baseline to compare with).
-    - `logit_penalty`, `value_penalty`: ridges that hold the attention to its naive Bayes start and the values to zero,
-        beside the sum of the losses of all texts.
-    - `max_iter`, `tol`: iterations of L-BFGS, and the change of the loss at which it stops.
+    - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model; between them evidence adds up in
+        part.
+    - `attention`: `counted` (logits are naive Bayes': how well a token tells the classes apart), `learned` (the same
+        as a start, then trained), or `uniform` (equal for all tokens: the baseline to compare with).
+    - `start_power`: how much easier a token that tells the classes apart gets a value (0: rarity alone counts).
+    - `value_penalty`: ridge on the values, beside the sum of the losses; features of a text have length 1 on average.
+    - `logit_penalty`: ridge that holds learned attention to its start.
+    - `max_iter`, `tol`: iterations of L-BFGS, and the part of the base rate's loss an iteration must save to go on.
     - `class_weight`: None, `balanced`, or a dictionary from class to weight.
     - `validation_fraction`: the part held out to measure accuracy (`validation_`) first; 0 for none.
     - `warm_start`: keep the vocabulary of the last fit and go on from its answer.
     - `random_state`: chooses the texts held out.
+    - `n_jobs`: threads that read texts and decide them (-1: one per core).
+    - `verbose`: 1 says what was chosen and how well it does, on standard error.
     - `progress`: called with the iteration and the loss.
 
-    **Attributes**: `classes_`, `vocabulary_`, `token_model_`, `n_iter_`, `loss_curve_`, `validation_`, `n_texts_`,
-    `token_statistics_`, `token_importance_`.
+    **Attributes**: `classes_`, `vocabulary_`, `token_model_`, `chosen_` (what `auto` became), `n_iter_`, `loss_curve_`,
+    `validation_`, `n_texts_`, `n_duplicates_`, `token_statistics_`, `token_importance_`.
 
     >>> texts = ["a fine film", "fine acting", "a dull film", "dull acting"] * 5
     >>> model = TokenSelectionClassifier().fit(texts, ["good", "good", "bad", "bad"] * 5)
@@ -92,29 +87,37 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
-        attention: str = "learned",
-        logit_penalty: float = 4.0,
-        value_penalty: float = 4.0,
+        exponent: float | str = "auto",
+        attention: str = "counted",
+        start_power: float | str = "auto",
+        value_penalty: float | str = "auto",
+        logit_penalty: float = 30.0,
         max_iter: int = 100,
-        tol: float = 1e-4,
+        tol: float = 1e-5,
         class_weight: str | dict[Any, float] | None = None,
         validation_fraction: float = 0.1,
         warm_start: bool = False,
         random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
         progress: Callable[[int, float], None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
+        self.exponent = exponent
         self.attention = attention
-        self.logit_penalty = logit_penalty
+        self.start_power = start_power
         self.value_penalty = value_penalty
+        self.logit_penalty = logit_penalty
         self.max_iter = max_iter
         self.tol = tol
         self.class_weight = class_weight
         self.validation_fraction = validation_fraction
         self.warm_start = warm_start
         self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
         self.progress = progress
 
     def __sklearn_tags__(self) -> Any:
@@ -153,44 +156,76 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        data = _Labelled(encoded.presence(len(self.vocabulary_)), codes, weight, len(classes))
+        data = Labelled(encoded.presence(len(self.vocabulary_)), codes, weight, len(classes))
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(data, again)
+            self._train(*self._distinct(documents, data), again)
         occurrences = encoded.occurrences(len(self.vocabulary_), codes, len(classes))
         self.n_texts_ = len(codes)
         self.token_statistics_ = token_statistics(data.presence, occurrences, codes, self.token_model_)
         self.__dict__.pop("token_importance_", None)
         return self
 
-    def _train(self, data: _Labelled, again: bool) -> None:
-        """Train on the texts not held out, judge on those held out, and go on with all."""
-        held = split_held_out(data.codes, self.validation_fraction, check_random_state(self.random_state))
-        n, iterations = float(data.weight.sum()), self.max_iter
-        logit_penalty = np.inf if self.attention == "uniform" else self.logit_penalty / n
-        penalty = Penalty(logit_penalty, self.value_penalty / n)
+    def _distinct(self, documents: Sequence[Any], data: Labelled) -> tuple[Labelled, Array, Array]:
+        """Every text once for each label it has, with its weights added up; its random number; one class per text."""
+        group = distinct(documents)
+        self.n_duplicates_ = len(group) - int(group.max()) - 1
+        seed = check_random_state(self.random_state).randint(2**31)
+        _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
+        chance = draw([documents[at] for at in first], seed)
+        # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
+        smallest = np.full(int(group.max()) + 1, data.k)
+        np.minimum.at(smallest, group, data.codes)
+        part = Labelled(data.presence[first], data.codes[first], np.bincount(row, data.weight), data.k)
+        return part, chance, smallest[group[first]]
+
+    def _train(self, data: Labelled, chance: Array, strata: Array, again: bool) -> None:
+        """Choose what is to be chosen, train on the texts not held out, judge on the others, and go on with all."""
+        held = held_out(strata, chance, self.validation_fraction)
+        judged = enough(data.codes, held)
+        part = data.part(~held) if judged else data
+        rows = ~held if judged else np.ones(len(strata), bool)
+        self.chosen_ = self._choose(part, strata[rows], chance[rows])
         change = getattr(self, "_change", None) if again else None
         losses: list[float] = []
         self.validation_: Validation | None = None
-        if held is not None:
-            found, change, losses = self._lower(data.part(~held), penalty, change, iterations)
+        iterations = self.max_iter
+        if judged:
+            found, change, losses = self._lower(part, change, iterations)
             self.validation_ = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
             iterations = min(ITERATIONS_AFTER_CHECK, iterations)
-        self.token_model_, self._change, more = self._lower(data, penalty, change, iterations)
+        self.token_model_, self._change, more = self._lower(data, change, iterations)
         self.loss_curve_ = losses + more
         self.n_iter_ = len(self.loss_curve_)
+        if self.verbose:
+            print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
+
+    def _choose(self, data: Labelled, strata: Array, chance: Array) -> Chosen:
+        """What `auto` becomes; what was given stays."""
+        given = {name: getattr(self, name) for name in ("value_penalty", "start_power", "exponent")}
+        free = {name for name, value in given.items() if isinstance(value, str)}
+        fixed: dict[str, Any] = {name: float(value) for name, value in given.items() if name not in free}
+        first = Chosen(**fixed)
+        if self.attention == "uniform":
+            first, free = replace(first, start_power=None), free - {"start_power"}
+        if not free or not len(self.vocabulary_) or len(strata) < FEWEST_TO_CHOOSE:
+            return first
+        parts, turns = number_of_folds(len(strata))
+        fold_of = fold_numbers(strata, chance, parts)
+        return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=self.tol)
 
     def _lower(
-        self, data: _Labelled, penalty: Penalty, change: TokenModel | None, iterations: int
+        self, data: Labelled, change: TokenModel | None, iterations: int
     ) -> tuple[TokenModel, TokenModel, list[float]]:
         """The model after so many iterations, its change since the start that the ridge holds it to, and the losses."""
-        uniform = self.attention == "uniform"
-        origin = start_model(data.presence, data.codes, data.weight, data.k, uniform=uniform)
-        objective = TokenObjective(data.presence, data.codes, data.weight, origin=origin, penalty=penalty)
-        start = origin.with_change(change)
+        chosen = self.chosen_
+        origin, units = start_model(data, chosen.start)
+        fixed = self.attention != "learned"
+        penalty = Penalty(np.inf if fixed else self.logit_penalty, chosen.value_penalty)
+        objective = TokenObjective(data, origin=origin, units=units, penalty=penalty)
         found, losses = fit_token_model(
-            objective, start, iterations=iterations, tolerance=self.tol, progress=self.progress
+            objective, origin.with_change(change), iterations=iterations, tolerance=self.tol, progress=self.progress
         )
-        return found, found.change_since(origin), losses
+        return found.tempered(chosen.temperature), found.change_since(origin), losses
 
     def _check_settings(self) -> None:
         for name, least in (("ngrams", 1), ("min_count", 1), ("max_iter", 1)):
@@ -199,11 +234,16 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.ngrams > LONGEST_NGRAM:
             raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {self.ngrams}: longer ones hardly repeat")
-        if self.attention not in ("learned", "uniform"):
-            raise ValueError(f"attention must be 'learned' or 'uniform', got {self.attention!r}")
-        for name in ("logit_penalty", "value_penalty", "tol"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)!r}")
+        if self.attention not in ("counted", "learned", "uniform"):
+            raise ValueError(f"attention must be 'counted', 'learned' or 'uniform', got {self.attention!r}")
+        for name in ("value_penalty", "start_power", "exponent", "logit_penalty", "tol"):
+            value = getattr(self, name)
+            if value == "auto" and name not in ("logit_penalty", "tol"):
+                continue
+            if isinstance(value, str) or not value >= 0:
+                raise ValueError(f"{name} must be a number that is not negative, got {value!r}")
+        if not isinstance(self.exponent, str) and not self.exponent <= 1:
+            raise ValueError(f"exponent must be between 0 (linear) and 1 (softmax attention), got {self.exponent!r}")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction!r}")
 
@@ -213,7 +253,10 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self, "token_model_")
         m = len(self.vocabulary_)
-        parts = in_chunks(check_documents(X), lambda chunk: self.token_model_.decide(self._encode(chunk).presence(m)))
+        documents = check_documents(X)
+        parts = in_chunks(
+            documents, lambda chunk: self.token_model_.decide(self._encode(chunk).presence(m)), self.n_jobs
+        )
         return np.concatenate(parts)
 
     def decision_function(self, X: Any) -> Array:
@@ -230,33 +273,54 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         outputs = self._outputs(X)
         return self.classes_[_decided(outputs)]
 
-    def explain(self, X: Any) -> Explanations:
-        """Attention weight and contribution of every word, the selected token and its margin, for each text."""
+    def explain(self, X: Any, *, target: Any = None) -> Explanations:
+        """Contribution of every word and what its deletion would change, the selected token and its margin.
+
+        **Arguments**
+        - `target`: the class to explain, for all texts ("why not this one?"); None for the class decided on.
+        """
         check_is_fitted(self, "token_model_")
         documents = check_documents(X)
+        asked = None if target is None else self._class_number(target)
+        column = None if len(self.classes_) == 2 else asked
 
         def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Array]]:
-            return attribute(self._encode(chunk), self.token_model_)
+            return attribute(self._encode(chunk), self.token_model_, column)
 
-        outputs, arrays = join_attributions(in_chunks(documents, work))
-        decided = _decided(outputs)
+        outputs, arrays = join_attributions(in_chunks(documents, work, self.n_jobs))
+        decided = _decided(outputs) if asked is None else np.full(len(documents), asked)
         return Explanations(
             texts=[join_tokens(document) for document in documents],
             names=self.vocabulary_.names,
             labels=self.classes_[decided],
             probabilities=_probabilities(outputs)[np.arange(len(outputs)), decided],
+            tokens_of=self.token_parts,
+            documents=documents,
             **arrays,
         )
 
+    def token_parts(self, document: str | Sequence[str], label: Any) -> tuple[TokenPart, ...]:
+        """The tokens of one text, n-grams whole and with all their characters, in their part of the f of a class."""
+        number = self._class_number(label)
+        return token_parts(self._encode([document]), self.token_model_, self.vocabulary_.names, number)
+
+    def _class_number(self, label: Any) -> int:
+        found = np.flatnonzero(self.classes_ == label)
+        if not len(found):
+            known = ", ".join(map(repr, self.classes_[:6].tolist()))
+            raise ValueError(f"target must be one of the classes ({known}), got {label!r}")
+        return int(found[0])
+
     @cached_property
     def token_importance_(self) -> TokenTable:
-        """All tokens, those with the largest part in the decisions first.
+        """All tokens, those that move decisions most first.
 
         Columns: `token`; `count` (texts that hold it); `occurrences`; `signed_frequency` (occurrences in texts of its
         class less those in others, over the occurrences of all tokens: (3) of paper A) and `posterior_difference` (the
         same over its own occurrences: (37)); `attention_logit` <E, p>; `value` <E, v>; `selected` (texts in which it
-        has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over all texts). With
-        two classes its class is the second; with more, `class` names the one it speaks for most.
+        has the largest logit); `attention` (mean weight over all texts); `contribution` (mean over all texts);
+        `influence` (the spread of its contribution over texts). With two classes its class is the second; with more,
+        `class` names the one that stands out most among the texts that hold it.
         """
         check_is_fitted(self, "token_model_")
         return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)

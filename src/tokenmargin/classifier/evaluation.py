@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from numpy.random import RandomState
 from scipy.stats import binomtest
 from sklearn.base import ClassifierMixin, clone
 
 from tokenmargin._statistics import spearman, stratified_split, wilson_interval
 from tokenmargin.classifier.importance import TokenTable
 
-__all__ = ["Deletion", "Trust", "Validation", "agreement", "assess", "deletion_test", "split_held_out", "validate"]
+__all__ = ["Deletion", "Trust", "Validation", "agreement", "assess", "deletion_test", "enough", "validate"]
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 SEEDS = 3
@@ -69,11 +68,9 @@ class Validation:
         return text
 
 
-def split_held_out(codes: Array, fraction: float, rng: RandomState) -> Array | None:
-    """A mask of texts to hold out, the same part of every class; None when there are too few."""
-    held = stratified_split(codes, lambda rows: round(fraction * rows), rng)
-    few = held.sum() < LEAST or len(np.unique(codes[~held])) < len(np.unique(codes))
-    return None if few else held
+def enough(codes: Array, held: Array) -> bool:
+    """Whether enough texts are held out to judge by, and every class is left to learn from."""
+    return bool(held.sum() >= LEAST and len(np.unique(codes[~held])) == len(np.unique(codes)))
 
 
 def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:

@@ -1,7 +1,7 @@
 """Model folders: arrays, settings, vocabulary and a card for people; read without executing anything.
 
     model/  config.json         format, settings, classes, checksums of the other files
-            model.safetensors   logits, values and sink; n-grams; statistics of the tokens
+            model.safetensors   logits, values and what all texts share; n-grams; statistics of the tokens
             tokenizer.json      the words, and the tokenizer: its name, or a Hugging Face tokenizer's own description
             README.md           the model card
 
@@ -25,21 +25,25 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.importance import TokenStatistics
+from tokenmargin.classifier.penalties import Chosen
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
 
 __all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
 
-FORMAT = 2
+FORMAT = 3
+OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
 FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
     "min_count",
+    "exponent",
     "attention",
-    "logit_penalty",
+    "start_power",
     "value_penalty",
+    "logit_penalty",
     "max_iter",
     "tol",
     "validation_fraction",
@@ -90,7 +94,9 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any])
         "classes": model.classes_.tolist(),
         "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
         "settings": settings,
+        "chosen": asdict(model.chosen_),
         "texts": model.n_texts_,
+        "duplicates": model.n_duplicates_,
         "validation": asdict(model.validation_) if model.validation_ else None,
         "notes": notes,
         "sha256": {name: file_digest(folder / name) for name in FILES},
@@ -107,7 +113,8 @@ tags: [text-classification, attention, interpretable]
 ---
 # A tokenmargin classifier
 
-One softmax attention layer over the tokens of a text: `f = sum_s softmax(a)_s b_s`. Read it with
+One attention layer over the tokens of a text: `f = b_0 + sum_s e^{{a_s}} b_s / (e^c + sum_s e^{{a_s}})^g`, here with
+g = {model.token_model_.exponent:g} (1: softmax attention with a sink; 0: a linear model). Read it with
 `tokenmargin.classifier.load_model(folder)`; nothing in this folder is executed.
 
 - classes: {classes}
@@ -167,10 +174,10 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path}: damaged ({error})") from error
     if not isinstance(config, dict) or config.get("kind") != KIND or not isinstance(config.get("format"), int):
         raise ModelFileError(f"{path}: does not describe a {KIND}")
-    if config["format"] < FORMAT:
+    if config["format"] < OLDEST:
         raise ModelFileError(
             f"{folder}: written in format {config['format']} by tokenmargin {config.get('version')}; this is "
-            f"{__version__}, which reads format {FORMAT}: train again with `tokenmargin fit`"
+            f"{__version__}, which reads formats {OLDEST} to {FORMAT}: train again with `tokenmargin fit`"
         )
     if config["format"] > FORMAT:
         raise ModelFileError(
@@ -185,7 +192,12 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
 
     arrays = load_file(folder / "model.safetensors")
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **config["settings"])
+    settings = config["settings"]
+    if config["format"] == OLDEST:  # trained with other penalties: what it decides is kept, not how to train it again
+        settings = {name: settings[name] for name in ("ngrams", "min_count", "max_iter", "validation_fraction")}
+        settings["attention"] = config["settings"]["attention"]
+        described |= {"kind": "plain"} if described["kind"] == "words" else {}  # as words were cut then
+    model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **settings)
     keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
     model.classes_ = _classes(config["classes"], config["class_type"])
     if not all(isinstance(word, str) for word in described["words"]):
@@ -193,6 +205,8 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
     model.token_model_ = TokenModel.of_tensors(arrays)
+    model.chosen_ = Chosen(**config.get("chosen", {"exponent": 1.0}))
+    model.n_duplicates_ = int(config.get("duplicates", 0))
     model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
     model.n_texts_ = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
@@ -225,7 +239,8 @@ def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: S
             raise ValueError("n-grams must be made of words and shorter n-grams of the vocabulary")
     m, columns = words + sum(map(len, keys)), 1 if classes == 2 else classes
     shapes = {
-        "logits": (m,), "values": (m, columns), "sink": (columns + 1,),
+        "logits": (m,), "values": (m, columns),
+        **({"sink": (columns + 1,)} if "sink" in arrays else {"shared": (2 * columns + 2,)}),
         "texts": (m, classes), "occurrences": (m, classes),
         "selected": (m,), "attention": (m,), "contributions": (m, columns),
         "loss_curve": arrays["loss_curve"].shape[:1],

@@ -18,9 +18,9 @@ from tokenmargin.classifier.token_model import TokenModel
 __all__ = ["TokenStatistics", "TokenTable", "token_statistics", "token_table"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenTable:
-    """Columns of equal length, one row per token, the largest importance first.
+    """Columns of equal length, one row per token, the largest influence first.
 
     >>> table = TokenTable({"token": np.array(["good", "film"]), "count": np.array([3, 5])})
     >>> table["count"].tolist(), len(table), table.head(1)["token"].tolist()
@@ -34,6 +34,10 @@ class TokenTable:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(str, self.columns["token"][:5])) if "token" in self.columns else ""
+        return f"<TokenTable of {len(self)} tokens: {first}{', ...' if len(self) > 5 else ''}>"
 
     def head(self, n: int = 20) -> TokenTable:
         """The first rows."""
@@ -89,8 +93,10 @@ def token_statistics(
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
     top = np.maximum(largest, model.sink_logit)
     share = np.exp(logits - top[text])
-    share /= (np.bincount(text, share, n) + np.exp(model.sink_logit - top))[text]
-    parts = [np.bincount(tokens, share * column[tokens], m) for column in model.values.T]
+    Z = np.bincount(text, share, n) + np.exp(model.sink_logit - top)
+    share /= Z[text]
+    amount = share * np.exp((1 - model.exponent) * (np.log(Z) + top))[text]
+    parts = [np.bincount(tokens, amount * column[tokens], m) for column in model.values.T]
     return TokenStatistics(
         texts=texts.astype(np.int64),
         occurrences=occurrences,
@@ -100,14 +106,23 @@ def token_statistics(
     )
 
 
+def _standing_out(texts: Int[Array, "m classes"]) -> Int[Array, " m"]:
+    """For each token the class with the largest share of its texts over what chance would give."""
+    expected = texts.sum(0) / max(texts.sum(), 1)
+    total = texts.sum(1, keepdims=True)
+    return np.asarray(((texts - total * expected) / np.sqrt(np.maximum(total * expected, 1e-300))).argmax(1))
+
+
 def token_table(
     names: Sequence[str], found: TokenStatistics, model: TokenModel, classes: Shaped[Array, " classes"]
 ) -> TokenTable:
-    """All tokens, those with the largest part in the decisions first; the columns are those of `token_importance_`."""
+    """All tokens, those that move decisions most first; the columns are those of `token_importance_`."""
     everything = np.arange(len(names))
     two = model.values.shape[1] == 1
-    column = np.zeros(len(names), int) if two else model.values.argmax(1)
-    own = np.ones(len(names), int) if two else column  # the class that the numbers are about
+    # The class that the numbers are about: the second of two; of more the one whose share among the texts that hold the
+    # token stands out most against its share among all, so that name and counts agree.
+    own = np.ones(len(names), int) if two else _standing_out(found.texts)
+    column = np.zeros(len(names), int) if two else own
     total = found.occurrences.sum(1)
     signed = 2 * found.occurrences[everything, own] - total
     columns = {
@@ -124,5 +139,9 @@ def token_table(
     }
     if not two:
         columns["class"] = classes[own]
-    order = np.argsort(-np.abs(columns["contribution"]), kind="stable")
+    # How far the token moves decisions apart: the spread over all texts of a contribution that is there or not. A word
+    # that stands nearly everywhere, whatever its contribution, tells few texts from others.
+    share = np.clip(columns["count"] / max(int(found.selected.sum()), 1), 1e-12, 1.0)
+    columns["influence"] = np.abs(columns["contribution"]) * np.sqrt((1 - share) / share)
+    order = np.argsort(-columns["influence"], kind="stable")
     return TokenTable({name: values[order] for name, values in columns.items()})

@@ -20,8 +20,7 @@ def check_documents(X: Any) -> list[Any]:
     """
     if isinstance(X, str | bytes):
         raise ValueError("expected a sequence of texts, got a single text; put it into a list")
-    if hasattr(X, "tolist"):
-        X = X.tolist()
+    X = _column(X)
     documents = list(X)
     kinds = {type(document) for document in documents}
     if kinds <= {str}:
@@ -33,18 +32,49 @@ def check_documents(X: Any) -> list[Any]:
         return documents
     for row, document in enumerate(documents):
         if not isinstance(document, str):
-            shown = "NaN (a missing value)" if document is None or document != document else repr(document)[:60]
+            shown = "NaN (a missing value)" if is_missing(document) else repr(document)[:60]
             raise ValueError(
                 f"X must hold texts, or lists of tokens throughout; row {row} is {shown}; drop or fill such rows"
             )
     raise AssertionError("unreachable")
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN, or pandas' NA, whose comparisons are neither true nor false."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+def _column(X: Any) -> Any:
+    """One column of a table, array or series as plain values; a table of several columns is refused."""
+    shape = getattr(X, "shape", None)
+    if hasattr(X, "columns") or hasattr(X, "column_names"):  # pandas, polars, Arrow and Hugging Face tables
+        names = [str(name) for name in (X.column_names if hasattr(X, "column_names") else X.columns)]
+        shown, first = ", ".join(map(repr, names[:6])), (names or ["text"])[0]
+        raise ValueError(
+            f"X must be one column of texts, got a table with the columns {shown}; choose one, such as X[{first!r}]"
+        )
+    if shape is not None and len(shape) == 2:
+        raise ValueError(
+            f"X must be one column of texts, got an array of shape {tuple(shape)}; "
+            + ("flatten it: X[:, 0]" if shape[1] == 1 else "choose a column: X[:, 0]")
+        )
+    for method in ("to_pylist", "tolist", "to_list"):  # Arrow arrays, chunked or not; numpy and pandas; polars
+        if hasattr(X, method):
+            return getattr(X, method)()
+    return X
+
+
 def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     """Labels and weights of `n` texts."""
     if y is None:
         raise ValueError("TokenSelectionClassifier requires y to be passed, but the target y is None")
+    y = y.to_pylist() if hasattr(y, "to_pylist") else y
     labels = np.asarray(y)
+    kinds = {"text" if isinstance(label, str) else "number" for label in y} if labels.dtype.kind in "UO" else set()
+    if len(kinds) > 1 and not any(is_missing(label) for label in y):
+        raise ValueError("labels mix text and numbers; make them one kind, such as [str(label) for label in y]")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.shape != (n,):
@@ -55,12 +85,17 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
         raise ValueError(f"label {int(np.flatnonzero(~np.isfinite(labels))[0])} is missing (NaN or infinite)")
     if labels.dtype.kind == "f" and (labels != labels.astype(np.int64)).any():
         raise ValueError("Unknown label type: continuous; labels must be classes")
-    if labels.dtype.kind == "O" and any(label is None or label != label for label in labels):
-        raise ValueError("some labels are missing (None or NaN); drop those rows")
+    missing = [row for row, label in enumerate(labels) if is_missing(label)] if labels.dtype.kind == "O" else []
+    if missing:
+        raise ValueError(f"label {missing[0]} is missing (None, NaN or NA), {len(missing)} in all; drop those rows")
     weight = np.ones(n) if sample_weight is None else np.asarray(sample_weight, float)
-    if weight.shape != (n,) or not (weight <= LARGEST_WEIGHT).all() or (weight < 0).any():
+    if weight.shape != (n,):
+        raise ValueError(f"sample_weight must be one number for each of the {n} texts, got shape {weight.shape}")
+    wrong = ~(weight <= LARGEST_WEIGHT) | (weight < 0)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"sample_weight must be {n} numbers, none negative, none over {LARGEST_WEIGHT:g}, got shape {weight.shape}"
+            f"sample_weight must be numbers, none negative, none over {LARGEST_WEIGHT:g}; row {row} has {weight[row]:g}"
         )
     if not weight.any():
         raise ValueError("sample_weight is zero for every text; at least one text needs a positive weight")

@@ -1,19 +1,17 @@
 """Training of the one-layer classifier on all the data at once, with two sparse products a step.
 
-The decision for class k on a text that holds the tokens S is
+With C the 0/1 matrix of which text holds which token, `f = b_0 + N / Z^g` is made of `[N, Z] = C [e^a b, e^a]` (and e^c
+in Z), and with `G = dL/df` and `H = -g sum_k G_k (f_k - b_0k) / Z`, the loss of Z,
 
-    f_k = (e^{a_0} b_0k + sum_{s in S} e^{a_s} b_sk) / Z,    Z = e^{a_0} + sum_{s in S} e^{a_s},
-
-softmax attention with logits `a_s = <E_s, p>` over the distinct tokens of the text and one more, the sink 0, which
-every text has. With C the 0/1 matrix of which text holds which token and `g = dL/df`,
-
-    [Z f, Z] = C [e^a b, e^a],    dL/db = e^a C'(g / Z),    dL/da = e^a (b . C'(g / Z) - C'(g . f / Z)),
+    dL/db = e^a C'(G / Z^g),    dL/da = e^a (b . C'(G / Z^g) + C' H),    dL/dc = e^c sum H,
 
 so a step costs C times a thin matrix and C' times another, whatever the dimension of the embeddings would be: the
 decision depends on E, p and v only through a and b, and these are what is trained.
 
-The start is naive Bayes: `a_s = log(|r_s| + SOFT)`, r the log of the ratio of the smoothed shares of a token in the
-class and outside it; b starts at zero. Both are held to their start by a ridge, which is what generalises.
+The attention starts at naive Bayes, `e^{a_s} = |r_s| + SOFT` with r the log ratio of a token's smoothed shares in a
+class and outside it; b starts at zero. A ridge, which is what generalises, holds both to their start. On b it is
+measured in units `d_s = i_s (|r_s| + SOFT)^(power - 1)` with the rarity `i_s = 1 + log(n / n_s)`, scaled so that the
+features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short and for long texts.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -32,19 +31,55 @@ from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["SOFT", "Penalty", "TokenObjective", "fit_token_model", "naive_bayes", "start_model"]
+__all__ = [
+    "SOFT", "Labelled", "Penalty", "Start", "TokenObjective", "fit_token_model", "log_loss", "naive_bayes",
+    "start_model",
+]  # fmt: skip
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
 SINK_RIDGE = 0.1
+SINK_POWER = 5  # the sink is g^5 of a typical text: whole at g = 1, nearly nothing where little is divided by
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """Ridge on the change of the logits (infinite: they stay), and on the values in units of a typical Z."""
+    """Ridge on the change of the logits (infinite: they stay), and on the values; beside the sum of the losses."""
 
     logits: float
     values: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where training starts: the power of naive Bayes in the features (None: all tokens alike), and g."""
+
+    power: float | None
+    exponent: float
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts."""
+
+    presence: sp.csr_matrix
+    codes: Int[Array, " n"]
+    weight: Float[Array, " n"]
+    k: int
+
+    def part(self, rows: Array) -> Labelled:
+        """Some of the texts."""
+        return Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
+
+    @cached_property
+    def products(self) -> Halves:
+        """For products with the matrix and its transpose."""
+        return Halves(self.presence)
+
+    @property
+    def shares(self) -> Float[Array, " k"]:
+        """The part of each class."""
+        return np.maximum(np.bincount(self.codes, self.weight, self.k) / self.weight.sum(), 1e-12)
 
 
 def naive_bayes(
@@ -57,15 +92,20 @@ def naive_bayes(
     return np.asarray(ratio[:, 1:] if k == 2 else ratio)
 
 
-def start_model(
-    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int, *, uniform: bool = False
-) -> TokenModel:
-    """Naive Bayes (or uniform) attention; `classes` are 0..k-1 and `weight` says as how many texts each counts."""
-    m = presence.shape[1]
-    ratio = naive_bayes(presence, classes, weight, k)
-    logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT) if not uniform else np.zeros(m)
-    typical = _median(presence @ np.exp(logits), weight) if m else 1.0
-    return TokenModel(logits, np.zeros(ratio.shape), float(np.log(max(typical, SOFT))), np.zeros(ratio.shape[1]))
+def start_model(data: Labelled, start: Start) -> tuple[TokenModel, Float[Array, " m"]]:
+    """The attention that training starts from with values of zero (every text has the base rate), and units of b."""
+    m, n = data.presence.shape[1], float(data.weight.sum())
+    shares = data.shares
+    prior = np.log(shares[1:] / shares[0]) if data.k == 2 else np.log(shares) - np.log(shares).mean()
+    logits, units = np.zeros(m), np.ones(m)
+    if start.power is not None:
+        ratio = naive_bayes(data.presence, data.codes, data.weight, data.k)
+        logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT)
+        rarity = 1 + np.log((1 + n) / (1 + data.presence.T @ data.weight)).clip(0)
+        units = rarity * np.exp((start.power - 1) * logits)
+    typical = _median(data.presence @ np.exp(logits), data.weight) if m else 1.0
+    sink = np.log(max(typical * start.exponent**SINK_POWER, 1e-9))
+    return TokenModel(logits, np.zeros((m, len(prior))), float(sink), prior, prior, start.exponent), units
 
 
 def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
@@ -80,7 +120,7 @@ def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
 
 
 @dataclass(eq=False)
-class _Halves:
+class Halves:
     """A sparse matrix and its transpose, cut into two blocks of rows for two threads; the cut changes no digit."""
 
     matrix: sp.csr_matrix
@@ -88,11 +128,7 @@ class _Halves:
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._rows = self._cut(self.matrix)
-
-    def transpose(self) -> None:
-        """Prepare products with the transpose."""
-        self._columns = self._cut(self.matrix.T.tocsr())
+        self._rows, self._columns = self._cut(self.matrix), self._cut(self.matrix.T.tocsr())
 
     def _cut(self, matrix: sp.csr_matrix) -> list[sp.csr_matrix]:
         if matrix.nnz < 1 << 18:
@@ -108,19 +144,16 @@ class _Halves:
             self._pool = ThreadPoolExecutor(self.threads)
         return np.concatenate(list(self._pool.map(lambda block: block @ dense, blocks)))
 
-    def decide(self, weights: TokenModel) -> tuple[Array, Array, Array, float]:
-        """f, Z, e^a and e^{a_0}, the exponentials scaled alike."""
-        columns, sink = weights.exponentials()
-        sums = self._times(self._rows, columns)
-        Z = sums[:, -1:] + sink
-        return (sums[:, :-1] + sink * weights.sink_values) / Z, Z, columns[:, -1], sink
+    def sums(self, columns: Array) -> Array:
+        """Product with the matrix."""
+        return self._times(self._rows, columns)
 
     def back(self, dense: Array) -> Array:
         """Product with the transpose."""
         return self._times(self._columns, dense)
 
 
-def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
+def log_loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
     """Mean loss, logistic for one column and multinomial for more, and its gradient in f."""
     if f.shape[1] == 1:
         y = np.where(classes == 1, 1.0, -1.0)
@@ -137,62 +170,75 @@ def _loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
 class TokenObjective:
     """The regularised loss of labelled texts as a function of the flat unknowns of a model, with its gradient.
 
-    The unknowns are the change of the logits from `origin`, the values over the sink's exponential there, then the
-    change of the sink's logit, and its values: `flat` and `model` translate.
-
-    **Arguments**
-    - `classes`, `weight`: the class of each text, and as how many texts it counts.
-    - `origin`: what the ridge pulls the logits to.
+    The unknowns are the values in the unit of `origin`, the intercepts, and, unless the attention stays, the changes
+    of the logits and of the sink's from `origin`: `flat` and `model` translate. The loss is counted in units of what
+    the base rate alone loses, so that a tolerance means the same for even and for uneven classes.
     """
 
-    def __init__(
-        self,
-        presence: sp.csr_matrix,
-        classes: Int[Array, " n"],
-        weight: Float[Array, " n"],
-        *,
-        origin: TokenModel,
-        penalty: Penalty,
-    ) -> None:
-        self._data = _Halves(presence)
-        self._data.transpose()
-        self._classes, self._share = classes, weight / weight.sum()
-        self._origin, self._unit = origin, float(np.exp(origin.sink_logit))
-        self._fixed = np.isinf(penalty.logits)
-        self._ridge, self._value_ridge = 0.0 if self._fixed else penalty.logits, penalty.values
+    def __init__(self, data: Labelled, *, origin: TokenModel, units: Float[Array, " m"], penalty: Penalty) -> None:
+        self._data = data.products
+        total = float(data.weight.sum())
+        shares = data.shares
+        self._classes, self._share = data.codes, data.weight / total
+        self._scale = 1 / max(-float(shares @ np.log(shares)), 1e-3)
+        self._origin, self._fixed = origin, bool(np.isinf(penalty.logits))
+        self._e = np.exp(origin.logits)
+        Z = self._data.sums(self._e) + np.exp(origin.sink_logit)
+        self._power = (Z**-origin.exponent)[:, None]  # of the attention that stays
+        lengths = self._data.sums((self._e * units) ** 2) * self._power[:, 0] ** 2
+        self._unit = units[:, None] / max(float(np.sqrt(self._share @ lengths)), 1e-12)
+        self._ridge = 0.0 if self._fixed else penalty.logits / total
+        self._value_ridge = penalty.values / total
         m, k = origin.values.shape
-        self._split = np.cumsum([m, m * k, 1])
+        self._split = np.cumsum([m * k, k, m])[: 1 if self._fixed else 3]
 
     def flat(self, model: TokenModel) -> Float[Array, " unknowns"]:
         """The unknowns of a model."""
-        origin = self._origin
-        return np.concatenate(
-            [model.logits - origin.logits, model.values.ravel() / self._unit, [model.sink_logit - origin.sink_logit],
-             model.sink_values]
-        )  # fmt: skip
+        parts = [(model.values / self._unit).ravel(), model.intercept]
+        if not self._fixed:
+            parts += [model.logits - self._origin.logits, np.array([model.sink_logit - self._origin.sink_logit])]
+        return np.concatenate(parts)
 
     def model(self, flat: Float[Array, " unknowns"]) -> TokenModel:
         """The model of some unknowns."""
-        da, w, ds, b0 = np.split(flat, self._split)
-        origin = self._origin
-        values = self._unit * w.reshape(origin.values.shape)
-        return TokenModel(origin.logits + da, values, origin.sink_logit + float(ds[0]), b0)
+        w, intercept, *attention = np.split(flat, self._split)
+        o = self._origin
+        logits, sink = o.logits, o.sink_logit
+        if attention:
+            logits, sink = logits + attention[0], sink + float(attention[1][0])
+        return TokenModel(logits, self._unit * w.reshape(o.values.shape), sink, intercept, o.prior, o.exponent)
 
     def __call__(self, flat: Float[Array, " unknowns"]) -> tuple[float, Float[Array, " unknowns"]]:
+        loss, slope = self._with_attention(flat) if not self._fixed else self._values_alone(flat)
+        return self._scale * loss, self._scale * slope
+
+    def _values_alone(self, flat: Array) -> tuple[float, Array]:
+        """A convex problem: the features of a text stay as they are."""
+        w, intercept = np.split(flat, self._split)
+        values = self._unit * self._e[:, None] * w.reshape(self._origin.values.shape)
+        loss, g = log_loss(intercept + self._data.sums(values) * self._power, self._classes, self._share)
+        back = self._unit * self._e[:, None] * self._data.back(g * self._power)
+        return (
+            loss + 0.5 * self._value_ridge * float(w @ w),
+            np.concatenate([back.ravel() + self._value_ridge * w, g.sum(0)]),
+        )
+
+    def _with_attention(self, flat: Array) -> tuple[float, Array]:
         model, k = self.model(flat), self._origin.values.shape[1]
-        f, Z, e, sink = self._data.decide(model)
-        loss, g = _loss(f, self._classes, self._share)
-        scaled, pulled = g / Z, (g * f).sum(1, keepdims=True) / Z
-        h = self._data.back(np.concatenate([scaled, pulled], axis=1))  # C'(g / Z) beside C'(g f / Z)
-        da, w, ds, _ = np.split(flat, self._split)
-        along = np.zeros(len(da))
-        if not self._fixed:
-            along = e * ((model.values * h[:, :k]).sum(1) - h[:, k]) + self._ridge * da
-        values = self._unit * (e[:, None] * h[:, :k]).ravel() + self._value_ridge * w
-        total = scaled.sum(0)
-        into_sink = sink * (model.sink_values @ total - pulled.sum()) + SINK_RIDGE * ds[0]
-        loss += 0.5 * (self._ridge * da @ da + self._value_ridge * w @ w + SINK_RIDGE * ds[0] ** 2)
-        return loss, np.concatenate([along, values, [into_sink], sink * total])
+        columns, sink, top = model.exponentials()
+        sums, e = self._data.sums(columns), columns[:, -1]
+        Z = sums[:, -1:] + sink
+        power = np.exp((1 - model.exponent) * top) * Z**-model.exponent
+        spoken = sums[:, :-1] * power
+        loss, g = log_loss(model.intercept + spoken, self._classes, self._share)
+        pulled = -model.exponent * (g * spoken).sum(1, keepdims=True) / Z
+        h = self._data.back(np.concatenate([g * power, pulled], axis=1))
+        w, _, da, (ds,) = np.split(flat, self._split)
+        along = e * ((model.values * h[:, :k]).sum(1) + h[:, k]) + self._ridge * da
+        values = (self._unit * e[:, None] * h[:, :k]).ravel() + self._value_ridge * w
+        into_sink = sink * pulled.sum() + SINK_RIDGE * ds
+        loss += 0.5 * (self._ridge * da @ da + self._value_ridge * w @ w + SINK_RIDGE * ds**2)
+        return loss, np.concatenate([values, g.sum(0), along, [into_sink]])
 
 
 def fit_token_model(
@@ -206,7 +252,7 @@ def fit_token_model(
     """Lower the loss from `start` by L-BFGS; returns the model and the loss at every iteration.
 
     **Arguments**
-    - `tolerance`: stop once an iteration lowers the loss by less than this.
+    - `tolerance`: stop once an iteration lowers the loss by less than this part of what the base rate loses.
     """
     losses: list[float] = []
 

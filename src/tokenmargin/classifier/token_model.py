@@ -1,18 +1,23 @@
-"""TokenModel: all that the decisions of one attention layer depend on, two numbers per token and those of a sink.
+"""TokenModel: all that the decisions of one attention layer depend on, two numbers per token and a few for all.
 
-The decision on a text that holds the distinct tokens S is `f = sum_s w_s b_s` over S and the sink, `w = softmax(a)`.
-Embeddings, prompt and head enter only through the logit `a_s = <E_s, p>` and the value `b_s = <E_s, v>` of each token.
+The decision on a text that holds the distinct tokens S is
+
+    f = b_0 + sum_{s in S} e^{a_s} b_s / Z^g,    Z = e^c + sum_{s in S} e^{a_s}.
+
+With g = 1 this is the papers' attention with a sink: a softmax average of values, in which a fifth telling word says no
+more than the first. With g = 0 it is a linear model, in which evidence adds up. Embeddings, prompt and head enter only
+through the logit `a_s = <E_s, p>` and the value `b_s = <E_s, v>` of each token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 __all__ = ["TokenModel"]
@@ -20,11 +25,16 @@ __all__ = ["TokenModel"]
 
 @dataclass(frozen=True, eq=False)
 class TokenModel:
-    """Logits a and values b of the tokens of a vocabulary, in its order, and those of the sink.
+    """Logits a and values b of the tokens of a vocabulary, in its order, and what all texts share.
 
     There is one column of values for two classes (positive speaks for the second), else one for each class.
 
-    >>> model = TokenModel(np.array([2.0, 0.0]), np.array([[1.0], [0.0]]), sink_logit=0.0, sink_values=np.zeros(1))
+    **Attributes**
+    - `exponent`: g, from 0 (evidence adds up) to 1 (softmax attention with a sink).
+    - `sink_logit`: c. `intercept`: b_0, where a text stands before its words speak.
+    - `prior`: what a text without any known token gets: the base rate of the classes.
+
+    >>> model = TokenModel(np.array([2.0, 0.0]), np.array([[1.0], [0.0]]), 0.0, np.zeros(1), np.zeros(1), exponent=1.0)
     >>> model.decide(sp.csr_matrix([[1.0, 1.0], [0.0, 0.0]])).round(3).tolist()
     [[0.787], [0.0]]
     """
@@ -32,29 +42,35 @@ class TokenModel:
     logits: Float[Array, " m"]
     values: Float[Array, "m k"]
     sink_logit: float
-    sink_values: Float[Array, " k"]
+    intercept: Float[Array, " k"]
+    prior: Float[Array, " k"]
+    exponent: float = 1.0
 
     def __post_init__(self) -> None:
         m, k = self.values.shape
-        if self.logits.shape != (m,) or self.sink_values.shape != (k,):
+        if self.logits.shape != (m,) or self.intercept.shape != (k,) or self.prior.shape != (k,):
             raise ValueError(
-                f"a token model needs a logit and {k} values for each of {m} tokens and {k} values for the sink, "
-                f"got {self.logits.shape} logits and {self.sink_values.shape} values"
+                f"a token model needs a logit and {k} values for each of {m} tokens, {k} intercepts and {k} priors, "
+                f"got {self.logits.shape} logits, {self.intercept.shape} intercepts and {self.prior.shape} priors"
             )
 
     def change_since(self, origin: TokenModel) -> TokenModel:
         """The same with logits counted from those of `origin`: what training changed."""
-        return TokenModel(
-            self.logits - origin.logits, self.values, self.sink_logit - origin.sink_logit, self.sink_values
-        )
+        return replace(self, logits=self.logits - origin.logits, sink_logit=self.sink_logit - origin.sink_logit)
 
     def with_change(self, change: TokenModel | None) -> TokenModel:
         """This start with what training changed from another, as `change_since` gives it."""
         if change is None:
             return self
-        return TokenModel(
-            self.logits + change.logits, change.values, self.sink_logit + change.sink_logit, change.sink_values
-        )
+        return replace(
+            self, logits=self.logits + change.logits, values=change.values,
+            sink_logit=self.sink_logit + change.sink_logit, intercept=change.intercept,
+        )  # fmt: skip
+
+    def tempered(self, temperature: float) -> TokenModel:
+        """The same with f stretched about the prior: probabilities change, contributions keep their proportions."""
+        intercept = self.prior + temperature * (self.intercept - self.prior)
+        return replace(self, values=temperature * self.values, intercept=intercept)
 
     @cached_property
     def padded(self) -> tuple[Float[Array, " m_plus_1"], Float[Array, "m_plus_1 k"]]:
@@ -62,24 +78,45 @@ class TokenModel:
         k = self.values.shape[1]
         return np.append(self.logits, -np.inf), np.concatenate([self.values, np.zeros((1, k))])
 
-    def exponentials(self) -> tuple[Float[Array, "m k_plus_1"], float]:
-        """`e^a b` beside `e^a`, and the sink's `e^a`, scaled alike: sums over the tokens of a text give Z f and Z."""
+    def exponentials(self) -> tuple[Float[Array, "m k_plus_1"], float, float]:
+        """`e^a b` beside `e^a`, and `e^c`, all over `e^top`, and the top: sums over a text give what f is made of."""
         top = max(float(self.logits.max(initial=-np.inf)), self.sink_logit)
         e = np.exp(self.logits - top)[:, None]
-        return np.concatenate([e * self.values, e], axis=1), float(np.exp(self.sink_logit - top))
+        return np.concatenate([e * self.values, e], axis=1), float(np.exp(self.sink_logit - top)), top
 
     def decide(self, presence: sp.csr_matrix) -> Float[Array, "n k"]:
         """f for each text and column of values, given which text holds which token."""
-        e, sink = self.exponentials()
+        e, sink, top = self.exponentials()
         sums = np.asarray(presence @ e)
-        return (sums[:, :-1] + sink * self.sink_values) / (sums[:, -1:] + sink)
+        power = np.exp((1 - self.exponent) * top) / (sums[:, -1:] + sink) ** self.exponent
+        found = self.intercept + sums[:, :-1] * power
+        found[np.diff(presence.indptr) == 0] = self.prior
+        return np.asarray(found)
+
+    def decide_tokens(self, tokens: Int[Array, " t"]) -> Float[Array, " k"]:
+        """f of a text that holds these tokens, each named once; accurate whatever the logits are."""
+        if not len(tokens):
+            return self.prior
+        a = self.logits[tokens]
+        top = max(float(a.max()), self.sink_logit)
+        e = np.exp(a - top)
+        Z = float(e.sum()) + float(np.exp(self.sink_logit - top))
+        return self.intercept + (e @ self.values[tokens]) * np.exp((1 - self.exponent) * top) / Z**self.exponent
 
     def tensors(self) -> dict[str, Array]:
         """Arrays for a file."""
-        sink = np.concatenate([[self.sink_logit], self.sink_values])
-        return {"logits": self.logits, "values": self.values, "sink": sink}
+        shared = np.concatenate([[self.exponent, self.sink_logit], self.intercept, self.prior])
+        return {"logits": self.logits, "values": self.values, "shared": shared}
 
     @staticmethod
     def of_tensors(arrays: Mapping[str, Array]) -> TokenModel:
-        """The model from the arrays of a file."""
-        return TokenModel(arrays["logits"], arrays["values"], float(arrays["sink"][0]), arrays["sink"][1:])
+        """The model from the arrays of a file; one with a `sink` is of format 2, whose sink had a value of its own.
+
+        There `f = (e^c b_0 + sum e^a b) / Z`, which is `b_0 + sum e^a (b - b_0) / Z`: the same decisions with g = 1.
+        """
+        logits, values = arrays["logits"], arrays["values"]
+        if "sink" in arrays:
+            start = arrays["sink"][1:]
+            return TokenModel(logits, values - start, float(arrays["sink"][0]), start, start, 1.0)
+        shared, k = arrays["shared"], values.shape[1]
+        return TokenModel(logits, values, float(shared[1]), shared[2 : 2 + k], shared[2 + k :], float(shared[0]))

@@ -1,7 +1,8 @@
 """From texts or token lists to a stream of spelled tokens, each with the characters it was read from.
 
-A tokenizer is a name (`words`, `paper`), a callable from a text to a list of strings, or a Hugging Face
-`tokenizers.Tokenizer`. All end in the same form, `Words`, so that what follows does not know which one it was.
+A tokenizer is a name (`words`; `plain`, which knows no emoji and no hashtags; `paper`), a callable from a text to a
+list of strings, or a Hugging Face `tokenizers.Tokenizer`. All end in the same form, `Words`, so that what follows does
+not know which one it was.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tokenmargin.data.words import Words, find_words
 __all__ = ["NAMED_TOKENIZERS", "Tokenizer", "describe_tokenizer", "join_tokens", "read_tokens"]
 
 Tokenizer = str | Callable[[str], list[str]] | Any
-NAMED_TOKENIZERS = ("words", "paper")
+NAMED_TOKENIZERS = ("words", "plain", "paper")
+DRAWN = re.compile("[\ufe0e\ufe0f]")  # how a picture is drawn, not which one it is
 # Scripts written without blanks: Thai to Khmer, Japanese, Chinese. Their characters are the tokens; n-grams join them.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
@@ -39,7 +41,7 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
     if isinstance(tokenizer, str):
         if tokenizer not in NAMED_TOKENIZERS:
             raise ValueError(
-                f"tokenizer must be 'words', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
+                f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
             )
         return _named(documents, tokenizer)
     if hasattr(tokenizer, "encode_batch"):
@@ -48,7 +50,9 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
         )
     if callable(tokenizer):
         return _gather([_located(text, tokenizer(text)) for text in documents])
-    raise ValueError(f"tokenizer must be 'words', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}")
+    raise ValueError(
+        f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
+    )
 
 
 def join_tokens(document: str | Sequence[str]) -> str:
@@ -67,12 +71,16 @@ def _spelled(words: list[str], tokenizer: str) -> list[str]:
     """Each distinct word as it enters the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
         return spell(words, PAPER)
-    return [word.lower() if word.isascii() else unicodedata.normalize("NFKC", word).lower() for word in words]
+    return [word.lower() if word.isascii() else DRAWN.sub("", _folded(word)) for word in words]
+
+
+def _folded(word: str) -> str:
+    return unicodedata.normalize("NFKC", word).lower()
 
 
 def _named(texts: Sequence[str], tokenizer: str) -> Words:
     """Lower case, stop words and stems once for each distinct word; a stop word disappears."""
-    words = find_words(texts)
+    words = find_words(texts, symbols=tokenizer == "words")
     if any(UNSPACED.search(word) for word in words.distinct if not word.isascii()):
         words = _characters(words)
     table: dict[str, int] = {}

@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.data.words import Words
 
-__all__ = ["Encoded", "Vocabulary"]
+__all__ = ["Encoded", "Vocabulary", "segment_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,3 +223,16 @@ def _count(numbers: Int[Array, " k"], minimum: int, times: Float[Array, " k"] | 
     rank = np.full(len(distinct) + 1, -1, np.int64)
     rank[often] = np.arange(len(often))
     return distinct[often], rank[codes]
+
+
+def segment_sum(values: Float[Array, " words"], offsets: Int[Array, " n_plus_1"]) -> Float[Array, " n"]:
+    """Sums over consecutive segments, some of them empty.
+
+    >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2, 3])).tolist()
+    [3.0, 0.0, 4.0]
+    """
+    total = np.zeros(len(offsets) - 1)
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        total[filled] = np.add.reduceat(values, offsets[filled])
+    return total

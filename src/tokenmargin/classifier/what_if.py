@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,7 +16,7 @@ from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
 
-__all__ = ["Decision", "WordRole", "decide_by_words"]
+__all__ = ["Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,53 @@ class WordRole:
 
 @dataclass(frozen=True)
 class Decision:
-    """The output of a model of two classes on one text, the sink's part in it, and the role of every word.
+    """The output of a model of two classes on one text, where it starts from, and the role of every word.
 
-    The contributions of the words and the sink's add up to the output; a positive one speaks for the second class.
+    `start` (the base rate, and the shift of any text with known words) and the contributions of the words add up to the
+    output; a positive one speaks for the second class.
     """
 
     output: float
-    sink: float
+    start: float
     words: tuple[WordRole, ...]
 
     @property
     def label(self) -> int:
         """+1 for the second class, -1 for the first, 0 when the output is exactly zero."""
         return int(np.sign(self.output))
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A text before and after an edit, and the probability of each class (in the order of `classes_`) for both."""
+
+    text: str
+    edited: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    changed: int
+
+
+def what_if(
+    model: TokenSelectionClassifier, text: str, *, delete: Iterable[str] = (), replace: Mapping[str, str] | None = None
+) -> Edited:
+    """Decide a text as it is, and with words deleted or replaced wherever they stand (capital letters do not matter).
+
+    >>> model = TokenSelectionClassifier().fit(["fine film", "dull film"] * 10, ["good", "bad"] * 10)
+    >>> what_if(model, "A dull film", replace={"dull": "fine"}).edited
+    'A fine film'
+    """
+    changes = {word.lower(): other for word, other in (replace or {}).items()} | {word.lower(): "" for word in delete}
+    words = read_tokens([text], model.tokenizer)
+    parts, place, changed = [], 0, 0
+    for start, end in sorted(set(zip(words.starts.tolist(), words.ends.tolist(), strict=True))):
+        if start < place or (other := changes.get(text[start:end].lower())) is None:
+            continue
+        parts += [text[place:start], other]
+        place, changed = end, changed + 1
+    edited = " ".join("".join([*parts, text[place:]]).split()) if changed else text
+    before, after = model.predict_proba([text, edited])
+    return Edited(text, edited, tuple(before.tolist()), tuple(after.tolist()), changed)
 
 
 def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: Iterable[int] = ()) -> Decision:
@@ -76,7 +111,7 @@ def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: It
     )  # fmt: skip
     return Decision(
         output,
-        float(arrays["sinks"][0]),
+        float(arrays["baselines"][0] + arrays["shifts"][0]),
         tuple(
             WordRole(start, end, model.vocabulary_.names[token] if token >= 0 else None,
                      weight, part / weight if weight > 0 else 0.0, part, other)
@@ -101,31 +136,17 @@ def _left_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
         for place in range(1, n):
             covers[: len(gone) - place] |= gone[place:]
         levels.append(np.where(covers, -1, ids))
-    return replace(encoded, levels=levels)
+    return with_changes(encoded, levels=levels)
 
 
 def _outputs_without(
     encoded: Encoded, word_of: Int[Array, " pieces"], model: TokenModel, output: float
 ) -> Float[Array, " words"]:
-    """The output with each word left out: a token is lost with a word that all its occurrences cover.
-
-    With s the weight of what is lost and c its contribution the rest gives `(f - c) / (1 - s)`, which is inaccurate
-    only when s is nearly 1; from one half on the rest is summed anew.
-    """
+    """The output with each word left out: a token is lost with a word that all its occurrences cover."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)
     tokens, times = np.unique(np.concatenate([ids[ids >= 0] for ids in encoded.levels]), return_counts=True)
-    if not len(tokens):
-        return found
-    a, b = model.logits[tokens], model.values[tokens, 0]
-    top = max(float(a.max()), model.sink_logit)
-    e, sink = np.exp(a - top), float(np.exp(model.sink_logit - top))
-    Z = float(e.sum()) + sink
-    for word, lost in _lost(encoded, word_of, tokens, times):
-        share = float(e[lost].sum()) / Z
-        if share <= 0.5:
-            found[word] = (output - float(e[lost] @ b[lost]) / Z) / (1 - share)
-        else:
-            found[word] = _output(np.delete(a, lost), np.delete(b, lost), model)
+    for word, lost in _lost(encoded, word_of, tokens, times) if len(tokens) else ():
+        found[word] = model.decide_tokens(np.delete(tokens, lost))[0]
     return found
 
 
@@ -144,10 +165,3 @@ def _lost(encoded: Encoded, word_of: Array, tokens: Array, times: Array) -> Iter
     words, rows = words[whole], rows[whole]  # sorted by word
     numbers, first = np.unique(words, return_index=True)
     return zip(numbers.tolist(), np.split(rows, first)[1:], strict=True)
-
-
-def _output(logits: Array, values: Array, model: TokenModel) -> float:
-    """The softmax mean of some values and the sink's."""
-    top = max(float(logits.max(initial=-np.inf)), model.sink_logit)
-    e, sink = np.exp(logits - top), float(np.exp(model.sink_logit - top))
-    return float((e @ values + sink * model.sink_values[0]) / (e.sum() + sink))

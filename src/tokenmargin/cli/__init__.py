@@ -20,6 +20,7 @@ from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain
 from tokenmargin.cli.explore import explore
 from tokenmargin.cli.fit import fit
+from tokenmargin.cli.graph import graph
 from tokenmargin.cli.playground import playground
 from tokenmargin.cli.predict import predict
 from tokenmargin.cli.prepare import prepare
@@ -35,7 +36,7 @@ __all__ = ["VERBS", "app", "main"]
 
 VERBS: dict[str, tuple[Callable[..., int], ...]] = {
     "See": (demo, explore, playground),
-    "Theory": (solve, atlas, evolve, basins, verify),
+    "Theory": (solve, atlas, evolve, basins, graph, verify),
     "Texts": (fit, explain, predict, report),
     "Papers": (reproduce, sweep, runs),
     "Training": (data, prepare, train),

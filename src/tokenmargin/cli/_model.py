@@ -19,7 +19,9 @@ __all__ = ["command_line", "data_hash", "open_model", "read_rows", "versions"]
 SHOWN = 3
 
 
-def read_rows(source: str, *, text: str, label: str | None) -> LabelledText:
+def read_rows(
+    source: str, *, text: str, label: str, encoding: str | None = None, delimiter: str | None = None
+) -> LabelledText:
     """Labelled texts of a file, a folder, a Hugging Face dataset, or the built-in `sentences`."""
     with needs_extra("text"):
         import numpy as np
@@ -29,7 +31,7 @@ def read_rows(source: str, *, text: str, label: str | None) -> LabelledText:
     if source == "sentences":
         return make_sentences(2000, np.random.default_rng(0))
     try:
-        found = read_labelled(source, text=text, label=text if label is None else label)
+        found = read_labelled(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
     except SourceError as error:
         raise UsageError(str(error)) from error
     if found.rejected:
@@ -39,7 +41,7 @@ def read_rows(source: str, *, text: str, label: str | None) -> LabelledText:
         if len(found.rejected) > len(found.texts):
             raise UsageError(
                 f"{source}: more rows are unusable ({len(found.rejected)}) than usable ({len(found.texts)}); "
-                "look at its quotes, its encoding (UTF-8 is expected) and its columns"
+                "look at its quotes, its columns, its --encoding (UTF-8 is expected) and its --delimiter"
             )
     return found
 

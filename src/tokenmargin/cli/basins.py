@@ -16,11 +16,12 @@ from tokenmargin.cli._common import (
     show_table,
     usage_errors,
 )
-from tokenmargin.cli._kept_runs import Settings, load_run, problem_digest, save_run
+from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
 
+    from tokenmargin.dynamics import AbstractMethod
     from tokenmargin.limits.shares import Basins
     from tokenmargin.problem.token_problem import TokenProblem
 
@@ -33,6 +34,8 @@ def basins(
     *,
     starts: int = 1000,
     radius: float = 3.0,
+    method: str = "ngd",
+    step: float | None = None,
     steps: int = 10_000,
     seed: Seed = 0,
     picture: Path | None = None,
@@ -50,6 +53,7 @@ def basins(
 
         tokenmargin basins fig8
         tokenmargin basins fig8 --picture basins.png --json
+        tokenmargin basins fig8 --method sign --step 0.03
         tokenmargin basins problem.npz --starts 100000 --save starts.npz    (Ctrl-C keeps what was reached)
         tokenmargin basins problem.npz --starts 100000 --resume starts.npz
 
@@ -61,8 +65,12 @@ def basins(
         Number of random starts, uniform on the sphere in the span of the tokens.
     radius:
         Length of the starts.
+    method:
+        Method of descent, as in `tokenmargin evolve`; the directions are those of its own norm.
+    step:
+        Its step size; 0.1 for normalised descent (ngd).
     steps:
-        Limit on the steps of a run (normalised descent, step 0.1); it ends when softmax saturates.
+        Limit on the steps of a run; it ends when softmax saturates.
     seed:
         Of the random starts.
     picture:
@@ -78,6 +86,8 @@ def basins(
     json:
         Write one JSON object to standard output.
     """
+    from tokenmargin.dynamics import method_named
+
     data = read_problem(problem)
     file = resume if save is None else save
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
@@ -87,13 +97,16 @@ def basins(
     if starts < 1 or resolution < 2:
         raise UsageError(f"--starts must be at least 1 and --resolution at least 2, got {starts} and {resolution}")
     settings: Settings = {"problem": problem_digest(data), "starts": starts, "radius": radius, "seed": seed}
+    settings = {**settings, "method": None if method == "ngd" else method, "step": step}
     before = None if resume is None else load_run(resume, settings)
-    found = _run(data, starts, radius=radius, seed=seed, steps=steps, before=before)
+    with usage_errors():
+        rule = method_named(method, step)
+    found = _run(data, rule, starts, radius=radius, seed=seed, steps=steps, before=before)
     if file is not None:
         ends = {"starts": found.starts, "finals": found.finals, "steps": found.runs.steps[0], "labels": found.labels}
-        save_run(file, ends, settings)
+        save_run(file, ends | {f"{MEMORY}{name}": array for name, array in found.runs.memory[0].items()}, settings)
     if picture is not None:
-        _draw(data, picture, extent, resolution)
+        _draw(data, rule, picture, extent, resolution)
     if json:
         emit_json(_report(found))
     else:
@@ -102,7 +115,14 @@ def basins(
 
 
 def _run(
-    problem: TokenProblem, starts: int, *, radius: float, seed: int, steps: int, before: dict[str, Array] | None
+    problem: TokenProblem,
+    method: AbstractMethod,
+    starts: int,
+    *,
+    radius: float,
+    seed: int,
+    steps: int,
+    before: dict[str, Array] | None,
 ) -> Basins:
     """Run the starts, or go on with those of before."""
     from dataclasses import replace
@@ -119,20 +139,25 @@ def _run(
 
         if before is None:
             points = random_starts(problem, starts, radius=radius, rng=np.random.default_rng(seed))
-            return run(problem, points, steps=steps, progress=progress)
-        begun = run(problem, before["starts"], steps=0)
-        ended = replace(begun.runs, finals=[before["finals"]], steps=before["steps"][None])
+            return run(problem, points, method=method, steps=steps, progress=progress)
+        begun = run(problem, before["starts"], method=method, steps=0)
+        memory = {name.removeprefix(MEMORY): array for name, array in before.items() if name.startswith(MEMORY)}
+        ended = replace(begun.runs, finals=[before["finals"]], steps=before["steps"][None], memory=[memory])
         return replace(begun, runs=ended).resume(steps=steps, progress=progress)
 
 
-def _draw(problem: Any, picture: Path, extent: float, resolution: int) -> None:
+def _draw(problem: Any, method: AbstractMethod, picture: Path, extent: float, resolution: int) -> None:
     from tokenmargin.limits.shares import basin_map
 
     with needs_extra("report"):
         from tokenmargin.report.figures import save_basin_map
     with usage_errors(), progress_bar(f"map of {resolution}x{resolution} starts", 100) as progress:
         found = basin_map(
-            problem, extent=extent, resolution=resolution, progress=lambda share: progress(round(100 * share))
+            problem,
+            extent=extent,
+            resolution=resolution,
+            method=method,
+            progress=lambda share: progress(round(100 * share)),
         )
     save_basin_map(found, picture)
     say(f"wrote {picture}")
@@ -152,6 +177,7 @@ def _report(found: Basins) -> dict[str, Any]:
                 "interval": basin.interval,
                 "vector": basin.solution.vector if basin.solution.is_optimal else None,
                 "margin": basin.solution.margin,
+                "norm": basin.solution.norm.name,
             }
             for basin in found.basins
         ],

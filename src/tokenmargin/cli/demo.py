@@ -102,6 +102,5 @@ def _read_texts(out: Path) -> None:
     say(
         f"\nA classifier of 2000 short reviews: {told}.\n"
         f"  {SENTENCE!r} is {one.label} ({one.probability:.1%}):\n"
-        f"  {one.text[word.start : word.end]!r} has {word.weight:.1%} of the attention and {word.contribution:+.2f} of "
-        f"the decision {one.decision:+.2f}"
+        f"  {one.text[word.start : word.end]!r} has {word.contribution:+.2f} of the decision {one.decision:+.2f}"
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, show_facts, usage_errors
-from tokenmargin.cli._kept_runs import load_run, problem_digest, save_run
+from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, save_run
+from tokenmargin.cli._path_report import path_report, print_report
 from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from tokenmargin.dynamics import AbstractMethod, FlowPath, Memory, Trajectory
-    from tokenmargin.margin import MarginSolution
+    from tokenmargin.limits.rates import Rates
     from tokenmargin.objective.attention import AbstractObjective
 
 __all__ = ["evolve"]
@@ -26,7 +27,6 @@ _ATTENTION_HELP = (
     f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "
     "softmax=0.5 (its temperature), sigmoid=-2 (its bias); one that another package adds, or MODULE:OBJECT."
 )
-MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
 _LOSS_HELP = (
     f"The loss of the margin: {', '.join(OWN['losses'])}, one that another package adds, or MODULE:OBJECT. Default: "
     "logistic, which for several classes is the cross-entropy; real labels have the square loss."
@@ -51,6 +51,7 @@ def evolve(
     attention: Annotated[str, Parameter(help=_ATTENTION_HELP)] = "softmax",
     save: Path | None = None,
     resume: Path | None = None,
+    rates: bool = False,
     json: bool = False,
 ) -> int:
     """Train attention and name the direction it reached.
@@ -64,7 +65,7 @@ def evolve(
         tokenmargin evolve problem.npz --method gd --steps 100000 --json
         tokenmargin evolve fig1b --method sign --step 0.3 --decay 0.5
         tokenmargin evolve fig1b --method mirror:1.5 --json
-        tokenmargin evolve fig1c --method flow --until-norm 1e8 --json
+        tokenmargin evolve fig1c --method flow --until-norm 1e8 --rates
         tokenmargin evolve fig1b --attention sparsemax
         tokenmargin evolve fig1b --steps 100000 --save run.npz    (Ctrl-C keeps what was reached)
         tokenmargin evolve fig1b --steps 100000 --resume run.npz
@@ -100,6 +101,8 @@ def evolve(
         Write the trajectory (about 1000 points of it) to this .npz file.
     resume:
         Go on from the end of the trajectory in this .npz file, and write the whole of it there.
+    rates:
+        Also fit how fast the norm grows, the angle falls and softmax sparsifies, beside what the theory says.
     json:
         Write one JSON object to standard output.
     """
@@ -131,15 +134,25 @@ def evolve(
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
             rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
-            path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None)
+            path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None or rates)
     if file is not None:
         save_run(file, _joined(before, kept), settings)
-    report = _report(path)
+    report = path_report(path)
+    speeds = _rates(path) if rates else None
     if json:
-        emit_json(report)
+        emit_json(report if speeds is None else {**report, "rates": speeds.to_dict()})
     else:
-        _print(report)
+        print_report(report)
+        if speeds is not None:
+            print(speeds)
     return 1 if path.interrupted else 0
+
+
+def _rates(path: Trajectory | FlowPath) -> Rates:
+    from tokenmargin.limits.rates import rates
+
+    with usage_errors():
+        return rates(path)
 
 
 class _Draws(NamedTuple):
@@ -292,119 +305,3 @@ def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractM
         known = ", ".join((*names("methods"), "flow"))
         raise UsageError(f"there is no method {method!r}; choose from {known}, or give MODULE:CLASS")
     return method_named(method, step, decay=decay or 0.0)
-
-
-def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | None], Any]:
-    """What the end of a path is compared with: a solution, which problem it solves, its kind, and its tokens."""
-    from tokenmargin.dynamics import FlowPath
-    from tokenmargin.limits.exact_weights import separating_direction
-    from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
-    from tokenmargin.objective.attention import JointObjective
-    from tokenmargin.objective.attention_maps import MapObjective
-    from tokenmargin.objective.nonlinear_heads import HeadObjective
-
-    problem, selected = path.objective.local_problem(path.final), path.selected
-    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
-        named = separating_direction(path.objective, path.prompt)
-        return named.solution, {"problem": "separation", "kind": named.kind}, named.names
-    if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
-        return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None}, selected
-    if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
-        return max_margin(problem, selected), {"problem": "att-svm", "kind": None}, selected
-    named = limit_direction(problem, selected, loss=path.objective.loss)
-    if isinstance(path, FlowPath) and path.finite_part is not None:
-        named = tied_direction(problem, path.finite_part.tied)
-    return named.solution, {"problem": "att-svm", "kind": named.kind}, named.names
-
-
-def _report(path: Trajectory | FlowPath) -> dict[str, Any]:
-    from tokenmargin.dynamics import FlowPath
-    from tokenmargin.selection import angle, cosine
-
-    problem = path.objective.problem
-    solution, kind, selected = _compared(path)
-    aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
-    flow_only = (
-        {
-            "stop": path.stop,
-            "arc": float(path.arcs[-1]),
-            "log_time": float(path.log_time[-1]),
-            "log_gradient": path.log_gradient,
-            "decided_by_rounding": path.decided_by_rounding,
-            "finite_part": None if path.finite_part is None else path.finite_part.point,
-            "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
-        }
-        if isinstance(path, FlowPath)
-        else {}
-    )
-    return {
-        "final": path.final,
-        "norm": float(problem.keys.norm(path.prompt)),
-        "loss": float(path.objective.value(path.final)),
-        "selected": selected,
-        "saturation": float(path.saturation),
-        "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
-        "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
-        "direction": {
-            **kind,
-            "status": solution.status,
-            "vector": solution.vector if solution.is_optimal else None,
-            "margin": solution.margin,
-        },
-        "steps": path.steps,
-        "interrupted": path.interrupted,
-        "exact_weights": _exact_weights(path, solution),
-        **flow_only,
-    }
-
-
-def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
-    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
-    import numpy as np
-
-    from tokenmargin.objective.attention_maps import MapObjective
-    from tokenmargin.selection import margins
-
-    objective = path.objective
-    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
-        return None
-    if not objective.has_exact_weights(path.final):
-        return None
-    ahead = margins(objective.problem, path.prompt, path.selected)
-    ahead[np.arange(len(ahead)), path.selected] = np.inf
-    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
-    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
-
-
-def _print(report: dict[str, Any]) -> None:
-    import numpy as np
-
-    from tokenmargin.problem.names import token_name
-
-    direction, facts = report["direction"], []
-    with np.printoptions(precision=6, suppress=True, threshold=12):
-        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
-        facts.append(("loss", f"{report['loss']:.6g}"))
-        if "stop" in report:
-            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
-            if report["finite_part"] is not None:
-                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
-            if report["decided_by_rounding"]:
-                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
-        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
-        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
-        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
-        if (exact := report["exact_weights"]) is not None:
-            shortest = exact["shortest_norm"]
-            can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
-            facts.append(
-                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
-            )
-        if report["angle"] is None:
-            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
-        else:
-            kind = "" if direction["kind"] is None else f"{direction['kind']}, "
-            evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{direction['vector']} ({evidence})"))
-            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
-        show_facts((name, str(value)) for name, value in facts)

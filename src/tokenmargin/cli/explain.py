@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import UsageError, console_for, emit_json, needs_extra, printable, show, show_table
+from tokenmargin.cli._common import (
+    UsageError,
+    console_for,
+    emit_json,
+    needs_extra,
+    printable,
+    show,
+    show_table,
+    usage_errors,
+)  # fmt: skip
 from tokenmargin.cli._model import command_line, open_model
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from tokenmargin.classifier import Explanation
+    from tokenmargin.classifier import Edited, Explanation, TokenSelectionClassifier
 
 __all__ = ["explain"]
 
 LEADING = 5
 
 
-def explain(model: Path, /, *texts: str, json: bool = False, html: Path | None = None) -> int:
-    """Colour each word by its part in the decision.
+def explain(
+    model: Path,
+    /,
+    *texts: str,
+    target: str | None = None,
+    delete: str = "",
+    replace: str = "",
+    json: bool = False,
+    html: Path | None = None,
+) -> int:
+    """Colour each word by its part in the decision, and say what its deletion would change.
 
     Examples:
 
         tokenmargin explain model "What a dreadful ferry!"
-        tokenmargin explain model "What a dreadful ferry!" --json
+        tokenmargin explain model "What a dreadful ferry!" --replace dreadful=lovely
+        tokenmargin explain model "What a dreadful ferry!" --target positive --json
 
     Parameters
     ----------
@@ -33,6 +54,12 @@ def explain(model: Path, /, *texts: str, json: bool = False, html: Path | None =
         A model folder, written by tokenmargin fit.
     texts:
         The texts to explain.
+    target:
+        The class to explain instead of the one decided on: why not this one?
+    delete:
+        Words to delete and decide again, with commas between.
+    replace:
+        Words to replace and decide again, such as bad=good,slow=quick.
     json:
         Write one JSON array to standard output.
     html:
@@ -41,22 +68,50 @@ def explain(model: Path, /, *texts: str, json: bool = False, html: Path | None =
     if not texts:
         raise UsageError("which text? give it in quotes after the model")
     classifier = open_model(model)
-    found = list(classifier.explain(list(texts)))
+    with usage_errors():
+        found = list(classifier.explain(list(texts), target=_class(classifier, target)))
+    edits = _edits(classifier, texts, delete, replace)
     if html is not None:
         with needs_extra("report"):
             from tokenmargin.report.model_page import ModelReport, write_model_report
         write_model_report(ModelReport(classifier, examples=found, command=command_line()), html)
     if json:
-        emit_json([one.to_dict() for one in found])
+        emit_json([one.to_dict() | ({"what_if": asdict(edit)} if edit else {}) for one, edit in _beside(found, edits)])
         return 0
     console = console_for(sys.stdout)
-    for number, one in enumerate(found):
+    for number, (one, edit) in enumerate(_beside(found, edits)):
         if number:
             console.print()
         console.print(_coloured(one))
         show(_told(one))
         _tell_words(one)
+        for line in _edited(classifier, edit) if edit else ():
+            show(printable(line))
     return 0
+
+
+def _class(model: TokenSelectionClassifier, name: str | None) -> object:
+    """The class that a word on the command line names."""
+    named = {str(value): value for value in model.classes_.tolist()}
+    return None if name is None else named.get(name, name)
+
+
+def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, replace: str) -> list[Edited]:
+    if not delete and not replace:
+        return []
+    from tokenmargin.classifier import what_if
+
+    pairs = [pair.partition("=") for pair in replace.split(",") if pair]
+    if any(not sign for _, sign, _ in pairs):
+        raise UsageError(f"--replace must be pairs such as bad=good, with commas between, got {replace!r}")
+    changes = {word.strip(): other.strip() for word, _, other in pairs}
+    gone = [word.strip() for word in delete.split(",") if word.strip()]
+    return [what_if(model, text, delete=gone, replace=changes) for text in texts]
+
+
+def _beside(found: list[Explanation], edits: list[Edited]) -> list[tuple[Explanation, Edited | None]]:
+    beside: Sequence[Edited | None] = edits or [None] * len(found)
+    return list(zip(found, beside, strict=True))
 
 
 def _coloured(one: Explanation) -> Text:
@@ -64,33 +119,50 @@ def _coloured(one: Explanation) -> Text:
     from rich.text import Text
 
     text = Text(printable(one.text))  # as long as it was: the places of words stay
-    largest = max((abs(word.contribution) for word in one.words), default=0.0) or 1.0
+    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
     for word in one.words:
-        strength = abs(word.contribution) / largest
+        strength = abs(word.spoken) / largest
         if strength > 0.05:
             shade = round(60 + 150 * strength)
-            colour = f"rgb(0,{shade},80)" if word.contribution > 0 else f"rgb({shade},60,0)"
+            colour = f"rgb(0,{shade},80)" if word.spoken > 0 else f"rgb({shade},60,0)"
             text.stylize(f"white on {colour}", word.start, word.end)
     return text
 
 
 def _told(one: Explanation) -> str:
     """The decision, and which token was selected."""
-    selected = f"selected {one.selected!r}" if one.selected else "no known word"
+    selected = f"selected {one.selected!r}" if one.selected else "no known word: the base rate"
     if one.competitor:
         selected += f" by {one.margin:.2f} over {one.competitor!r}"
     return printable(f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {selected}")
 
 
 def _tell_words(one: Explanation) -> None:
-    """The words with the largest parts in the decision, and what the others and the sink add to it."""
-    ranked = sorted(one.words, key=lambda word: -abs(word.contribution))
-    rows = [
-        (one.text[word.start : word.end], f"{word.weight:.1%}", f"{word.contribution:+.2f}")
-        for word in ranked[:LEADING]
-    ]
+    """Where the decision starts, and the words with the largest parts in it beside what it loses without each."""
+    seen: dict[str, tuple[float, float]] = {}
+    for word in one.words:
+        name = one.text[word.start : word.end].lower()
+        seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
+    ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
+    rows = [("(base rate)", f"{one.baseline:+.2f}", "", "")]
+    if one.shift:
+        rows.append(("(any known text)", f"{one.shift:+.2f}", "", ""))
+    for name, (part, effect) in ranked[:LEADING]:
+        mixed = "" if part * effect > 0 else "neither for nor against"
+        rows.append((name, f"{part:+.2f}", f"{effect:+.2f}", mixed))
     if rest := ranked[LEADING:]:
-        weight, part = sum(word.weight for word in rest), sum(word.contribution for word in rest)
-        rows.append((f"({len(rest)} other words)", f"{weight:.1%}", f"{part:+.2f}"))
-    rows.append(("(sink)", f"{1 - sum(word.weight for word in ranked):.1%}", f"{one.sink:+.2f}"))
-    show_table((("word", "<"), ("weight", ">"), ("contribution", ">")), rows)
+        rows.append((f"({len(rest)} other words)", f"{sum(part for _, (part, _) in rest):+.2f}", "", ""))
+    show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
+
+
+def _edited(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
+    if not edit.changed:
+        return ["what if: none of these words stands in the text"]
+    names = [str(value) for value in model.classes_]
+    best = max(range(len(names)), key=lambda k: edit.after[k])
+    shown = ", ".join(
+        f"{name} {before:.1%} -> {after:.1%}"
+        for k, (name, before, after) in enumerate(zip(names, edit.before, edit.after, strict=True))
+        if len(names) <= LEADING or k == best
+    )
+    return [f"what if: {edit.edited}", f"  {shown}"]

@@ -19,9 +19,12 @@ def fit(
     out: Path,
     text: str = "text",
     label: str = "label",
+    encoding: str | None = None,
+    delimiter: str | None = None,
     ngrams: int = 1,
-    tokenizer: Literal["words", "paper"] = "words",
+    tokenizer: Literal["words", "plain", "paper"] = "words",
     min_count: int = 2,
+    exponent: float | None = None,
     balanced: bool = False,
     seed: Seed = 0,
     json: bool = False,
@@ -44,12 +47,19 @@ def fit(
         The column with the texts.
     label:
         The column with the labels.
+    encoding:
+        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
+    delimiter:
+        Of a .csv or .tsv file, if it is not a comma or a tab.
     ngrams:
         The longest n-gram that counts as a token.
     tokenizer:
-        Lower-case words, or the paper's pipeline (stop words dropped, stems).
+        Lower-case words with numbers, hashtags and emoji; plain words; or the paper's pipeline (stop words dropped,
+        stems).
     min_count:
         How often a word must occur to be known.
+    exponent:
+        How evidence adds up: 1 is the papers' softmax attention with a sink, 0 a linear model; chosen if not given.
     balanced:
         Give rare classes the weight of frequent ones.
     seed:
@@ -59,7 +69,7 @@ def fit(
     """
     with needs_extra("classify"):
         from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
-    rows = read_rows(source, text=text, label=label)
+    rows = read_rows(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
     classes = Counter(rows.labels)
     if len(classes) < 2:
         raise UsageError(
@@ -72,6 +82,7 @@ def fit(
             tokenizer,
             ngrams=ngrams,
             min_count=min_count,
+            exponent="auto" if exponent is None else exponent,
             class_weight="balanced" if balanced else None,
             random_state=seed,
             progress=lambda step, loss: advance(step),
@@ -91,6 +102,10 @@ def fit(
     check = classifier.validation_
     tokens, steps = len(classifier.vocabulary_), classifier.n_iter_
     say(f"{len(rows.texts)} texts, {len(classes)} classes, {tokens} tokens, {steps} iterations")
+    if classifier.n_duplicates_:
+        say(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
+    if not tokens:
+        say("NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1")
     say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
     if json:
         emit_json(
@@ -99,6 +114,8 @@ def fit(
                 "texts": len(rows.texts),
                 "classes": dict(classes),
                 "tokens": tokens,
+                "duplicates": classifier.n_duplicates_,
+                "exponent": classifier.token_model_.exponent,
                 "accuracy": check.accuracy if check else None,
                 "signal": check.signal if check else None,
             }

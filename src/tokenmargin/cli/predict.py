@@ -5,15 +5,31 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._model import open_model, read_rows
+from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._model import open_model
+
+if TYPE_CHECKING:
+    from tokenmargin.classifier import TokenSelectionClassifier
+    from tokenmargin.data.rows import TextRows
 
 __all__ = ["predict"]
 
 
-def predict(model: Path, source: str, /, *, text: str = "text", out: Path | None = None) -> int:
-    """Write a table with the predicted class of each text and its probability.
+def predict(
+    model: Path,
+    source: str,
+    /,
+    *,
+    text: str = "text",
+    out: Path | None = None,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+) -> int:
+    """Write the table of texts with the predicted class and the probability of every class beside each row.
 
+    Every row is there, in its order, with its number and all its columns; one without a text has no prediction.
     Texts are written as they are. A spreadsheet takes a text that begins with =, +, - or @ for a formula: open the
     table there only if you trust the texts, or import the column as text.
 
@@ -31,13 +47,23 @@ def predict(model: Path, source: str, /, *, text: str = "text", out: Path | None
         The column with the texts.
     out:
         The .csv file to write; standard output without it.
+    encoding:
+        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
+    delimiter:
+        Of a .csv or .tsv file, if it is not a comma or a tab.
     """
     classifier = open_model(model)
-    texts = read_rows(source, text=text, label=None).texts
-    probabilities = classifier.predict_proba(texts)
-    decided = classifier.classes_[probabilities.argmax(axis=1)]
-    table = [["text", "predicted", "probability"]]
-    table += [[t, str(c), f"{p:.6f}"] for t, c, p in zip(texts, decided, probabilities.max(axis=1), strict=True)]
+    with needs_extra("text"):
+        from tokenmargin.data.rows import read_text_rows
+        from tokenmargin.data.sources import SourceError
+    try:
+        rows = read_text_rows(source, text=text, encoding=encoding, delimiter=delimiter)
+    except SourceError as error:
+        raise UsageError(str(error)) from error
+    empty = sum(one is None for one in rows.texts)
+    if empty:
+        say(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
+    table = _table(classifier, rows)
     if out is None:
         csv.writer(sys.stdout).writerows(table)
         return 0
@@ -46,3 +72,17 @@ def predict(model: Path, source: str, /, *, text: str = "text", out: Path | None
     with atomic_path(out) as beside, beside.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(table)
     return 0
+
+
+def _table(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:
+    """Row number, the row's own columns, then what the model says."""
+    known = [k for k, one in enumerate(rows.texts) if one is not None]
+    probabilities = classifier.predict_proba([rows.texts[k] for k in known])
+    said: dict[int, list[str]] = {}
+    for k, row in zip(known, probabilities, strict=True):
+        said[k] = [str(classifier.classes_[row.argmax()]), f"{row.max():.6f}", *(f"{value:.6f}" for value in row)]
+    names = ["predicted", "probability", *(f"p({name})" for name in classifier.classes_)]
+    header = ["row", *rows.columns, *names]
+    own = zip(*rows.columns.values(), strict=True)
+    blank = [""] * len(names)
+    return [header, *([k + 1, *values, *said.get(k, blank)] for k, values in enumerate(own))]

@@ -21,6 +21,8 @@ def report(
     out: Path = Path("report.html"),
     text: str = "text",
     label: str = "label",
+    encoding: str | None = None,
+    delimiter: str | None = None,
     no_texts: bool = False,
     figures: Path | None = None,
     seed: Seed = 0,
@@ -46,6 +48,10 @@ def report(
         The column with the texts.
     label:
         The column with the labels.
+    encoding:
+        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
+    delimiter:
+        Of a .csv or .tsv file, if it is not a comma or a tab.
     no_texts:
         Leave out the examples: no text of the data is in the page, only tokens.
     figures:
@@ -64,7 +70,7 @@ def report(
     notes: dict[str, Any] = {f"model, {key}": value for key, value in model_notes(model).items()}
     content: dict[str, Any] = {}
     if source is not None:
-        rows = read_rows(source, text=text, label=label)
+        rows = read_rows(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
         unknown = sorted(set(rows.labels) - {str(c) for c in classifier.classes_})
         if unknown:
             raise UsageError(f"{source}: the label {unknown[0]!r} is none of the model's classes")

@@ -13,13 +13,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-__all__ = ["LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "read_labelled", "usable"]
+__all__ = [
+    "LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "open_table", "read_header",
+    "read_labelled", "usable",
+]  # fmt: skip
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
 UNDECODED = re.compile("[\ud800-\udfff]")  # halves of characters, and what stands for bytes that are not UTF-8
@@ -49,7 +52,14 @@ class LabelledText:
     rejected: tuple[Rejected, ...] = ()
 
 
-def read_labelled(source: str | Path, *, text: str = "text", label: str = "label") -> LabelledText:
+def read_labelled(
+    source: str | Path,
+    *,
+    text: str = "text",
+    label: str = "label",
+    encoding: str | None = None,
+    delimiter: str | None = None,
+) -> LabelledText:
     """Texts and labels of a source.
 
     **Arguments**
@@ -57,6 +67,7 @@ def read_labelled(source: str | Path, *, text: str = "text", label: str = "label
         folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or `hf:owner/name:split`, for which the
         package `datasets` is needed.
     - `text`, `label`: names of the two columns.
+    - `encoding`, `delimiter`: of a .csv or .tsv file; UTF-8, and a comma or a tab, unless said.
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _collect(_hugging_face(source[3:], text, label))
@@ -68,9 +79,9 @@ def read_labelled(source: str | Path, *, text: str = "text", label: str = "label
         raise SourceError(f"{path}: no such file or folder")
     match path.suffix.lower():
         case ".csv":
-            return _collect(_csv(path, ",", text, label))
+            return _collect(_csv(path, delimiter or ",", text, label, encoding))
         case ".tsv":
-            return _collect(_csv(path, "\t", text, label))
+            return _collect(_csv(path, delimiter or "\t", text, label, encoding))
         case ".jsonl" | ".ndjson":
             return _collect(_json_lines(path, text, label))
         case ".parquet":
@@ -131,7 +142,7 @@ def usable(row: Row) -> tuple[str, str] | Rejected:
         return Rejected(f"line {line}", "no label")
     for what, written in (("text", text), ("label", label)):
         if isinstance(written, str) and not written.isascii() and UNDECODED.search(written):
-            return Rejected(f"line {line}", f"{what} is not UTF-8")
+            return Rejected(f"line {line}", f"{what} is not UTF-8 (latin-1 or cp1252? say its encoding)")
     if isinstance(label, float) and not math.isfinite(label):
         return Rejected(f"line {line}", "label is not finite")
     return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
@@ -141,13 +152,40 @@ def _first(rejected: list[Rejected]) -> str:
     return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
 
 
-def _csv(path: Path, delimiter: str, text: str, label: str) -> Iterator[Row | Rejected]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+def open_table(path: Path, encoding: str | None) -> TextIO:
+    """A file of delimited text; what is not in its encoding is kept and told with its row later."""
+    with path.open("rb") as file:
+        begin = file.read(4096)
+    if encoding is None and (begin[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in begin):
+        raise SourceError(f"{path}: not UTF-8 but most likely UTF-16; read it with encoding utf-16")
+    if not begin:
+        raise SourceError(f"{path}: the file is empty; it needs a first line with the names of the columns")
+    try:
+        return path.open(encoding=encoding or "utf-8-sig", errors="surrogateescape", newline="")
+    except LookupError as error:
+        raise SourceError(f"{path}: {error}; encodings are named like utf-8, utf-16, latin-1, cp1252") from error
+
+
+def read_header(reader: Any, path: Path, wanted: Sequence[str], delimiter: str) -> list[str]:
+    """The names of the columns; where one is missing and another delimiter would help, the error says so."""
+    try:
+        header = [str(name) for name in next(reader, [])]
+    except (csv.Error, UnicodeError) as error:
+        raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes and encoding") from error
+    if any(name not in header for name in wanted):
+        for other in (";", "\t", "|", ","):
+            if other != delimiter and set(wanted) <= set(
+                next(csv.reader([delimiter.join(header)], delimiter=other), [])
+            ):
+                name = "a tab" if other == "\t" else repr(other)
+                raise SourceError(f"{path}: its columns are separated by {name}; read it with that delimiter")
+    return header
+
+
+def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None) -> Iterator[Row | Rejected]:
+    with open_table(path, encoding) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
-        try:
-            header = next(reader, [])
-        except csv.Error as error:
-            raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes") from error
+        header = read_header(reader, path, (text, label), delimiter)
         columns = [_column(header, name, path) for name in (text, label)]
         rows = list(_csv_rows(reader, len(header)))
     labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}

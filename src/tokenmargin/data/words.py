@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Bool, Int, UInt8
 from numpy import ndarray as Array
 
 __all__ = ["PUNCTUATION", "Words", "find_words"]
 
 PUNCTUATION = ("split", "join")
 MARKUP = re.compile(r"<[^<>\n]{1,500}>|&(?:#[0-9]{1,7}|#x[0-9a-fA-F]{1,6}|[A-Za-z]{2,8});")
-BLANK, LETTER, OTHER = 0, 1, 2
+BLANK, LETTER, OTHER, SYMBOL, JOINER = 0, 1, 2, 3, 4
+HASH = ord("#")
 LAST_PLANE = 0x33FFF  # the last plane with letters in it; what follows is private use
 CHUNK = 4_000_000  # characters handled at a time, which bounds the memory
 
@@ -43,12 +44,15 @@ class Words:
     offsets: Int[Array, " n_plus_1"]
 
 
-def find_words(texts: Sequence[str], *, punctuation: str = "split", markup: bool = True) -> Words:
+def find_words(
+    texts: Sequence[str], *, punctuation: str = "split", markup: bool = True, symbols: bool = False
+) -> Words:
     """Cut texts into words: runs of letters, digits and combining marks.
 
     **Arguments**
     - `punctuation`: `split` ends a word at punctuation (`don't` is `don` and `t`); `join` drops it inside a
         word (`dont`).
+    - `symbols`: whether emoji and other pictures are words, each by itself, and `#` belongs to the word it begins.
     - `markup`: whether tags and character references (`<br />`, `&amp;`) count as blanks.
 
     >>> words = find_words(["It's <br />GOOD."])
@@ -56,12 +60,14 @@ def find_words(texts: Sequence[str], *, punctuation: str = "split", markup: bool
     (['It', 's', 'GOOD'], [0, 3, 11])
     >>> find_words(["It's <br />GOOD."], punctuation="join").distinct
     ['Its', 'GOOD']
+    >>> find_words(["#late again \U0001f621\U0001f621"], symbols=True).distinct
+    ['#late', 'again', '\U0001f621']
     """
     import pyarrow as pa
 
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation must be 'split' or 'join', got {punctuation!r}")
-    parts = [_cut(chunk, punctuation, markup) for chunk in _chunks(texts)]
+    parts = [_cut(chunk, punctuation, markup, symbols) for chunk in _chunks(texts)]
     if not parts:
         empty = np.zeros(0, np.int32)
         return Words([], empty, empty, empty, np.zeros(1, np.int64))
@@ -100,20 +106,55 @@ def _kinds() -> UInt8[Array, " codepoints"]:
     return kinds
 
 
-def _cut(texts: list[str], punctuation: str, markup: bool) -> tuple[object, Array, Array, Array]:
+@lru_cache(maxsize=1)
+def _kinds_with_symbols() -> UInt8[Array, " codepoints"]:
+    """The same, with pictures, and what joins or colours them (variation selectors, joiners, shades of skin)."""
+    kinds = _kinds().copy()
+    for code in range(0x80, LAST_PLANE + 1):
+        if kinds[code] == OTHER and unicodedata.category(chr(code)) == "So":
+            kinds[code] = SYMBOL
+    kinds[[0x200D, 0xFE0E, 0xFE0F, *range(0x1F3FB, 0x1F400)]] = JOINER
+    return kinds
+
+
+def _symbol_breaks(points: Array, kinds: Array) -> Bool[Array, " characters"]:
+    """Makes pictures and the `#` of a word letters; returns where a word ends although letters go on."""
+    hashes = np.flatnonzero(points == HASH)
+    if len(hashes):
+        after = kinds[np.minimum(hashes + 1, len(kinds) - 1)] == LETTER
+        before = np.where(hashes > 0, kinds[hashes - 1], OTHER) == LETTER
+        kinds[hashes[after & ~before & (hashes + 1 < len(kinds))]] = LETTER
+    cut = np.zeros(len(kinds), bool)  # whether a word begins here in any case
+    symbols, joiners = np.flatnonzero(kinds == SYMBOL), np.flatnonzero(kinds == JOINER)
+    cut[symbols] = True
+    cut[np.minimum(symbols + 1, len(kinds) - 1)] = True
+    for at in joiners.tolist():  # few: each goes with the picture before it, and a joiner takes in the next one
+        joined = at > 0 and kinds[at - 1] in (SYMBOL, JOINER)
+        kinds[at] = JOINER if joined else OTHER
+        if joined:
+            cut[at] = False
+            if at + 1 < len(cut):
+                cut[at + 1] = points[at] != 0x200D
+    kinds[(kinds == SYMBOL) | (kinds == JOINER)] = LETTER
+    return cut
+
+
+def _cut(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tuple[object, Array, Array, Array]:
     """Dictionary-encoded words of a chunk, their first and last characters, and how many each text has."""
     joined = "\n".join(texts)
     points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
-    kinds = _kinds()[points]
+    kinds = (_kinds_with_symbols() if symbols else _kinds())[points]
     if markup:
         for match in MARKUP.finditer(joined):
             kinds[match.start() : match.end()] = BLANK
+    cut = _symbol_breaks(points, kinds) if symbols else None
     letters = np.flatnonzero(kinds == LETTER)
     begins = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])])
     if not letters.size:
         return _encode(points[letters], letters), *(np.zeros(0, np.int32),) * 2, np.zeros(len(texts), np.int64)
     if punctuation == "split":
-        breaks = np.flatnonzero(np.diff(letters) > 1) + 1
+        apart = np.diff(letters) > 1
+        breaks = np.flatnonzero(apart if cut is None else apart | cut[letters[1:]]) + 1
     else:
         breaks = np.flatnonzero(np.diff(np.cumsum(kinds == BLANK)[letters]) > 0) + 1
     heads = np.concatenate([[0], breaks])

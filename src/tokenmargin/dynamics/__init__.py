@@ -16,6 +16,7 @@ from tokenmargin.dynamics.methods import (
     Polyak,
     Schedule,
     SteepestDescent,
+    as_method,
     method_named,
 )
 from tokenmargin.dynamics.paths.ball import RegularisationPath, regularisation_path
@@ -52,6 +53,7 @@ __all__ = [
     "SteepestDescent",
     "Trajectory",
     "WhenTrue",
+    "as_method",
     "cone_path",
     "evolve",
     "evolve_many",

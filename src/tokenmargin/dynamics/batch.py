@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State
+from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
@@ -85,7 +85,7 @@ class BatchResult(Tabular):
 
 def evolve_many(
     problems: Sequence[TokenProblem],
-    method: AbstractMethod,
+    method: AbstractMethod | str,
     *,
     steps: int | Int[Array, "problems starts"],
     starts: Sequence[Float[Array, "starts D"]] | None = None,
@@ -97,8 +97,8 @@ def evolve_many(
 
     **Arguments**
     - `problems`: all with the same number of inputs; any dimension, either geometry, shorter inputs masked.
-    - `method`: descent or normalised descent. One that is more than a length along the gradient (signs, momentum, Adam,
-      ...) needs coordinates, of one dimension for all problems.
+    - `method`: descent or normalised descent, or the name of a method. One that is more than a length along the
+      gradient (signs, momentum, Adam, ...) needs coordinates, of one dimension for all problems.
     - `steps`: for every run, or one number per run.
     - `starts`: for each problem an array (starts, D), equally many; zero by default.
     - `loss`: logistic by default.
@@ -120,13 +120,13 @@ def evolve_many(
     problems = [checked_problem(one, "evolve_many") for one in problems]
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)
-    shape, n = (len(problems), len(firsts[0])), problems[0].n
-    if not isinstance(method, AbstractLengths):
-        _check_points(problems, method)
+    shape, n, rule = (len(problems), len(firsts[0])), problems[0].n, as_method(method)
+    if not isinstance(rule, AbstractLengths):
+        _check_points(problems, rule)
     result = BatchResult(
-        problems, method, loss, [first.copy() for first in firsts],
+        problems, rule, loss, [first.copy() for first in firsts],
         np.zeros((*shape, n), dtype=np.intp), np.zeros(shape), np.zeros(shape, dtype=int),
-        memory=[dict(method.initial(first)) for first in firsts],
+        memory=[dict(rule.initial(first)) for first in firsts],
     )  # fmt: skip
     budget = np.broadcast_to(np.asarray(steps, dtype=int), shape)
     return _followed(result, budget, until_saturation, progress)

@@ -13,11 +13,11 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.interrupts import interrupted_run
-from tokenmargin.dynamics.methods import AbstractMethod, State, Value, method_named
+from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective, Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
-from tokenmargin.plugins import names
+from tokenmargin.plugins import described
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -165,7 +165,7 @@ def evolve(
     >>> path.selected, bool(path.saturation > 0.999)
     (array([0]), True)
     """
-    objective, method = _as_objective(objective), _as_method(method)
+    objective, method = _as_objective(objective), as_method(method)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
     wanted = _observables(keep)
@@ -232,21 +232,9 @@ def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
         return prompt_objective(given)
     if isinstance(given, AbstractObjective):
         return given
-    raise TypeError(f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {_kind(given)}")
-
-
-def _as_method(given: AbstractMethod | str) -> AbstractMethod:
-    if isinstance(given, str):
-        return method_named(given)
-    if isinstance(given, AbstractMethod):
-        return given
-    known = ", ".join(names("methods"))
-    raise TypeError(f"method must be a method, such as NormalizedGradientDescent(0.1), or a name ({known}); "
-                    f"got {_kind(given)}")  # fmt: skip
-
-
-def _kind(given: object) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"an object of type {type(given).__name__}"
+    raise TypeError(
+        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {described(given)}"
+    )
 
 
 def _called(kept: Kept) -> str:

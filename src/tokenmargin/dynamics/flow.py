@@ -224,11 +224,9 @@ class FlowPath(Tabular, Drawn):
     def _columns(self) -> dict[str, Array]:
         points = self(self.arcs)
         norms = np.sqrt((self.objective.norms(points) ** 2).reshape(len(self.arcs), -1).sum(axis=1))
-        prompts = self.objective.prompt(points)
-        chosen = saturation(self.objective.problem.keys, prompts, self.objective.constant_scores)
         return {
             "arc": self.arcs, "norm": norms, "log_time": self.log_time, "loss": self.objective.value(points),
-            "saturation": chosen,
+            "saturation": self.objective.saturation(points),
         }  # fmt: skip
 
     def at_norm(self, norm: float) -> Float[Array, " D"]:

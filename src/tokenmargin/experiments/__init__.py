@@ -65,6 +65,8 @@ EXPERIMENT_PLACES = (
     "overparameterisation:Figure9b",
     "overparameterisation:Figure10",
     "claims:ClaimsB",
+    "next_token:NextTokenGlobal",
+    "next_token:NextTokenLocal",
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
     "single_location:SingleLocationCurves",

@@ -21,6 +21,7 @@ __all__ = [
     "PAPER_A",
     "PAPER_B",
     "PAPER_C",
+    "PAPER_D",
     "columns",
     "direction_table",
     "limit_table",
@@ -33,6 +34,7 @@ __all__ = [
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
 PAPER_C = "Transformers as Support Vector Machines"
 PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"
+PAPER_D = "Mechanics of Next-Token Prediction with Self-Attention"
 ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
-from tokenmargin.dynamics import FinitePart, FlowPath, FlowSettings, flow
+from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
+from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, limit_by_method
 from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
@@ -25,14 +26,13 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, spelled
 
-__all__ = ["Limit", "Outcome", "limit_of"]
+__all__ = ["SATURATED", "Limit", "Outcome", "limit_of"]
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
 Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective
 """Objectives of p alone."""
 
-SATURATED = 1 - 1e-5
 FALLING = 1e-4, 1e-6
 """Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
@@ -139,16 +139,45 @@ class Limit(Tabular, Drawn):
         return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
 
 
+@overload
 def limit_of(
     problem: TokenProblem | Followed,
     start: Float[Array, " D"] | None = None,
     *,
+    method: None = None,
     loss: AbstractLoss | None = None,
     until_norm: float = 1e8,
-    tolerance: float = 1e-6,
+    tolerance: float | None = None,
     settings: FlowSettings | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Limit:
+) -> Limit: ...
+
+
+@overload
+def limit_of(
+    problem: TokenProblem | Followed,
+    start: Float[Array, " D"] | None = None,
+    *,
+    method: AbstractMethod | str,
+    steps: int = 100_000,
+    loss: AbstractLoss | None = None,
+    tolerance: float | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> MethodLimit: ...
+
+
+def limit_of(
+    problem: TokenProblem | Followed,
+    start: Float[Array, " D"] | None = None,
+    *,
+    method: AbstractMethod | str | None = None,
+    steps: int = 100_000,
+    loss: AbstractLoss | None = None,
+    until_norm: float = 1e8,
+    tolerance: float | None = None,
+    settings: FlowSettings | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Limit | MethodLimit:
     """Follow gradient flow from `start` and name its limit.
 
     The direction is settled when, at the norm `until_norm`, softmax is saturated (mean selected weight at least
@@ -159,12 +188,16 @@ def limit_of(
     settled when besides the direction that keeps the ties, followed by itself, is within `tolerance` of its
     certificate. Anything else is "undecided", with the reason and what was reached.
 
+    With a `method` that method is run instead, and its limit is named by its own norm: settled when its margin has come
+    within `tolerance` of the largest margin of the selected tokens in that norm.
+
     **Arguments**
     - `problem`: in either geometry, with labels of any kind; or an objective of p.
     - `start`: where the flow begins; zero by default.
     - `loss`: logistic by default, square for real labels; not beside an objective, which has its own.
+    - `method`, `steps`: a method of descent, or its name, and the most steps it may take.
     - `until_norm`: how far to follow a diverging path.
-    - `tolerance`: largest angle called settled.
+    - `tolerance`: largest angle called settled, 1e-6; of a method, what may be missing of the margin, 0.02.
     - `settings`: of the flow.
     - `progress`: called with the norm.
 
@@ -172,8 +205,14 @@ def limit_of(
     >>> limit = limit_of(figure1b(), np.array([0.0, -1.5, 0.0]))
     >>> limit.outcome, limit.kind, limit.selected, round(limit.rate, 2)
     ('direction', 'LMM', array([1]), -1.0)
+    >>> limit_of(figure1b(), method="sign").norm.name
+    'linf'
     """
     objective, problem = _asked(problem, loss)
+    if method is not None:
+        short = SHARE if tolerance is None else tolerance
+        return limit_by_method(objective, method, start, steps=steps, tolerance=short, progress=progress)
+    tolerance = 1e-6 if tolerance is None else tolerance
     path = flow(
         objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,

@@ -108,7 +108,10 @@ class NextTokenLimit:
                 "norm": 1 / solution.margin if solution.margin > 0 else None,
                 "residual": solution.certificate.residual,
             },
-            "finite": soft._asdict() | {"logits": None, "point": None, "norm": float(np.linalg.norm(soft.point))},
+            "finite": {
+                "norm": float(np.linalg.norm(soft.point)),
+                **{name: float(getattr(soft, name)) for name in ("gradient", "balance", "distance", "risk")},
+            },
             "certified": self.is_certified,
             "dependent": self.dependent,
         }

@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator, wilson_interval
-from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, evolve_many
+from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.limits.limit import SATURATED
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
@@ -116,7 +116,7 @@ def basins(
     problem: TokenProblem,
     starts: Float[Array, "starts D"],
     *,
-    method: AbstractMethod | None = None,
+    method: AbstractMethod | str | None = None,
     steps: int = 10_000,
     loss: AbstractLoss | None = None,
     progress: Callable[[float], None] | None = None,
@@ -127,7 +127,8 @@ def basins(
     - `problem`: in either geometry.
     - `starts`: one row each; `random_starts` draws them.
     - `method`: normalised descent with step 0.1 by default. It follows gradient flow to a tenth of a unit of length;
-      a start closer to the border of two basins than that may be filed on its other side.
+      a start closer to the border of two basins than that may be filed on its other side. Of another method, or of
+      its name, the directions are those of its own norm.
     - `steps`: limit for the runs that do not saturate.
     - `loss`: logistic by default.
     - `progress`: called with the share of the work done.
@@ -139,7 +140,7 @@ def basins(
     >>> [(basin.selected, basin.kind, basin.count) for basin in basins(figure1b(), plane).basins]
     [((0,), 'GMM', 2), ((1,), 'LMM', 1)]
     """
-    rule = NormalizedGradientDescent(0.1) if method is None else method
+    rule = NormalizedGradientDescent(0.1) if method is None else as_method(method)
     runs = evolve_many(
         [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=progress
     )
@@ -151,7 +152,8 @@ def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
     problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
     reached, which = np.unique(runs.selected[0][settled], axis=0, return_inverse=True)
     # Several selections are one limit where copies, or equals that tie, are selected together.
-    limits = [limit_direction(problem, selected, loss=runs.loss) for selected in reached]
+    norm = runs.method.margin_norm
+    limits = [limit_direction(problem, selected, loss=runs.loss, norm=norm) for selected in reached]
     sets = [(limit.chosen.tobytes(), limit.solution.status) for limit in limits]
     distinct = list(dict.fromkeys(sets))
     labels = np.full(len(settled), -1)
@@ -172,6 +174,7 @@ def basin_map(
     extent: float = 4.0,
     resolution: int = 61,
     plane: Float[Array, "2 D"] | None = None,
+    method: AbstractMethod | str | None = None,
     steps: int = 3000,
     progress: Callable[[float], None] | None = None,
 ) -> Basins:
@@ -181,7 +184,7 @@ def basin_map(
     - `extent`: the grid covers `-extent..extent` on both axes.
     - `resolution`: points along each axis.
     - `plane`: two directions; by default the first two coordinates.
-    - `steps`, `progress`: as for `basins`.
+    - `method`, `steps`, `progress`: as for `basins`.
     """
     if plane is None:
         if not isinstance(problem.keys, Coordinates) or problem.keys.dimension < 2:
@@ -190,4 +193,4 @@ def basin_map(
     ticks = np.linspace(-extent, extent, resolution)
     across, up = np.meshgrid(ticks, ticks)
     starts = np.stack([across.ravel(), up.ravel()], axis=1) @ plane
-    return basins(problem, starts, steps=steps, progress=progress)
+    return basins(problem, starts, method=method, steps=steps, progress=progress)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
+from tokenmargin.margin.normed.faces import Face
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.problem.names import token_names
 
@@ -62,6 +63,7 @@ class MarginSolution(Tabular):
     - `seconds`: time taken.
     - `solves`: convex problems solved on the way.
     - `norm`: the norm of `|p|`. The multipliers are scaled so that `|M' multipliers|_* = |p|`, the dual norm.
+    - `face`: all solutions, where the norm may leave more than one: `face.dimension`, `face.angle(vector)`.
     - `shape`: of the matrix that the vector is, flattened row by row, where the problem is for one.
 
     ATT-SVM' is not convex. Its solution is one of the global minima, and has besides:
@@ -84,6 +86,7 @@ class MarginSolution(Tabular):
     parts: tuple[MarginSolution, ...] = ()
     norm: AbstractNorm = L2
     shape: tuple[int, int] | None = None
+    face: Face | None = None
     of_rows: bool = False
 
     @property
@@ -94,6 +97,22 @@ class MarginSolution(Tabular):
                 "this solution is a vector; a problem for a matrix W is made by problem.with_matrix(queries)"
             )
         return self.vector.reshape(self.shape)
+
+    @property
+    def freedom(self) -> int | None:
+        """The dimension of the set of solutions: 0 where the solution is the only one; None where it is not known."""
+        if not self.is_optimal:
+            return None
+        return 0 if self.face is None else self.face.dimension
+
+    def angle_to(self, vector: Float[Array, " D"]) -> float:
+        """The smallest Euclidean angle between a vector of coordinates and a solution, of all there are."""
+        if not self.is_optimal:
+            raise ValueError(f"this problem is {self.status}: there is no solution to measure an angle to")
+        face = self.face
+        if face is None:
+            raise ValueError("in the l2 norm use tokenmargin.angle(problem.keys, vector, solution.vector)")
+        return face.angle(vector)
 
     @property
     def minima(self) -> tuple[MarginSolution, ...]:
@@ -117,7 +136,8 @@ class MarginSolution(Tabular):
         """What is proven, in a sentence."""
         certificate = self.certificate
         if self.status == "optimal":
-            return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}"
+            only = f"; one of a face of them, of dimension {self.freedom}" if self.freedom else ""
+            return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}{only}"
         if self.status == "infeasible":
             return "no direction satisfies the constraints: a non-negative combination of them is exactly zero"
         if certificate.primal < 1:

@@ -130,6 +130,14 @@ class PriorityGraph:
             ranks = longer
         return ranks
 
+    @cached_property
+    def spoken(self) -> Int[Array, " components"]:
+        """How many sequences speak of each component: the counts of the edges that lead from or to it, added up."""
+        ends = (self.component[self.source], self.component[self.target])
+        return sum((np.bincount(end, self.count, len(self.sizes)) for end in ends), np.zeros(len(self.sizes))).astype(
+            int
+        )
+
     def __repr__(self) -> str:
         cyclic = int((self.sizes > 1).sum())
         return (

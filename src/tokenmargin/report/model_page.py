@@ -148,18 +148,18 @@ def _names(tokens: Array, right: Array, up: Array) -> list[tuple[str, str, str, 
 
 
 def _example(one: Explanation, truth: Any) -> dict[str, Any]:
-    largest = max((abs(word.contribution) for word in one.words), default=0.0) or 1.0
+    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
     parts: list[dict[str, Any]] = []
     place = 0
     for word in one.words:
         if word.start > place:
             parts.append({"text": one.text[place : word.start], "style": ""})
-        colour = "plus" if word.contribution > 0 else "minus"
+        colour = "plus" if word.spoken > 0 else "minus"
         parts.append({
             "text": one.text[word.start : word.end],
-            "style": f"rgba(var(--{colour}), {0.7 * abs(word.contribution) / largest:.3f})",
-            "note": f"weight {word.weight:.4f}, contribution {word.contribution:+.4f}",
-            "chosen": one.span == (word.start, word.end),
+            "style": f"rgba(var(--{colour}), {0.7 * abs(word.spoken) / largest:.3f})",
+            "note": f"contribution {word.contribution:+.3f}, deleting it takes {word.effect:+.3f}",
+            "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
         })  # fmt: skip
         place = word.end
     parts.append({"text": one.text[place:], "style": ""})

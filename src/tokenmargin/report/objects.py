@@ -41,10 +41,16 @@ MOST_BARS = 20
 def plot(item: Any, ax: Axes | None = None, **settings: Any) -> Axes:
     """Draw an object into axes, or into a new figure that pyplot shows; returns the axes."""
     with paper_style():
-        if ax is None:
-            ax = plt.figure(figsize=ONE, layout="constrained").add_subplot()
-        draw_object(item, ax, **settings)
-    return ax
+        if ax is not None:
+            draw_object(item, ax, **settings)
+            return ax
+        figure = plt.figure(figsize=ONE, layout="constrained")
+        try:
+            draw_object(item, figure.add_subplot(), **settings)
+        except BaseException:  # an empty figure would be shown with the next one
+            plt.close(figure)
+            raise
+        return figure.axes[0]
 
 
 @singledispatch

@@ -5,7 +5,7 @@ from tokenmargin.dynamics.methods.along import AbstractLengths, GradientDescent,
 from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, Schedule, State, Value
 from tokenmargin.dynamics.methods.mirror import MirrorDescent
 from tokenmargin.dynamics.methods.momentum import Momentum, SteepestDescent
-from tokenmargin.dynamics.methods.named import method_named
+from tokenmargin.dynamics.methods.named import as_method, method_named
 
 __all__ = [
     "AbstractLengths",
@@ -21,5 +21,6 @@ __all__ = [
     "State",
     "SteepestDescent",
     "Value",
+    "as_method",
     "method_named",
 ]

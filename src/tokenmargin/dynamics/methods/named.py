@@ -10,9 +10,9 @@ from tokenmargin.dynamics.methods.adam import Adam
 from tokenmargin.dynamics.methods.method import AbstractMethod, Schedule, StepSize
 from tokenmargin.dynamics.methods.momentum import Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
-from tokenmargin.plugins import PluginError, find
+from tokenmargin.plugins import PluginError, described, find, names
 
-__all__ = ["adamw", "coordinate", "method_named", "momentum", "muon", "nesterov", "sign", "spectral"]
+__all__ = ["adamw", "as_method", "coordinate", "method_named", "momentum", "muon", "nesterov", "sign", "spectral"]
 
 BETA = 0.9
 
@@ -72,6 +72,18 @@ def method_named(name: str, step: float | None = None, *, decay: float = 0.0) ->
             raise ValueError("steps that decay begin with one: give the step as well")
         return kind(step=Schedule(step, decay))
     return kind() if step is None else kind(step=step)
+
+
+def as_method(given: AbstractMethod | str) -> AbstractMethod:
+    """A method, or the one of that name."""
+    if isinstance(given, str):
+        return method_named(given)
+    if isinstance(given, AbstractMethod):
+        return given
+    known = ", ".join(names("methods"))
+    raise TypeError(
+        f"method must be a method, such as NormalizedGradientDescent(0.1), or a name ({known}); got {described(given)}"
+    )
 
 
 def _maker(name: str) -> Callable[..., AbstractMethod]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.norms import LpNorm
 
-__all__ = ["holding", "polished", "stiff_coordinates", "trimmed"]
+__all__ = ["holding", "polished", "pulled_by_neighbours", "stiff_coordinates", "trimmed"]
 
+_CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
 
 def holding(
     rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
-    x: Float[Array, " r"], m: Float[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"], power: int = 1,
 ) -> Bool[Array, " k"]:  # fmt: skip
-    """The constraints that hold the solution: their multiplier is larger, relatively, than their slack."""
+    """The constraints that hold the solution: their multiplier is larger, relatively, than their slack to a power."""
     slack = np.abs(rows @ x - bound)
-    return tied | (m / max(m.max(), 1e-300) > slack)
+    return tied | (m / max(m.max(), 1e-300) > slack**power)
 
 
 def stiff_coordinates(norm: LpNorm, x: Float[Array, " r"], g: Float[Array, " r"]) -> Bool[Array, " r"]:
@@ -46,13 +49,16 @@ def trimmed(
 
 def polished(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
-    x: Float[Array, " r"], m: Float[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"], power: int = 1,
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]] | None:  # fmt: skip
-    """The proposal with the equations of its active set solved, by the smallest change; None where that cannot be."""
+    """The proposal with the equations of its active set solved, by the smallest change; None where that cannot be.
+
+    A `power` of 2 reads more constraints as active.
+    """
     m = np.where(tied, m, np.maximum(m, 0.0))
     if not (x.any() and m.any() and np.isfinite(x).all() and np.isfinite(m).all()):
         return None
-    active = np.flatnonzero(holding(rows, bound, tied, x, m))
+    active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
     weights = m[active] / norm.dual_value(m @ rows)
     with np.errstate(all="ignore"):
@@ -66,6 +72,24 @@ def polished(
     multipliers = np.zeros_like(m)
     multipliers[active] = weights
     return y, multipliers
+
+
+def pulled_by_neighbours(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], x: Float[Array, " r"]
+) -> tuple[Float[Array, " r"], Float[Array, " k"]]:
+    """The vector with other multipliers: non-negative ones of constraints close by that make up its gradient best.
+
+    For p > 2 interior points find x to more digits than multipliers, and which constraints hold may not be clear.
+    """
+    from scipy.optimize import nnls  # it takes half a second to load, and is needed by the hardest cases alone
+
+    length = float(norm.value(x))
+    gradient = length * np.sign(x) * np.abs(x / length) ** (norm.p - 1)
+    close = np.flatnonzero(rows @ x - bound < _CLOSE)
+    m = np.zeros(len(bound))
+    with contextlib.suppress(RuntimeError):  # no convergence: no proposal
+        m[close] = nnls(rows[close].T, gradient)[0]
+    return x, m
 
 
 def _solved(

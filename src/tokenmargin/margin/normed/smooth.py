@@ -26,8 +26,8 @@ __all__ = ["smooth_interior_point"]
 
 _ROUNDS = 100
 _ENOUGH = 1e-14
-_GOOD = 1e-7  # from here on, a round that does not improve is the last
-_FAIR = 1e-2  # from here on, three
+_GOOD = 1e-7  # from here on, three rounds that do not improve are the last
+_FAIR = 1e-2  # from here on, seven
 _NEAR = 0.995
 _SHORTEST = 1e-4  # a step that has to be cut below this is taken as it is: the next one starts elsewhere
 _FLOOR = 1e-13  # share of the norm below which a coordinate is taken to be that large, where one divides by it
@@ -49,7 +49,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
     for _ in range(_ROUNDS):
         worst, gap = _state(rows, bound, p, y, z)
         idle = 0 if worst < 0.8 * reached else idle + 1
-        if not worst < 1e30 or (reached < _GOOD and idle > 0) or (reached < _FAIR and idle > 3):
+        if not worst < 1e30 or (reached < _GOOD and idle > 2) or (reached < _FAIR and idle > 6):
             break
         if worst < reached:
             reached = worst

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["RestrictedProblem", "least_distance", "propose_by_cuts", "shortest_vector"]
+__all__ = ["RestrictedProblem", "least_distance", "nearest_point", "propose_by_cuts", "shortest_vector"]
 
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
@@ -51,6 +51,18 @@ def least_distance(
         lower, (sense, settings) = np.where(equality, 0.0, -_INFINITE), _ties(equality)
         _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), lower, sense, **settings)
     return np.asarray(info["lam"]) if flag > 0 else None
+
+
+def nearest_point(
+    target: Float[Array, " r"], cone: Float[Array, "k r"], equality: Bool[Array, " k"]
+) -> Float[Array, " r"]:
+    """The point nearest to `target` of the cone `cone y >= 0` (`=` where `equality`); the target if daqp gives up."""
+    lengths = np.linalg.norm(cone, axis=1)
+    kept = lengths > _ENOUGH
+    cone, equality = cone[kept] / lengths[kept, None], equality[kept]
+    upper, (sense, settings) = np.where(equality, 0.0, _INFINITE), _ties(equality)
+    x, _, flag, _ = daqp.solve(np.eye(len(target)), -target, cone, upper, np.zeros(len(cone)), sense, **settings)
+    return np.asarray(x) if flag > 0 else target
 
 
 @cache

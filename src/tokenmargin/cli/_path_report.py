@@ -1,0 +1,141 @@
+"""What a command says of where a path of training went: its direction, and the certified one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenmargin.cli._common import show_facts
+
+if TYPE_CHECKING:
+    from tokenmargin.dynamics import FlowPath, Trajectory
+    from tokenmargin.margin import MarginSolution
+
+__all__ = ["path_report", "print_report"]
+
+
+def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
+    """What the end of a path is compared with: a solution, what it is, and its tokens."""
+    import numpy as np
+
+    from tokenmargin.dynamics import FlowPath
+    from tokenmargin.limits.by_method import margin_share
+    from tokenmargin.limits.exact_weights import separating_direction
+    from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
+    from tokenmargin.norms import L2
+    from tokenmargin.objective.attention import JointObjective
+    from tokenmargin.objective.attention_maps import MapObjective
+    from tokenmargin.objective.nonlinear_heads import HeadObjective
+
+    problem, selected = path.objective.local_problem(path.final), path.selected
+    if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:
+        named = separating_direction(path.objective, path.prompt)
+        return named.solution, {"problem": "separation", "kind": named.kind, "share": None}, named.names
+    if isinstance(path.objective, JointObjective) and label_margin(problem, selected).is_optimal:
+        return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None, "share": None}, selected
+    if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
+        return max_margin(problem, selected), {"problem": "att-svm", "kind": None, "share": None}, selected
+    norm = L2 if isinstance(path, FlowPath) else path.method.margin_norm
+    named = limit_direction(problem, selected, loss=path.objective.loss, norm=norm)
+    if isinstance(path, FlowPath) and path.finite_part is not None:
+        named = tied_direction(problem, path.finite_part.tied)
+    share = margin_share(problem, path.prompt, named)
+    found = {"problem": "att-svm", "kind": named.kind, "share": None if np.isnan(share) else share}
+    return named.solution, found, named.names
+
+
+def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
+    """What a command says of a path, as plain values."""
+    from tokenmargin.dynamics import FlowPath
+    from tokenmargin.selection import angle, cosine
+
+    problem = path.objective.problem
+    solution, kind, selected = _compared(path)
+    aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
+    flow_only = (
+        {
+            "stop": path.stop,
+            "arc": float(path.arcs[-1]),
+            "log_time": float(path.log_time[-1]),
+            "log_gradient": path.log_gradient,
+            "decided_by_rounding": path.decided_by_rounding,
+            "finite_part": None if path.finite_part is None else path.finite_part.point,
+            "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
+        }
+        if isinstance(path, FlowPath)
+        else {}
+    )
+    return {
+        "final": path.final,
+        "norm": float(problem.keys.norm(path.prompt)),
+        "loss": float(path.objective.value(path.final)),
+        "selected": selected,
+        "saturation": float(path.saturation),
+        "angle": float(angle(problem.keys, path.prompt, solution.vector)) if aligned else None,
+        "cosine": float(cosine(problem.keys, path.prompt, solution.vector)) if aligned else None,
+        "direction": {
+            **kind,
+            "status": solution.status,
+            "vector": solution.vector if solution.is_optimal else None,
+            "margin": solution.margin,
+            "norm": solution.norm.name,
+        },
+        "steps": path.steps,
+        "interrupted": path.interrupted,
+        "exact_weights": _exact_weights(path, solution),
+        **flow_only,
+    }
+
+
+def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
+    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
+    import numpy as np
+
+    from tokenmargin.objective.attention_maps import MapObjective
+    from tokenmargin.selection import margins
+
+    objective = path.objective
+    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+        return None
+    if not objective.has_exact_weights(path.final):
+        return None
+    ahead = margins(objective.problem, path.prompt, path.selected)
+    ahead[np.arange(len(ahead)), path.selected] = np.inf
+    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
+    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The same for people."""
+    import numpy as np
+
+    from tokenmargin.problem.names import token_name
+
+    direction, facts = report["direction"], []
+    with np.printoptions(precision=6, suppress=True, threshold=12):
+        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts.append(("loss", f"{report['loss']:.6g}"))
+        if "stop" in report:
+            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
+            if report["finite_part"] is not None:
+                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
+            if report["decided_by_rounding"]:
+                facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
+        sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]
+        tokens = " ".join("+".join(token_name(i, t) for t in row) for i, row in enumerate(sets))
+        facts.append(("selected", f"{tokens} (mean weight {report['saturation']:.6f})"))
+        if (exact := report["exact_weights"]) is not None:
+            shortest = exact["shortest_norm"]
+            can = "" if shortest is None else f"; |p| = {shortest:.6g} can do"
+            facts.append(
+                ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
+            )
+        if report["angle"] is None:
+            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
+        else:
+            kind = "" if direction["kind"] is None else f"{direction['kind']}, "
+            evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
+            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            if direction["norm"] != "l2" and direction["share"] is not None:
+                facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
+            facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
+        show_facts((name, str(value)) for name, value in facts)

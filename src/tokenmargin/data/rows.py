@@ -1,0 +1,88 @@
+"""A table of texts with every row and column that it has, in order: what decisions are written beside."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmargin.data.sources import UNDECODED, SourceError, open_table, read_header, read_labelled
+
+__all__ = ["TextRows", "read_text_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    """The columns of a table by name, all of one length, and its texts (None where a row has none)."""
+
+    columns: dict[str, list[Any]]
+    texts: list[str | None]
+
+
+def read_text_rows(
+    source: str | Path, *, text: str = "text", encoding: str | None = None, delimiter: str | None = None
+) -> TextRows:
+    """All rows of a .csv, .tsv, .jsonl or .parquet file; of other sources, the rows with a text.
+
+    **Arguments**
+    - `text`: the column with the texts. `encoding`, `delimiter`: as for `read_labelled`.
+    """
+    path = Path(source)
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet") or not path.is_file():
+        found = read_labelled(source, text=text, label=text).texts
+        return TextRows({text: list(found)}, list(found))
+    if suffix in (".csv", ".tsv"):
+        columns = _delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
+    else:
+        columns = _parquet(path) if suffix == ".parquet" else _json_lines(path)
+    if text not in columns:
+        raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
+    texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
+    if not any(texts):
+        raise SourceError(f"{path}: no row has a text in the column {text!r}")
+    return TextRows(columns, texts)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and not UNDECODED.search(value)
+
+
+def _delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
+    with open_table(path, encoding) as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        header = read_header(reader, path, (text,), delimiter)
+        rows = [row for row in reader if row]
+    # A row that is too short has empty fields at its end; of one that is too long, the rest is left out.
+    return _by_name(header, [(row + [""] * len(header))[: len(header)] for row in rows])
+
+
+def _by_name(header: Sequence[str], rows: list[list[Any]]) -> dict[str, list[Any]]:
+    return {name: [row[k] for row in rows] for k, name in enumerate(header)}
+
+
+def _json_lines(path: Path) -> dict[str, list[Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{path}: line {number} is not JSON ({error})") from error
+            rows.append(row if isinstance(row, dict) else {})
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _parquet(path: Path) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{path}: not a readable parquet file ({error})") from error
+    return {name: table[name].to_pylist() for name in table.column_names}

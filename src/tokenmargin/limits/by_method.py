@@ -1,0 +1,161 @@
+"""Where a method of descent goes, named by its own norm: how much of that norm's largest margin it has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray as Array
+
+from tokenmargin._notebook import Tabular
+from tokenmargin.dynamics import AbstractMethod, Trajectory, evolve
+from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
+from tokenmargin.norms import L2, AbstractNorm
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import equals
+
+__all__ = ["MethodLimit", "limit_by_method", "margin_share", "size_in"]
+
+SATURATED = 1 - 1e-5
+FIRST_LOOK = 250  # steps before the first look; then at every doubling
+SHARE = 0.02  # a margin so much short of the largest is called settled
+
+
+@dataclass(frozen=True, eq=False)
+class MethodLimit(Tabular):
+    """Where a run of a method goes.
+
+    **Attributes**
+    - `outcome`: "direction" when softmax is saturated and the margin has come within `tolerance` of the largest of the
+      tokens it selects, in the method's norm; else "undecided".
+    - `reason`: why it is undecided.
+    - `named`: the direction of largest margin in that norm, certified, and what it is.
+    - `steps`, `norms`, `shares`: at every look, the steps taken, the norm of p in the method's own norm, and its margin
+      as a share of the certified largest one.
+    - `path`: the last piece of the run; `evolve(..., start=path.final, memory=path.memory)` goes on.
+    """
+
+    outcome: Literal["direction", "undecided"]
+    reason: str
+    named: LimitDirection
+    steps: Int[Array, " looks"]
+    norms: Float[Array, " looks"]
+    shares: Float[Array, " looks"]
+    path: Trajectory
+
+    @property
+    def norm(self) -> AbstractNorm:
+        """The norm by whose margin the limit is named."""
+        return self.named.solution.norm
+
+    @property
+    def share(self) -> float:
+        """The margin that was reached, as a share of the largest."""
+        return float(self.shares[-1])
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
+
+    @property
+    def chosen(self) -> Bool[Array, "n T"]:
+        """All selected tokens."""
+        return self.named.chosen
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The max-margin problem of the selection in the method's norm, solved with its certificate."""
+        return self.named.solution
+
+    @property
+    def kind(self) -> Kind:
+        """What that direction is."""
+        return self.named.kind
+
+    @property
+    def point(self) -> Float[Array, " D"]:
+        """The end of the run."""
+        return self.path.final
+
+    def __repr__(self) -> str:
+        words = self.kind if self.outcome == "direction" else self.reason
+        return (
+            f"MethodLimit({self.outcome}: {words}, {self.share:.4f} of the largest {self.norm.name} margin "
+            f"at norm {self.norms[-1]:.3g} after {self.steps[-1]} steps, selected={self.named.names})"
+        )
+
+    def _columns(self) -> dict[str, Array]:
+        """A row a look."""
+        return {"step": self.steps, "norm": self.norms, "share": self.shares}
+
+
+def size_in(norm: AbstractNorm, problem: TokenProblem, p: Float[Array, "... D"]) -> Float[Array, "..."]:
+    """The norm of a parameter: the Euclidean one is the geometry's own, one of matrices knows their shape."""
+    return problem.keys.norm(p) if norm == L2 else norm.of_shape(problem.keys.matrix_shape).value(p)
+
+
+def margin_share(problem: TokenProblem, p: Float[Array, " D"], named: LimitDirection) -> float:
+    """The margin of `p / |p|` over the largest, in the norm in which `named` was solved; NaN where there is none."""
+    solution = named.solution
+    size = float(size_in(solution.norm, problem, p))
+    if not (solution.is_optimal and np.isfinite(solution.margin) and size > 0):
+        return np.nan
+    logits = problem.keys.logits(p)
+    others = problem.mask & ~equals(problem, named.selected)
+    lead = logits[np.arange(problem.n), named.selected][:, None] - logits
+    return float(lead[others].min()) / size / solution.margin
+
+
+def limit_by_method(
+    objective: AbstractObjective,
+    method: AbstractMethod | str,
+    start: Float[Array, " D"] | None,
+    *,
+    steps: int,
+    tolerance: float = SHARE,
+    progress: Callable[[float], None] | None = None,
+) -> MethodLimit:
+    """Run the method until its margin is within `tolerance` of the largest, or it has taken `steps` steps."""
+    path = evolve(objective, method, steps=0, start=start)
+    norm = path.method.margin_norm
+    looks: list[tuple[int, float, float]] = []
+    named = _named(objective, path, norm)
+    while not looks or (looks[-1][0] < steps and not path.interrupted):
+        more = min(max(path.memory.t, FIRST_LOOK), steps - path.memory.t)
+        path = evolve(objective, path.method, steps=more, start=path.final, memory=path.memory)
+        if (path.selected != named.selected).any():
+            named = _named(objective, path, norm)
+        share = margin_share(objective.problem, path.prompt, named)
+        looks.append((path.memory.t, float(size_in(norm, objective.problem, path.prompt)), share))
+        if progress is not None:
+            progress(looks[-1][1])
+        if share >= 1 - tolerance and path.saturation >= SATURATED:
+            break
+    taken, norms, shares = (np.array(column) for column in zip(*looks, strict=True))
+    reason = _unsettled(path, named, shares, tolerance)
+    return MethodLimit("undecided" if reason else "direction", reason, named, taken, norms, shares, path)
+
+
+def _named(objective: AbstractObjective, path: Trajectory, norm: AbstractNorm) -> LimitDirection:
+    problem = objective.local_problem(path.final)
+    return limit_direction(problem, path.selected, loss=objective.loss, norm=norm)
+
+
+def _unsettled(path: Trajectory, named: LimitDirection, shares: Float[Array, " looks"], tolerance: float) -> str:
+    """Why nothing is settled; empty where it is."""
+    if path.interrupted:
+        return "interrupted"
+    if path.saturation < SATURATED:
+        return f"tokens of different scores still share the weight (mean {float(path.saturation):.6f} selected)"
+    if not named.solution.is_optimal:
+        return f"the selection is {named.solution.status}"
+    if shares[-1] >= 1 - tolerance:
+        return ""
+    rising = len(shares) > 1 and shares[-1] > shares[-2]
+    more = "it rises: take more steps" if rising else "it does not rise: take shorter steps"
+    return f"the margin is {shares[-1]:.4f} of the largest, and {more}"
