@@ -69,6 +69,7 @@ EXPERIMENT_PLACES = (
     "next_token:NextTokenLocal",
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
+    "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
