@@ -1,11 +1,13 @@
 """The first step with k classes against autograd and the binary code; the multinomial classifier as a problem."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from scipy.special import log_softmax
 
-from tokenmargin.classifier.solver import Penalty, TokenObjective
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.objective.class_first_step import class_first_step, class_shares
 from tokenmargin.objective.embedding import Embeddings
@@ -93,23 +95,25 @@ def test_sequences_and_classes_that_do_not_fit_get_one_line() -> None:
 
 
 @pytest.mark.parametrize("k", [3, 4])
-def test_the_multinomial_classifier_is_a_class_problem(k: int) -> None:
-    """Keys that are unit vectors, one per token and one for the sink: p holds the logits."""
+def test_the_multinomial_classifier_of_exponent_one_is_a_class_problem(k: int) -> None:
+    """Keys that are unit vectors, one per token and one for the sink; values beside the intercepts, the sink's alone."""
     rng = np.random.default_rng(k)
     n, m = 4 * k, 6
     present = rng.random((n, m)) < 0.5
-    model = TokenModel(rng.standard_normal(m), rng.standard_normal((m, k)), 0.3, rng.standard_normal(k))
-    classes = np.arange(n) % k
-    theirs = TokenObjective(
-        sp.csr_matrix(present.astype(float)), classes, np.ones(n), origin=model, penalty=Penalty(0.0, 0.0)
-    )
-    loss, gradient = theirs(theirs.flat(model))
-    keys = np.broadcast_to(np.eye(m + 1), (n, m + 1, m + 1))
-    values = np.concatenate([model.values, model.sink_values[None]])
+    present[:, 0] = True  # a text without any known token gets the prior, which is no attention
+    classes, mask = np.arange(n) % k, np.concatenate([present, np.ones((n, 1), dtype=bool)], axis=1)
+    model = TokenModel(rng.standard_normal(m), rng.standard_normal((m, k)), 0.3, rng.standard_normal(k), np.zeros(k))
+    values = np.concatenate([model.values, np.zeros((1, k))]) + model.intercept
     problem = ClassProblem.of(
-        keys, classes, class_logits=np.broadcast_to(values, (n, m + 1, k)),
-        mask=np.concatenate([present, np.ones((n, 1), dtype=bool)], axis=1),
+        np.broadcast_to(np.eye(m + 1), (n, m + 1, m + 1)), classes,
+        class_logits=np.broadcast_to(values, (n, m + 1, k)), mask=mask,
     )  # fmt: skip
     ours, p = ClassObjective(problem), np.append(model.logits, model.sink_logit)
-    np.testing.assert_allclose(ours.value(p), loss, rtol=1e-12)
-    np.testing.assert_allclose(ours.gradient(p), np.append(gradient[:m], gradient[m + m * k]), atol=1e-13)
+
+    def loss(p) -> float:
+        outputs = replace(model, logits=p[:-1], sink_logit=float(p[-1])).decide(sp.csr_matrix(present.astype(float)))
+        return float(-log_softmax(outputs, axis=1)[np.arange(n), classes].mean())
+
+    np.testing.assert_allclose(ours.value(p), loss(p), rtol=1e-12)
+    differences = [(loss(p + 1e-5 * e) - loss(p - 1e-5 * e)) / 2e-5 for e in np.eye(m + 1)]
+    np.testing.assert_allclose(ours.gradient(p), differences, atol=1e-9)  # h^2, and eps / h
