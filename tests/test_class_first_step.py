@@ -96,7 +96,7 @@ def test_sequences_and_classes_that_do_not_fit_get_one_line() -> None:
 
 @pytest.mark.parametrize("k", [3, 4])
 def test_the_multinomial_classifier_of_exponent_one_is_a_class_problem(k: int) -> None:
-    """Keys that are unit vectors, one per token and one for the sink; values beside the intercepts, the sink's alone."""
+    """Keys that are unit vectors, one per token and one for the sink; the intercepts are beside all values."""
     rng = np.random.default_rng(k)
     n, m = 4 * k, 6
     present = rng.random((n, m)) < 0.5

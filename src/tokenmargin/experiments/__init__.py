@@ -67,8 +67,13 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
+    "svm_local:SvmW",
+    "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
+    "svm_rate:KQRate",
+    "claims:ClaimsC",
     "limit_constants:Constants",
+    "methods:MethodMargins",
     "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",
 )
