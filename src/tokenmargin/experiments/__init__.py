@@ -77,6 +77,7 @@ EXPERIMENT_PLACES = (
     "limit_constants:Constants",
     "methods:MethodMargins",
     "joint_phase:JointPhase",
+    "single_location:SingleLocationCurves",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
