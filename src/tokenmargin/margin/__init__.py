@@ -20,6 +20,7 @@ from tokenmargin.margin.constraints import (
 from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
+from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases
 from tokenmargin.margin.limit_directions import (
     Atlas,
     Kind,
@@ -47,10 +48,12 @@ __all__ = [
     "Certificate",
     "Constraints",
     "HeldTies",
+    "JointPhases",
     "Kind",
     "LimitDirection",
     "MarginBatch",
     "MarginSolution",
+    "Phase",
     "RowPairs",
     "argmax_pairs",
     "atlas",
@@ -59,6 +62,7 @@ __all__ = [
     "corpus_margin",
     "held_ties",
     "is_planar",
+    "joint_phases",
     "label_margin",
     "limit_constraints",
     "limit_direction",

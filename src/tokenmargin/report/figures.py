@@ -18,7 +18,7 @@ from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
 from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
-from tokenmargin.report.results import draw_constants
+from tokenmargin.report.results import draw_constants, draw_joint_phase
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, RELAXED, TWO, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
@@ -213,11 +213,21 @@ def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array
     ax.set_ylabel(rf"$\langle E_s, {name}\rangle$")
 
 
+def draw_pairs(result: Result, ax: Axes) -> None:
+    """The two-layer model's mean output on every pair of deciding words, against the label that the pair decides."""
+    pairs = result.tables["pairs"]
+    rng = np.random.default_rng(0)
+    ax.scatter(pairs["posterior"] + 0.1 * rng.uniform(-1, 1, len(pairs["output"])), pairs["output"], s=8, color=LOCAL)
+    ax.axhline(0, color=MUTED, linewidth=0.6)
+    ax.set(xticks=[-1, 1], xlabel="posterior difference of the pair", ylabel="mean output")
+
+
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
         "demo": Drawing(draw_disc_paths, TWO),
         **dict.fromkeys(("fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
         "constants": Drawing(draw_constants, TWO),
+        "joint-phase": Drawing(draw_joint_phase, TWO),
         "fig2": Drawing(draw_cone, TWO),
         **dict.fromkeys(("fig3a", "fig3b"), Drawing(draw_joint_paths, TWO)),
         "fig3c": Drawing(draw_probabilities),
@@ -230,6 +240,7 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "fig9b": Drawing(draw_gaps),
         "fig10": Drawing(draw_gap_distribution),
         **dict.fromkeys(("A1", "A2", "A3-imdb", "A3-yelp", "A4"), Drawing(draw_embeddings, TWO)),
+        "pairs": Drawing(draw_pairs),
         "first-step-error": Drawing(draw_first_step_error),
         "theorem5-sharpness": Drawing(draw_sharpness),
     }

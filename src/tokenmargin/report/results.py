@@ -1,4 +1,4 @@
-"""Drawings of the results of our own: constants of a limit."""
+"""Drawings of the results of our own: constants of a limit, the phases of joint training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from tokenmargin.experiments import Result
 from tokenmargin.report.style import INK, LIMIT_COLOURS, MUTED
 
-__all__ = ["draw_constants"]
+__all__ = ["draw_constants", "draw_joint_phase"]
 
 
 def draw_constants(result: Result, ax: Axes) -> None:
@@ -26,3 +26,30 @@ def draw_constants(result: Result, ax: Axes) -> None:
     shown = np.concatenate([curves["closed_form"], curves["closed_form_flow"]])
     ax.set(xscale="log", xlabel=r"$\|p\|$", ylabel=r"angle to $p^{mm}$ times $\|p\|$", ylim=(0, 1.6 * shown.max()))
     ax.legend(fontsize=7, frameon=False, ncols=2)
+
+
+def draw_joint_phase(result: Result, ax: Axes) -> None:
+    """Angle to p^relax against the ratio in units of the critical one: the law, ridge paths, descent."""
+    law, measured = result.tables["law"], result.tables["measured"]
+    how = measured["how"].astype(str)
+    marks = (("ridge, R = 100", ".", 4.0), ("ridge, R = 10000", "o", 5.0), ("normalised descent", "x", 6.0))
+    for j, name in enumerate(list(dict.fromkeys(law["problem"].tolist()))[: len(LIMIT_COLOURS)]):
+        here, colour = law["problem"] == name, LIMIT_COLOURS[j]
+        critical = float(result.tables["problems"]["critical"][result.tables["problems"]["problem"] == name][0])
+        ax.plot(law["share"][here], law["angle"][here], color=colour, label=f"{name}, critical {critical:.4g}")
+        for kind, mark, size in marks:
+            these = (measured["problem"] == name) & (how == kind)
+            ax.plot(
+                measured["share"][these],
+                measured["angle"][these],
+                mark,
+                color=colour,
+                markersize=size,
+                fillstyle="none",
+            )
+    for kind, mark, size in marks:
+        ax.plot([], [], mark, color=INK, markersize=size, fillstyle="none", label=kind)
+    ax.axvline(1, color=MUTED, linewidth=0.8, linestyle="--")
+    label = r"$\rho = \|v\| \Gamma / \|p\|$, in units of the critical one"
+    ax.set(xlabel=label, ylabel=r"angle of $p$ to $p^{relax}$", xlim=(0, 1.6))
+    ax.legend(fontsize=7, frameon=False)

@@ -7,7 +7,7 @@ maximises the least of mu_i(p) + (m_i - 1) r Gamma/R over all inputs (mu_i the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,8 +15,14 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import RidgePath, ridge_path
-from tokenmargin.margin import MarginSolution, label_margin, max_margin, relaxed_max_margin, solve, support_inputs
-from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin import (
+    MarginSolution,
+    joint_phases,
+    label_margin,
+    max_margin,
+    relaxed_max_margin,
+    support_inputs,
+)
 from tokenmargin.objective.attention import JointObjective
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
@@ -26,7 +32,17 @@ from tokenmargin.theory.limits import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "Joint", "joint_findings", "nearly_support", "phase_direction", "second", "smaller_label_margin"]
+__all__ = [
+    "CLAIMS",
+    "Joint",
+    "joint_findings",
+    "least_margins",
+    "nearly_support",
+    "phase_direction",
+    "rather_another",
+    "second",
+    "smaller_label_margin",
+]
 
 REACH = 200.0
 """|p| times the margin of its limit at the end of a ridge path."""
@@ -93,13 +109,13 @@ class Joint:
         p_R was no minimiser: where the inequality is broken, the theorem is.
         """
         unit = self.relaxed.vector * self.relaxed.margin
-        least = _least_margins(self.x.problem, unit, self.x.alpha) + self.credit
+        least = least_margins(self.x.problem, unit, self.x.alpha) + self.credit
         others = float(least[~self.support].min(initial=np.inf))
         name = "least mu_i + (m_i - 1) |v| Gamma/|p| at p_relax, other inputs"
         return above(name, others, self.relaxed.margin, tolerance=EDGE)
 
 
-def _least_margins(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, " n"]:
+def least_margins(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, " n"]:
     """`mu_i(p)`: by how much the selected token of each input leads."""
     ahead = np.where(problem.mask, margins(problem, p, alpha), np.inf)
     ahead[np.arange(problem.n), alpha] = np.inf
@@ -107,29 +123,14 @@ def _least_margins(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Arra
 
 
 def phase_direction(problem: TokenProblem, alpha: Int[Array, " n"], ratio: float) -> Float[Array, " D"]:
-    """The direction that maximises the least `mu_i(p) + (m_i - 1) ratio Gamma`, with no negative mu_i.
-
-    It is p_mm for small ratios |v|/|p| and p_relax for large ones. The least length that reaches a level grows with
-    the level, so the level of length 1 is found by bisection.
+    """The direction that maximises the least `mu_i(p) + (m_i - 1) ratio Gamma`, with no negative mu_i: p_mm for small
+    ratios |v|/|p| and p_relax for large ones (`margin.joint_phases`).
 
     >>> phase_direction(figure3b(), np.array([1, 1, 1]), 2.0).round(6)
     array([1., 0.])
     """
-    joint = Joint(ProblemInstance(problem, selected=tuple(alpha.tolist()), factor=ratio))
-    constraints = attention_constraints(problem, alpha)
-    credit = joint.credit[constraints.token[:, 0]]
-
-    def shortest(level: float) -> MarginSolution:
-        return solve(replace(constraints, bound=np.maximum(level - credit, 0.0)))
-
-    low, high = 0.0, joint.relaxed.margin
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(problem.keys.norm(shortest(middle).vector)) <= 1:
-            low = middle
-        else:
-            high = middle
-    vector = shortest((low + high) / 2).vector
+    phases = joint_phases(problem, alpha)
+    vector = phases.at(ratio * phases.head.margin).solution.vector
     return np.asarray(vector / problem.keys.norm(vector))
 
 
@@ -237,7 +238,7 @@ def smaller_label_margin() -> ProblemInstance:
     return second(TokenProblem.of(keys, [1, -1], head=[0.0, 1.0]), "better tokens left unselected")
 
 
-def _rather_another() -> ProblemInstance:
+def rather_another() -> ProblemInstance:
     """Of the third input, no support vector, the path selects (0.8, 1.2) and not alpha."""
     keys = [[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.8, 1.2], [0.5, 1.8]]]
     return second(TokenProblem.of(keys, [1, -1, 1], head=[0.0, 1.0]), "another token of the third input", 2.0)
@@ -264,7 +265,7 @@ CLAIMS = (
         "sampled",
         about="joint ridge path: p to the relaxed problem",
         example=lambda: second(figure3b(), "fig3b", 2.0),
-        outside=(smaller_label_margin, _rather_another),
+        outside=(smaller_label_margin, rather_another),
         refutation=lambda: second(figure3b(), "fig3b", 0.5),
         note=(
             "Printed without a relation of r and R, and true or false depending on it. The proof drops a factor 1/(2n) "
@@ -279,7 +280,7 @@ CLAIMS = (
         "sampled",
         about="... where |v|/|p| is large enough",
         example=lambda: nearly_support(6.0),
-        outside=(nearly_support, smaller_label_margin, _rather_another),
+        outside=(nearly_support, smaller_label_margin, rather_another),
     ),
     Claim(
         "B.theorem6-phases",
@@ -287,6 +288,6 @@ CLAIMS = (
         "sampled",
         about="... for any ratio |v|/|p|: the phase law",
         example=nearly_support,
-        outside=(smaller_label_margin, _rather_another),
+        outside=(smaller_label_margin, rather_another),
     ),
 )
