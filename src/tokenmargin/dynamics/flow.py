@@ -219,8 +219,7 @@ class FlowPath(Tabular, Drawn):
         assert self.finite_part is not None, "a tail is followed beside a finite part"
         part, begin = self.finite_part, float(self.arcs[-1])
         pieces = (BesidePiece(part, tail._field, piece, begin) for piece in tail._pieces)
-    - `objective`: a problem (its prompt objective is meant), or a prompt, joint or nonlinear-head objective, in either
-      geometry; or a factored one.
+        later = (replace(crossing, event=crossing.event.event, arc=begin + crossing.arc) for crossing in tail.crossings)  # type: ignore[attr-defined]
         return replace(
             self,
             arcs=np.concatenate([self.arcs, begin + tail.arcs[1:]]),
@@ -301,7 +300,8 @@ def flow(
     Where tied tokens come to rest and the others do not, the path goes on beside the finite part (`tail`).
 
     **Arguments**
-    - `objective`: a problem (its prompt objective is meant), or a prompt, joint or nonlinear-head objective, in either geometry; or a factored one.
+    - `objective`: a problem (its prompt objective is meant), or a prompt, joint or nonlinear-head objective, in either
+      geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
     - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
       grow with its square.
