@@ -45,6 +45,7 @@ EXPERIMENT_PLACES = (
     "embeddings:FigureA3Imdb",
     "embeddings:FigureA3Yelp",
     "embeddings:FigureA4",
+    "pairs:Pairs",
     "sharpness:FirstStepError",
     "sharpness:Theorem5Sharpness",
     "claims:ClaimsA",
@@ -76,6 +77,7 @@ EXPERIMENT_PLACES = (
     "limit_constants:Constants",
     "methods:MethodMargins",
     "joint_phase:JointPhase",
+    "single_location:SingleLocationCurves",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
