@@ -70,6 +70,7 @@ EXPERIMENT_PLACES = (
     "svm_several_tokens:SvmTokens",
     "limit_constants:Constants",
     "joint_phase:JointPhase",
+    "first_step_sharp:FirstStepSharp",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 
