@@ -254,7 +254,7 @@ def test_a_function_of_the_point_is_kept_under_its_name() -> None:
         (lambda: evolve(figure1b(), 3, steps=1), TypeError, r"or a name \(ngd, gd, .*got an object of type int"),
         (lambda: evolve(figure1b(), GradientDescent, steps=1), TypeError, "got the class GradientDescent"),
         (lambda: evolve(figure1b(), "nwton", steps=1), ValueError, "there is no 'nwton' among the methods"),
-        (lambda: evolve(figure1b(), "mirror", steps=1), ValueError, "mirror:P with a number P above 1"),
+        (lambda: evolve(figure1b(), "mirror", steps=1), ValueError, "mirror:P with a number, such as mirror:1.5"),
         (lambda: evolve(figure1b(), "mirror:1", steps=1), ValueError, "must be above 1 and finite"),
         (lambda: evolve(figure1b(), "steepest", steps=1), ValueError, "name it as in steepest:lp:1.5"),
         (lambda: evolve(figure1b(), "spectral", steps=1), ValueError, "is one of matrices.*train W"),

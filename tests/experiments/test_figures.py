@@ -16,7 +16,7 @@ QUICK = ("fig1a", "fig1b", "fig1c", "fig2", "fig3a", "fig3b", "fig3c", "fig4a", 
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("name", [*QUICK, "fig5", "fig8"])
+@pytest.mark.parametrize("name", [*QUICK, "fig5", "fig8", "methods"])
 def test_findings_hold(name: str) -> None:
     experiment = next(experiment for experiment in EXPERIMENTS if experiment.figure == name)
     result = experiment.quick().run()

@@ -8,6 +8,7 @@ from functools import partial
 
 from tokenmargin.dynamics.methods.adam import Adam
 from tokenmargin.dynamics.methods.method import AbstractMethod, Schedule, StepSize
+from tokenmargin.dynamics.methods.mirror import MirrorDescent
 from tokenmargin.dynamics.methods.momentum import Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
 from tokenmargin.plugins import PluginError, described, find, names
@@ -53,7 +54,7 @@ def adamw(step: StepSize = 0.01) -> AbstractMethod:
 
 
 def method_named(name: str, step: float | None = None, *, decay: float = 0.0) -> AbstractMethod:
-    """A method by its name (`gd`, `ngd`, `sign`, `adam`, ...; `mirror:P` and `steepest:NORM` with what they take), one
+    """A method by its name (`gd`, `sign`, ...; `mirror:P`, `steepest:NORM` and `adam:BETA2` with what they take), one
     that another package adds, or the one at `MODULE:CLASS`.
 
     A step is given to the class as `step`; without one the class decides. With a `decay` the steps are
@@ -94,11 +95,15 @@ def _maker(name: str) -> Callable[..., AbstractMethod]:
             raise PluginError("steepest descent is in a norm: name it as in steepest:lp:1.5 or steepest:linf")
         return partial(SteepestDescent, norm_named(given))
     if head == "mirror":
-        try:
-            return partial(find("methods", head), float(given))
-        except ValueError:
-            raise PluginError(
-                f"mirror descent is named mirror:P with a number P above 1, such as mirror:1.5; got {name!r}"
-            ) from None
+        return partial(MirrorDescent, _number(given, name, "mirror descent is named mirror:P", "mirror:1.5"))
+    if head == "adam" and given:
+        return partial(Adam, beta2=_number(given, name, "Adam with another beta2 is named adam:BETA2", "adam:0.95"))
     kind: Callable[..., AbstractMethod] = find("methods", name)
     return kind
+
+
+def _number(given: str, name: str, rule: str, example: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise PluginError(f"{rule} with a number, such as {example}; got {name!r}") from None

@@ -1,0 +1,128 @@
+"""Which margin each method maximises, over 100 random problems (n=4, T=6, d=10): `python -m benchmarks.methods`.
+
+For every method: the norm reached at four looks, the least and the median share of its own norm's certified margin, and
+the share of the problems whose margin rose since the look before. `--problems 20` takes fewer,
+names of methods only those. `speed` compares how fast Adam's gradient falls with what its two means allow,
+`minibatches` shows where normalised steps on some of the inputs go.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+from scipy.optimize import brentq
+
+import tokenmargin as tm
+from tokenmargin.dynamics import AbstractMethod
+from tokenmargin.experiments.figures.methods import MethodMargins
+from tokenmargin.limits.by_method import margin_share
+from tokenmargin.margin import limit_direction
+
+SETTLED = {  # steps short enough to settle, and enough of them
+    "ngd": (0.1, 0.0, 16_000),
+    "momentum": (0.03, 0.0, 64_000),
+    "mirror:1.5": (0.3, 0.0, 16_000),
+    "mirror:3": (0.1, 0.0, 64_000),
+    "sign": (0.03, 0.0, 64_000),
+    "coordinate": (0.1, 0.0, 64_000),
+    "adam:0.95": (0.02, 0.0, 128_000),
+    "spectral": (0.03, 0.0, 8_000),
+}
+OPEN = {  # where the theory is silent, or asks for steps that shrink
+    "sign": (0.3, 0.0, 16_000),
+    "sign, 1/sqrt t": (1.0, 0.5, 64_000),
+    "momentum": (0.3, 0.0, 16_000),
+    "adam:0.95, 1/sqrt t": (1.0, 0.5, 64_000),
+    "adam": (0.01, 0.0, 64_000),
+    "adam, 1/sqrt t": (1.0, 0.5, 64_000),
+}
+
+
+def show(label: str, step: float, decay: float, steps: int, problems: int) -> None:
+    begun = time.process_time()
+    method = label.partition(",")[0]
+    result = MethodMargins(method, step, decay, steps, problems).run()
+    looks = result.tables["looks"]
+    for k in range(len(looks["step"])):
+        row = f"{looks['step'][k]:7d} {looks['norm'][k]:9.4g} {looks['least'][k]:8.4f} {looks['median'][k]:8.4f}"
+        print(f"{label if k == 0 else '':20} {step:5g} {row} {looks['rose'][k]:6.2f}")
+    print(f"{'':20} {time.process_time() - begun:.0f} s of CPU", flush=True)
+
+
+def speed(problems: int) -> None:
+    """How fast the gradient falls under Adam with a constant step, from step 10,000 to step 20,000.
+
+    Where it falls like exp(-r t), m / sqrt(v) is c(r) in every coordinate, so that r = step margin c(r); and c(r) is 0
+    at r = -log(beta2) / 2, whatever the step.
+    """
+    posed = MethodMargins(problems=problems).posed()
+    print(f"{'beta2':>6} {'step':>6} {'settled':>8} {'limit':>9}  r over the limit      r over the prediction")
+    for beta2 in (0.999, 0.99, 0.95):
+        for step in (0.01, 0.1, 1.0):
+            method = tm.Adam(step, beta2=beta2)
+            half = tm.evolve_many(posed, method, steps=10_000)
+            whole = half.resume(steps=20_000)
+            limit, falls = -np.log(beta2) / 2, []
+            for j, problem in enumerate(posed):
+                first, last, chosen = half.finals[j][0], whole.finals[j][0], whole.selected[j, 0]
+                if (half.selected[j, 0] != chosen).any() or whole.saturation[j, 0] < 1 - 1e-5:
+                    continue
+                fall = np.diff([float(tm.PromptObjective(problem).descent(p).log_norm[0]) for p in (last, first)])[0]
+                logits = problem.keys.logits(last - first)
+                lead = logits[np.arange(problem.n), chosen][:, None] - logits
+                lead[np.arange(problem.n), chosen] = np.inf
+                margin = float(lead.min() / np.abs(last - first).max())
+                falls.append((fall / 10_000 / limit, fall / 10_000 / _predicted(method, margin)))
+            cells = [f"{np.min(c):.4f} {np.median(c):.4f} {np.max(c):.4f}" for c in zip(*falls, strict=True)]
+            print(f"{beta2:6g} {step:6g} {len(falls):8d} {limit:9.3e}  " + "  ".join(cells), flush=True)
+
+
+def _predicted(method: tm.Adam, margin: float) -> float:
+    """The r with `r = step margin c(r)`."""
+    assert isinstance(method.step, float)
+    size = method.step * margin
+
+    def excess(r: float) -> float:
+        means = (1 - method.beta1) / (1 - method.beta1 * np.exp(r))
+        return float(r - size * means * np.sqrt(max(1 - method.beta2 * np.exp(2 * r), 0.0) / (1 - method.beta2)))
+
+    highest = min(-np.log(method.beta2) / 2, -np.log(method.beta1))
+    return float(brentq(excess, 0.0, highest)) if excess(highest) > 0 else float(highest)
+
+
+def minibatches(problems: int) -> None:
+    """Normalised descent on some of the four inputs: the share of the largest margin after 2,000 and 8,000 steps."""
+    print(f"{'inputs':>6} {'step':>6} {'least':>8} {'median':>8} {'least':>8} {'median':>8}")
+    for batch, step in ((4, 0.1), (3, 0.1), (2, 0.1), (2, 0.03), (1, 0.1), (1, 0.03)):
+        shares = []
+        for j, problem in enumerate(MethodMargins(problems=problems).posed()):
+            rng, method = np.random.default_rng(j), tm.NormalizedGradientDescent(step)
+            half = tm.evolve(problem, method, steps=2000, batch=batch, rng=rng)
+            more = {"start": half.final, "memory": half.memory, "batch": batch, "rng": rng}
+            whole = tm.evolve(problem, method, steps=6000, **more)
+            shares.append([_share(problem, method, path.final, path.selected) for path in (half, whole)])
+        least, median = np.min(shares, axis=0), np.median(shares, axis=0)
+        print(f"{batch:6d} {step:6g} {least[0]:8.4f} {median[0]:8.4f} {least[1]:8.4f} {median[1]:8.4f}", flush=True)
+
+
+def _share(problem: tm.TokenProblem, method: AbstractMethod, p: np.ndarray, selected: np.ndarray) -> float:
+    return margin_share(problem, p, limit_direction(problem, selected, norm=method.margin_norm))
+
+
+def main(arguments: list[str]) -> None:
+    problems = int(arguments[arguments.index("--problems") + 1]) if "--problems" in arguments else 100
+    asked = [name for name in arguments if not name.startswith("--") and not name.isdigit()]
+    if asked in (["speed"], ["minibatches"]):
+        return {"speed": speed, "minibatches": minibatches}[asked[0]](problems)
+    print(f"{'method':20} {'step':>5} {'steps':>7} {'norm':>9} {'least':>8} {'median':>8} {'rose':>6}")
+    for table in (SETTLED, OPEN):
+        for label, (step, decay, steps) in table.items():
+            if not asked or label in asked:
+                show(label, step, decay, steps, problems)
+    return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

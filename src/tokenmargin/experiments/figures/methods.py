@@ -1,0 +1,129 @@
+"""Which margin a method of descent maximises: its own norm's, over random problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics import AbstractMethod, BatchResult, evolve_many, method_named
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.limits.by_method import margin_share, size_in
+from tokenmargin.margin import LimitDirection, limit_direction
+from tokenmargin.norms import SchattenNorm
+from tokenmargin.problem.instances import random_problem
+from tokenmargin.problem.token_problem import TokenProblem
+
+__all__ = ["MethodMargins"]
+
+LOOKS = 4  # at the end, and at a quarter, a sixteenth and a 64th of the steps
+CERTIFIED = 1e-7  # the largest margins are right to 1e-8 or better, and so no share is above 1 by more
+
+
+@dataclass(frozen=True)
+class MethodMargins(AbstractExperiment):
+    """`tokenmargin reproduce methods`: about 2 s; sign descent comes to the largest margin in the norm linf.
+
+    `--method mirror:1.5`, `adam:0.95`, `spectral` and so on run another one; `tokenmargin sweep methods --over
+    method=sign,coordinate,mirror:1.5` several.
+    """
+
+    figure: ClassVar[str] = "methods"
+    source: ClassVar[str] = "a study of our own"
+    title: ClassVar[str] = "Each method comes to the margin of its own norm"
+    seconds: ClassVar[tuple[float | None, float | None]] = (2.0, 30.0)
+    shows: ClassVar[str] = (
+        "steepest descent in a norm, and mirror descent with its potential, tend to the largest margin in that norm: "
+        "theorems for linear models, and for attention by mirror descent. No numbers are printed."
+    )
+    curves: ClassVar[Curves | None] = Curves("looks", "norm", ("least", "median"))
+
+    method: str = "sign"
+    step: float = 0.03
+    decay: float = 0.0
+    steps: int = 4000
+    problems: int = 10
+    n: int = 4
+    T: int = 6
+    d: int = 10
+    seed: int = 0
+    within: float = 0.1
+
+    @classmethod
+    def paper(cls) -> MethodMargins:
+        return cls(steps=64_000, problems=100, within=0.02)
+
+    def posed(self) -> list[TokenProblem]:
+        """Random problems; for a norm of matrices, each with a random query of d numbers per input."""
+        rng = np.random.default_rng(self.seed)
+        problems = [random_problem(self.n, self.T, self.d, rng=rng) for _ in range(self.problems)]
+        if not isinstance(self.rule.margin_norm, SchattenNorm):
+            return problems
+        return [problem.with_matrix(rng.standard_normal((self.n, self.d))) for problem in problems]
+
+    @property
+    def rule(self) -> AbstractMethod:
+        """The method."""
+        return method_named(self.method, self.step, decay=self.decay)
+
+    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+        problems, named = self.posed(), dict[tuple[int, bytes], LimitDirection]()
+        runs: BatchResult | None = None
+        at = sorted({max(self.steps // 4**k, 1) for k in range(LOOKS)})
+        norms, shares = [], []
+        for done, steps in enumerate(at):
+            runs = evolve_many(problems, self.rule, steps=steps) if runs is None else runs.resume(steps=steps)
+            found = [_share(problem, runs, j, named) for j, problem in enumerate(problems)]
+            norms.append([size for size, _ in found])
+            shares.append([share for _, share in found])
+            if progress is not None:
+                progress((done + 1) / len(at))
+        return Result(
+            self, self._tables(np.array(at), np.array(norms), np.array(shares)), self._findings(np.array(shares))
+        )
+
+    def _tables(self, at: Array, norms: Array, shares: Float[Array, "looks problems"]) -> dict[str, dict[str, Array]]:
+        fell = np.concatenate([[np.nan], (np.diff(shares, axis=0) > 0).mean(axis=1)])
+        looks = {
+            "step": at,
+            "norm": np.median(norms, axis=1),
+            "least": shares.min(axis=1),
+            "median": np.median(shares, axis=1),
+            "rose": fell,
+        }
+        ends = {"problem": np.arange(self.problems), "norm": norms[-1], "share": shares[-1]}
+        return {"looks": looks, "problems": ends}
+
+    def _findings(self, shares: Float[Array, "looks problems"]) -> tuple[Finding, ...]:
+        norm = self.rule.margin_norm.name
+        return (
+            Finding(
+                f"least share of the largest {norm} margin at the end",
+                float(shares[-1].min()),
+                low=1 - self.within,
+                source="the margin tends to the largest in the method's own norm; how near is our choice",
+            ),
+            Finding(
+                f"largest share of the largest {norm} margin",
+                float(shares.max()),
+                high=1 + CERTIFIED,
+                source="no direction has more than the certified margin",
+                basis="theorem",
+            ),
+            Finding("median share at the end", float(np.median(shares[-1]))),
+        )
+
+
+def _share(
+    problem: TokenProblem, runs: BatchResult, j: int, known: dict[tuple[int, bytes], LimitDirection]
+) -> tuple[float, float]:
+    """Norm of the end of a run, and its margin over the certified one of the tokens it selects."""
+    selected, p, norm = runs.selected[j, 0], runs.finals[j][0], runs.method.margin_norm
+    key = (j, selected.tobytes())
+    if key not in known:
+        known[key] = limit_direction(problem, selected, norm=norm)
+    return float(size_in(norm, problem, p)), margin_share(problem, p, known[key])

@@ -1,0 +1,165 @@
+"""Where W goes, and where K and Q go: regularisation paths and gradient descent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokenmargin.dynamics import regularisation_path
+from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.problem.attention_problems import cross_attention
+from tokenmargin.selection import optimal_tokens
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, seen, true
+from tokenmargin.theory.limits import vanishing
+from tokenmargin.theory.paper_b.assumptions import assumption_a
+from tokenmargin.theory.paper_b.prompt_limits import path_angles, theorem2, theorem3
+from tokenmargin.theory.paper_c.solutions import drawn, matrix_keys
+from tokenmargin.theory.settings import ProblemInstance
+
+__all__ = ["CLAIMS"]
+
+FARTHER = "following the path to larger norms"
+
+
+def _hypotheses(x: ProblemInstance, solution: MarginSolution) -> tuple[Slack, ...]:
+    return (
+        assumption_a(x.loss, x.problem),
+        below("most optimal tokens in an input", optimal_tokens(x.problem).sum(axis=1).max(), 1),
+        true("the optimal tokens are separable", solution.is_optimal),
+    )
+
+
+def frobenius_path(x: ProblemInstance) -> Findings:
+    """If the optimal tokens are unique and W can separate them, the minimiser of the risk over `|W|_F <= R` converges
+    in direction to the max-margin W in the Frobenius norm as R grows. (The lowest minimum that continuation from many
+    starts finds, at |W| up to 1000 times that of the solution.)"""
+    matrix_keys(x)
+    solution = max_margin(x.problem, x.best)
+    hypotheses = _hypotheses(x, solution)
+    if not solution.is_optimal:
+        return Findings(hypotheses, ())
+    angles, norm = path_angles(x, [solution.vector])
+    return Findings(hypotheses, vanishing("the max-margin W", angles, norm=norm))
+
+
+def nuclear_path(x: ProblemInstance) -> Findings:
+    """If the optimal tokens are unique and W can separate them, let K and Q minimise the risk over
+    `|K|_F^2 + |Q|_F^2 <= 2 R`, with as many columns as the smaller side of W. As R grows, the distance of `Q K' / R` to
+    the max-margin solutions in the nuclear norm, divided by that norm, goes to zero. (Solutions need not be unique;
+    their set is approached if and only if the margin over the nuclear norm approaches the largest. At |W|_* of 100 and
+    1000 times that of a solution. With fewer columns the statement has a rank constraint, which is not checked.)"""
+    matrix_keys(x)
+    solution = max_margin(x.problem, x.best, norm="nuclear")
+    hypotheses = _hypotheses(x, solution)
+    if not solution.is_optimal:
+        return Findings(hypotheses, ())
+    objective = FactoredObjective(x.problem, x.loss)
+    left, sizes, right = np.linalg.svd(x.problem.as_matrix(solution.vector), full_matrices=False)
+    root = np.sqrt(sizes)
+    guide = objective.point(right.T * root, left * root)
+    guide = guide + 0.05 * np.linalg.norm(guide) * objective.random_start(1 / np.sqrt(guide.size), rng=x.rng)
+    radii = np.sqrt(2 * sizes.sum() * np.array([10.0, 100.0, 1000.0]))
+    path = regularisation_path(objective, radii, rng=x.rng, starts=1, directions=guide[None])
+    short = [_shortfall(x, objective, theta, solution) for theta in path.points[1:]]
+    exponent = float(np.log10(short[1] / short[0])) if short[1] > 1e-9 and short[0] > 0 else -1.0
+    return Findings(
+        hypotheses,
+        (
+            seen(below("1 - share of the largest nuclear margin, at 1000 times the solution", short[1], 1e-2), FARTHER),
+            seen(below("its exponent in R, last decade", exponent, -0.8), FARTHER),
+        ),
+    )
+
+
+def _shortfall(x: ProblemInstance, objective: FactoredObjective, theta: np.ndarray, solution: MarginSolution) -> float:
+    if not np.isfinite(theta).all():
+        return np.inf
+    W, inputs = objective.matrix(theta), np.arange(x.problem.n)
+    logits = x.problem.keys.logits(W.ravel())
+    chosen = logits[inputs, x.best]
+    logits[inputs, x.best] = -np.inf
+    margin = float((chosen - logits.max(axis=1)).min())
+    return 1 - margin / float(np.linalg.norm(W, "nuc")) / solution.margin
+
+
+def growth(x: ProblemInstance) -> Findings:
+    """If W can separate the optimal tokens and the other tokens of every input score alike, descent on W with a step of
+    at most the inverse smoothness grows without bound from any start. (The statement for p, with the matrices `z k'`
+    for keys: three starts, 2000 steps of descent, and gradient flow from the same starts.)"""
+    matrix_keys(x)
+    found = theorem2(x)
+    return Findings(found.hypotheses, found.conclusion[:2])
+
+
+def local(x: ProblemInstance) -> Findings:
+    """If the tokens alpha are locally optimal (W can separate them, and each outscores its support vectors), there are
+    a cone around their max-margin W and a radius, beyond which descent on W started in the cone stays, grows without
+    bound and converges in direction to that W. (The statement for p, with the matrices `z k'` for keys.)"""
+    matrix_keys(x)
+    return theorem3(x)
+
+
+def _two_optima() -> ProblemInstance:
+    tokens = [[[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]]
+    problem = cross_attention(tokens, [[1.0, 0.5]], [1], scores=[[1.0, 1.0, 0.0]])
+    return ProblemInstance(problem, "two optimal tokens in W")
+
+
+def _equal_others() -> ProblemInstance:
+    rng = np.random.default_rng(3)
+    tokens, queries = rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 2))
+    return ProblemInstance(
+        cross_attention(tokens, queries, [1, -1], scores=[[1, 0, 0], [0, 1, 0]]), "others score alike", norm=1e3
+    )
+
+
+def _nothing_to_gain() -> ProblemInstance:
+    problem = cross_attention([[[1.0, 0.0], [0.0, 0.0]]], [[1.0]], [1], scores=[[1.0, 1.0]])
+    return ProblemInstance(problem, "two tokens of one score in W")
+
+
+def _behind_a_neighbour() -> ProblemInstance:
+    """alpha scores less than the token beside it, which its max-margin direction holds at bay."""
+    tokens = [[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]]
+    problem = cross_attention(tokens, [[1.0, 1.0]], [1], scores=[[0.0, 1.0, 0.5]])
+    return ProblemInstance(problem, "alpha behind its neighbours, in W", selected=(0,))
+
+
+CLAIMS = (
+    Claim(
+        "C.frobenius-path",
+        frobenius_path,
+        "sampled",
+        about="regularisation path of W to the Frobenius max-margin",
+        example=lambda: drawn(2, 2, 2, 2),
+        outside=(_two_optima,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT},
+    ),
+    Claim(
+        "C.nuclear-path",
+        nuclear_path,
+        "sampled",
+        about="regularisation path of K and Q to the nuclear max-margin",
+        example=lambda: drawn(2, 2, 2, 2),
+        outside=(_two_optima,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT},
+    ),
+    Claim(
+        "C.growth",
+        growth,
+        "sampled",
+        about="others score alike: descent on W grows without bound",
+        example=_equal_others,
+        outside=(_nothing_to_gain,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT},
+    ),
+    Claim(
+        "C.local",
+        local,
+        "sampled",
+        about="local convergence of descent on W",
+        example=lambda: drawn(4, 1, 3, 2, name="random, in W"),
+        outside=(_behind_a_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT},
+    ),
+)

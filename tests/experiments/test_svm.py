@@ -1,0 +1,68 @@
+"""The experiments on W and on K and Q: small ones of each, and the trainings against those of single runs."""
+
+import numpy as np
+import pytest
+
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve
+from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
+from tokenmargin.experiments.figures.svm_rate import KQRate
+from tokenmargin.experiments.figures.svm_several_tokens import SvmTokens
+from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.many_factored import ManyFactored
+from tokenmargin.problem.instances import figure1a
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
+
+def test_many_runs_of_k_and_q_are_the_runs_one_by_one():
+    """For as long as steps do not zigzag: 60 steps of 0.1 add up a few hundred roundings of numbers of size ten."""
+    small = SvmKQ(runs=3)
+    many = ManyFactored.of(small.problems)
+    starts, method = small.starts(many.dimension), NormalizedGradientDescent(0.1)
+    together = evolve(many, method, steps=60, start=starts).final
+    for problem, start, end in zip(small.problems, starts, together, strict=True):
+        one = evolve(FactoredObjective(problem), method, steps=60, start=start).final
+        np.testing.assert_allclose(end, one, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(many.value(starts)[1], FactoredObjective(small.problems[1]).value(starts[1]))
+
+
+def test_many_runs_must_be_alike():
+    with pytest.raises(ValueError, match="one shape and no masked tokens"):
+        ManyFactored.of([SvmKQ(runs=1).problems[0], figure1a().with_matrix(np.ones(2))])
+    many = ManyFactored.of(SvmKQ(runs=2).problems)
+    with pytest.raises(ValueError, match="one row per problem, 2 of them"):
+        many.descent(np.ones((3, many.dimension)))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "own", "other"), [(SvmW, "frobenius", "nuclear"), (SvmKQ, "nuclear", "frobenius")]
+)
+def test_each_goes_to_the_direction_of_its_own_norm(experiment, own, other):
+    result = experiment(runs=4, steps=400, followed=0).run()
+    runs, means = result.tables["runs"], result.tables["means"]
+    assert np.isfinite(runs[own]).all()  # every direction is certified
+    assert (runs["nuclear_gap"] <= 1e-8).all()
+    assert runs[own].mean() > runs[other].mean()
+    assert (runs["nuclear_rank"] <= runs["frobenius_rank"]).all()
+    assert (means["step"][means["settings"] == "ours"] == np.arange(21) * 20).all()
+    assert result.holds
+
+
+def test_flow_of_w_reaches_its_direction():
+    result = SvmW(runs=1, steps=20, followed=1).run()
+    assert result.findings[-1].holds
+
+
+def test_the_exponent_is_that_of_the_dual():
+    """The last of two decades of the norm: what is left of the way there is the first power of 1 / norm."""
+    result = KQRate(norm=100.0).run()
+    measured, predicted = (result.tables["exponents"][name][-1] for name in ("measured", "predicted"))
+    assert measured == pytest.approx(predicted, rel=0.1)
+
+
+def test_several_tokens():
+    result = SvmTokens(dimensions=(4,), runs=2, steps=400).run()
+    runs = result.tables["runs"]
+    assert set(runs["settings"]) == {"printed", "ours"}
+    assert (runs["lost"] <= 1e-6).all()
+    assert runs["equivalent"].mean() > runs["single"].mean()
