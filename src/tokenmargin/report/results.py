@@ -1,4 +1,4 @@
-"""Drawings of the results of our own: constants of a limit, the phases of joint training, the first step."""
+"""Drawings of the results of our own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from tokenmargin.experiments import Result
 from tokenmargin.report.style import GLOBAL, INK, LIMIT_COLOURS, LOCAL, MUTED, RELAXED, panels
 
-__all__ = ["draw_constants", "draw_first_step_sharp", "draw_joint_phase"]
+__all__ = ["draw_constants", "draw_first_step_sharp", "draw_joint_phase", "draw_theorem5_plus"]
 
 
 def draw_constants(result: Result, ax: Axes) -> None:
@@ -75,4 +75,25 @@ def draw_first_step_sharp(result: Result, ax: Axes) -> None:
             phase["d"][here], phase["held"][here], marker="o", markersize=3, color=LIMIT_COLOURS[j % 6], label=label
         )
     right.set(xscale="log", xlabel="dimension $d$", ylabel="share of corpora where Theorem 5 holds", ylim=(-0.03, 1.03))
+    right.legend(fontsize=7, frameon=False)
+
+
+def draw_theorem5_plus(result: Result, ax: Axes) -> None:
+    """1 - cosine along flows of corpora, with the proof's bound; angles at the end by the start's risk."""
+    curves, starts = result.tables["curves"], result.tables["starts"]
+    left, right = panels(ax, 2)
+    for j, corpus in enumerate(np.unique(curves["corpus"])):
+        here, colour = curves["corpus"] == corpus, LIMIT_COLOURS[j % len(LIMIT_COLOURS)]
+        left.plot(curves["norm"][here], curves["lacking"][here], color=colour, label=f"corpus {corpus}")
+        left.plot(curves["norm"][here], curves["bound"][here], color=colour, linestyle=":")
+    left.plot([], [], color=INK, linestyle=":", label="bound of the proof")
+    left.set(xscale="log", yscale="log", xlabel=r"$\|p\| / \|\hat p\|$", ylabel=r"$1 - $ cosine with $\hat p$")
+    left.legend(fontsize=7, frameon=False)
+    reached = starts["reached"].astype(bool)
+    height = np.where(np.isfinite(starts["angle"]), np.maximum(starts["angle"], 1e-7), np.pi)
+    for chosen, colour, label in ((reached, RELAXED, "reached the best tokens"), (~reached, GLOBAL, "did not")):
+        right.plot(starts["share"][chosen], height[chosen], ".", color=colour, label=label)
+    right.axvline(1, color=MUTED, linestyle="--", linewidth=0.8)
+    right.set(xscale="log", yscale="log", xlabel="excess risk at the start over that of the level",
+              ylabel="angle to the best tokens' direction at the end")  # fmt: skip
     right.legend(fontsize=7, frameon=False)
