@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test portable reproduce lint bench docs sbom clean
+.PHONY: help demo test portable reproduce lint bench docs package sbom clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"
 	@echo "make docs   the documentation as a site (writes build/site)"
+	@echo "make package  wheel and sdist (writes dist), installed into an empty environment, its demonstration run there"
 	@echo "make sbom   what is installed, with versions and licences (writes build/sbom.json)"
 	@echo "make clean  remove the environment and everything generated"
 
@@ -52,6 +53,16 @@ bench: $(VENV)/.installed-bench
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "The site: build/site/index.html"
+
+# The sdist is built first and the wheel from it, so that both are whole; the demonstration runs far from the sources.
+# With LENT=1 the empty environment takes its dependencies from $(VENV) instead of installing them: seconds, not minutes.
+package: $(VENV)/.installed-package
+	@rm -rf dist build/empty && $(BIN)/python -m build --no-isolation --outdir dist > /dev/null
+	@$(PYTHON) -m venv build/empty
+	@$(if $(LENT),$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > build/empty/lent && cp build/empty/lent $$(build/empty/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/lent.pth)
+	@build/empty/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(if $(LENT),--no-deps,--constraint constraints.txt) "$$(ls dist/*.whl)[report,classify]"
+	@cd build/empty && PYTHONPATH= bin/tokenmargin demo --out demo && test -s demo/explore.html && test -s demo/report.html
+	@rm -rf build/empty && ls dist
 
 sbom: $(VENV)/.installed-test
 	@$(BIN)/python -m benchmarks.dependencies --out build/sbom.json
