@@ -65,7 +65,10 @@ def test_from_zero_all_go_to_the_global_directions():
     result = SvmPaths(steps=300).run()
     assert result.holds
     assert result.tables["ends"]["certified"].all()
-    assert (result.tables["ends"]["correlation"] > 0.99).all()
+    along = result.tables["along"]
+    for run in set(along["run"]):  # one minus the cosine falls like one over the squared norm: 100 in a decade of steps
+        steps, errors = (along[name][along["run"] == run] for name in ("step", "error"))
+        assert errors[-1] < errors[np.searchsorted(steps, 30)] / 4
 
 
 def test_several_tokens():
