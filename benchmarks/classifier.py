@@ -2,6 +2,7 @@
 
     python -m benchmarks.classifier imdb.parquet --ngrams 1 --seeds 5
     python -m benchmarks.classifier imdb.parquet --ngrams 3 --seeds 5
+    python -m benchmarks.classifier --suite imdb.parquet yelp.parquet --ngrams 2 --seeds 3   (see classifier_suite.py)
 
 The table holds `text` and `label`, the released 25,000 training rows first. Test texts that occur in the training half
 are removed. Settings are the defaults of each method, chosen on a part of the training half. Times are wall clock and
@@ -20,10 +21,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from benchmarks.classifier_suite import suite
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import agreement, deletion_test
 
 TRAIN = 25_000
+WORDS = r"(?u)\b\w+\b"  # with words of one letter, as ours
 Halves = tuple[list[str], np.ndarray, list[str], np.ndarray]
 
 
@@ -62,7 +65,7 @@ def tfidf(ngrams: int) -> object:
     from sklearn.pipeline import make_pipeline
 
     return make_pipeline(
-        TfidfVectorizer(ngram_range=(1, ngrams), min_df=2, sublinear_tf=True),
+        TfidfVectorizer(ngram_range=(1, ngrams), min_df=2, sublinear_tf=True, token_pattern=WORDS),
         LogisticRegression(C=10.0, max_iter=300),
     )
 
@@ -74,7 +77,7 @@ class NaiveBayesRegression:
         from sklearn.feature_extraction.text import CountVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        self.count = CountVectorizer(ngram_range=(1, ngrams), min_df=2, binary=True)
+        self.count = CountVectorizer(ngram_range=(1, ngrams), min_df=2, binary=True, token_pattern=WORDS)
         self.linear = LogisticRegression(C=0.1, max_iter=300)
 
     def fit(self, texts: list[str], labels: np.ndarray) -> NaiveBayesRegression:
@@ -120,12 +123,18 @@ class FastText:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path)
+    parser.add_argument("table", type=Path, nargs="*")
+    parser.add_argument("--suite", action="store_true", help="many sets beside tuned references")
+    parser.add_argument("--whole", action="store_true", help="of the suite: complete sets too")
+    parser.add_argument("--match", default="", help="of the suite: only sets with this in their name")
     parser.add_argument("--ngrams", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=("all", "ours", "references"), default="all")
     options = parser.parse_args()
-    texts, labels, test, truth = read(options.table)
+    if options.suite:
+        suite(options.table, ngrams=options.ngrams, seeds=options.seeds, whole=options.whole, only=options.match)
+        return
+    texts, labels, test, truth = read(options.table[0])
     n = options.ngrams
     print(f"IMDB: {len(texts)} training texts, {len(test)} test texts, n-grams up to {n}")
     print(f"{'method':34} {'accuracy':>18} {'fit s':>9} {'fit CPU s':>9} {'texts/s':>12}")

@@ -14,6 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.data.pipeline import Pipeline, prepare
 from tokenmargin.data.sentences import OPINIONS, make_sentences
 from tokenmargin.data.sources import binary_labels
@@ -262,3 +263,47 @@ def test_frequencies_are_those_of_the_corpus(sentences):
 def test_weights_that_would_overflow_are_refused():
     with pytest.raises(ValueError, match="none over 1e\\+100"):
         TokenSelectionClassifier(min_count=1).fit(["good film", "bad film"] * 5, [1, 0] * 5, sample_weight=[1e308] * 10)
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_transform_adds_up_to_the_decision(sentences, k):
+    texts = sentences[0][:200]
+    labels = sentences[1][:200] if k == 2 else np.arange(200) % 3
+    model = TokenSelectionClassifier(ngrams=2, random_state=0).fit(texts, labels)
+    found = model.transform(texts)
+    assert found.shape == (200, len(model.get_feature_names_out()))
+    f = model.decision_function(texts)
+    start = model.token_model_.intercept[0 if k == 2 else f.argmax(1)]
+    # Sums of some fifty numbers of size one.
+    np.testing.assert_allclose(np.asarray(found.sum(1)).ravel() + start, f if k == 2 else f.max(1), atol=1e-11)
+    assert not hasattr(model, "coef_")
+    linear = TokenSelectionClassifier(exponent=0.0, random_state=0).fit(texts, labels)
+    counts = linear.vocabulary_.encode(read_tokens(texts, "words")).presence(len(linear.vocabulary_))
+    expected = counts @ linear.coef_.T + linear.token_model_.intercept
+    np.testing.assert_allclose(linear.decision_function(texts).reshape(200, -1), expected, atol=1e-11)
+
+
+def test_partial_fit_is_a_fit_of_all_parts(sentences):
+    texts, labels = sentences
+    model = TokenSelectionClassifier(value_penalty=1.0, start_power=0.5, exponent=0.5, tol=1e-9, max_iter=500)
+    model.set_params(validation_fraction=0.0)
+    parts = clone(model)
+    order = np.argsort(labels, kind="stable")  # the first part has one class only
+    for rows in np.array_split(order, 3):
+        parts.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
+    assert parts.n_texts_ == len(texts)
+    again = parts.decision_function(texts)
+    with pytest.raises(ValueError, match="'other' is none of the classes"):
+        parts.partial_fit(["a"], ["other"])
+    assert np.array_equal(parts.decision_function(texts), again)
+    same, thirds = clone(model), np.array_split(order, 3)
+    for rows in (thirds[0], np.concatenate(thirds[1:])):
+        same.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
+    # The same convex problem in the same vocabulary, each stopped where an iteration saves 1e-9: the ridge of 1/600
+    # bounds the distance of their values by some sqrt(2 * 600 * 1e-8), and features have length one.
+    np.testing.assert_allclose(same.decision_function(texts), again, atol=0.01)
+
+
+def test_short_reprs(fitted):
+    for shown in (fitted.explain(["a dreadful day"]), fitted.explain(["a dreadful day"])[0], fitted.token_importance_):
+        assert len(repr(shown)) < 200

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.evaluation import assess
+from tokenmargin.classifier.trust import assess
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
@@ -20,11 +21,13 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 @pytest.fixture(scope="module")
 def report():
     made = make_sentences(300, np.random.default_rng(0))
-    texts = [*made.texts, "</script><b>bold</b> dreadful"]
-    labels = [*made.labels, "-1"]
+    texts = [*made.texts, "call 4711 zebra", "call 4711, zebra!", "</script><b>bold</b> dreadful"]
+    labels = [*made.labels, "1", "1", "-1"]
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     trust = assess(model, texts, labels, rng=np.random.default_rng(0))
-    return ModelReport(model, trust, list(model.explain(texts[-4:])), labels[-4:], {"data": "sentences"})
+    return ModelReport(
+        model, trust, list(model.explain(texts[-4:])), labels[-4:], texts, provenance={"data": "sentences"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +44,29 @@ def test_one_file_and_no_address(page_path):
 
 
 def test_no_texts(report, tmp_path):
-    page = write_model_report(ModelReport(report.model, report.trust), tmp_path / "private.html")
-    assert "neighbour had told" not in page.read_text(encoding="utf-8")
+    page = write_model_report(ModelReport(report.model, report.trust, private=True), tmp_path / "private.html")
+    text = page.read_text(encoding="utf-8")
+    assert "neighbour had told" not in text
+    data = json.loads(text.split('id="model">')[1].split("</script>")[0])
+    table = report.model.token_importance_
+    counts = dict(zip(table["token"], table["count"], strict=True))
+    assert 0 < len(data["tokens"]) < len(counts)
+    assert all(counts[token] >= 10 and not any(c.isdigit() for c in token) for token in data["tokens"])
+
+
+def test_all_models_are_judged_on_the_same_texts(report):
+    """The page's comparison: one split's accuracies, recomputed from the probabilities it keeps."""
+    trust = report.trust
+    held = trust.held
+    assert [len(one.accuracies) for one in trust.models] == [3, 3, 3]
+    right = held.probabilities.argmax(1) == held.truths
+    assert trust.models[0].accuracies[0] == pytest.approx(right.mean(), abs=1e-12)
+    assert held.confusion.trace() == right.sum()
+    assert held.confusion.sum() == len(held.rows)
+    gap, half = trust.models[0].less(trust.models[2])
+    assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy)
+    assert half >= 0
+    assert not set(held.worst(5)) & set(np.flatnonzero(right))
 
 
 def test_deletion_beats_chance(report):
@@ -69,7 +93,7 @@ def browser():
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 1100), ("light", 390)])
-def test_in_a_browser(browser, page_path, scheme, width):
+def test_in_a_browser(browser, report, page_path, scheme, width):
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
     page, complaints = context.new_page(), []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
@@ -82,6 +106,15 @@ def test_in_a_browser(browser, page_path, scheme, width):
     assert rows.first.inner_text().startswith("dreadful")
     assert page.locator("#map circle.hit").count() == 2  # the same token in both plots
     page.click("#clear")
+    page.fill("#typed", "A dreadful, dreadful #late day")
+    said = page.locator("#typed-bars span").all_inner_texts()
+    chance = report.model.predict_proba(["A dreadful, dreadful #late day"])[0].max()
+    # Five digits of each number are in the page, and one after the point of a percentage is shown.
+    assert float(said[1].rstrip("%")) == pytest.approx(100 * chance, abs=0.1)
+    page.locator("#typed-words mark").nth(1).click()
+    page.locator("#typed-words mark").nth(2).click()
+    assert page.locator("#typed-bars span").nth(1).inner_text() != said[1]
+    page.locator("#map svg").first.scroll_into_view_if_needed()
     box = page.locator("#map svg").first.bounding_box()
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 5)
     page.mouse.down()

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -20,9 +21,9 @@ from tokenmargin.classifier.attribution import attribute, in_chunks, join_attrib
 from tokenmargin.classifier.evaluation import Validation, enough, validate
 from tokenmargin.classifier.explanation import Explanations, TokenPart
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
-from tokenmargin.classifier.input_checks import check_documents, check_labels
+from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
 from tokenmargin.classifier.penalties import Chosen, choose_penalties, number_of_folds
-from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, join_labelled, start_model
 from tokenmargin.classifier.splitting import distinct, draw, fold_numbers, held_out
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
@@ -33,7 +34,7 @@ __all__ = ["TokenSelectionClassifier"]
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
 
-LONGEST_NGRAM = 100
+CHOSEN = ("value_penalty", "start_power", "exponent")  # what may be "auto"
 FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 
 
@@ -80,6 +81,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     vocabulary_: Vocabulary
     token_model_: TokenModel
     token_statistics_: TokenStatistics
+    validation_: Validation | None
+    loss_curve_: list[float]
+    _seen: list[Labelled]
 
     def __init__(
         self,
@@ -128,7 +132,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TokenSelectionClassifier:
         """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
-        self._check_settings()
+        check_settings(self)
+        self.__dict__.pop("_seen", None)
         documents = check_documents(X)
         labels, weight = check_labels(y, sample_weight, len(documents))
         if not weight.all():
@@ -165,6 +170,82 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.__dict__.pop("token_importance_", None)
         return self
 
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TokenSelectionClassifier:
+        """Learn from some texts more, going on from the last answer.
+
+        The first call fixes vocabulary, classes and what is chosen, and measures `validation_`. The token numbers of
+        all texts are kept (the texts are not), so the answer is that of all of them, whatever the parts.
+
+        **Arguments**
+        - `classes`: all classes, if the first texts do not have them all.
+        """
+        documents = check_documents(X)
+        labels, weight = check_labels(y, sample_weight, len(documents))
+        known = np.unique(labels if classes is None else np.asarray(classes))
+        if not hasattr(self, "_seen") and len(np.unique(labels)) == len(known):
+            self.fit(documents, labels, sample_weight)
+            self._seen = [self._labelled(documents, labels, weight)]
+            return self
+        if not hasattr(self, "_seen"):
+            self._begin(documents, known)
+        part = self._labelled(documents, labels, weight)
+        self._seen = [*self._seen, part]
+        data = join_labelled(self._seen)
+        with threadpool_limits(1, user_api="blas"):
+            self.token_model_, self._change, more = self._lower(data, getattr(self, "_change", None), self.max_iter)
+        self.loss_curve_ = [*self.loss_curve_, *more]
+        self.n_iter_, self.n_texts_ = len(self.loss_curve_), len(data.codes)
+        counts = np.stack([data.presence.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
+        self.token_statistics_ = token_statistics(data.presence, counts, data.codes, self.token_model_)
+        self.__dict__.pop("token_importance_", None)
+        return self
+
+    def _begin(self, documents: Sequence[Any], classes: Array) -> None:
+        """A vocabulary, without training: some classes have not been seen yet."""
+        check_settings(self)
+        words = read_tokens(documents, self.tokenizer)
+        self.vocabulary_, _ = Vocabulary.learn(
+            words, ngrams=self.ngrams, minimum=self.min_count, minimum_gram=max(2, self.min_count)
+        )
+        given = {name: getattr(self, name) for name in CHOSEN}
+        self.chosen_ = Chosen(**{name: value for name, value in given.items() if not isinstance(value, str)})
+        self.classes_, self.validation_, self.loss_curve_, self.n_duplicates_ = classes, None, [], 0
+        self._seen = []
+
+    def _labelled(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            shown = repr(unknown.tolist()[0])
+            raise ValueError(f"the label {shown} is none of the classes; give all classes in the first partial_fit")
+        codes = np.searchsorted(self.classes_, labels)
+        return Labelled(self._encode(documents).presence(len(self.vocabulary_)), codes, weight, len(self.classes_))
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """The spelling of every token, in the order of the columns of `transform`."""
+        check_is_fitted(self, "token_model_")
+        return np.array(self.vocabulary_.names, dtype=object)
+
+    def transform(self, X: Any, *, target: Any = None) -> sp.csr_matrix:
+        """The contribution of every token to f: with two classes of the second, else of `target` or the class decided.
+
+        Rows add up to `decision_function` less where a text starts (`token_model_.intercept`).
+        """
+        check_is_fitted(self, "token_model_")
+        documents, model = check_documents(X), self.token_model_
+        presence = self._encode(documents).presence(len(self.vocabulary_))
+        column = np.zeros(len(documents), int)
+        if model.values.shape[1] > 1:
+            chosen = None if target is None else self._class_number(target)
+            column = model.decide(presence).argmax(1) if chosen is None else np.full(len(documents), chosen)
+        return model.contributions(presence, column)
+
+    @property
+    def coef_(self) -> Array:
+        """Weights of the tokens, classes in rows, where the model is linear: with exponent 0 only."""
+        if not hasattr(self, "token_model_") or self.token_model_.exponent != 0:
+            raise AttributeError("coef_ is defined for exponent=0 only, where the model is linear; see transform")
+        return (np.exp(self.token_model_.logits)[:, None] * self.token_model_.values).T
+
     def _distinct(self, documents: Sequence[Any], data: Labelled) -> tuple[Labelled, Array, Array]:
         """Every text once for each label it has, with its weights added up; its random number; one class per text."""
         group = distinct(documents)
@@ -184,10 +265,10 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         judged = enough(data.codes, held)
         part = data.part(~held) if judged else data
         rows = ~held if judged else np.ones(len(strata), bool)
-        self.chosen_ = self._choose(part, strata[rows], chance[rows])
-        change = getattr(self, "_change", None) if again else None
+        self.chosen_, change = self._choose(part, strata[rows], chance[rows])
+        change = getattr(self, "_change", None) if again else change
         losses: list[float] = []
-        self.validation_: Validation | None = None
+        self.validation_ = None
         iterations = self.max_iter
         if judged:
             found, change, losses = self._lower(part, change, iterations)
@@ -199,16 +280,16 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         if self.verbose:
             print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
 
-    def _choose(self, data: Labelled, strata: Array, chance: Array) -> Chosen:
-        """What `auto` becomes; what was given stays."""
-        given = {name: getattr(self, name) for name in ("value_penalty", "start_power", "exponent")}
+    def _choose(self, data: Labelled, strata: Array, chance: Array) -> tuple[Chosen, TokenModel | None]:
+        """What `auto` becomes, and where to start from; what was given stays."""
+        given = {name: getattr(self, name) for name in CHOSEN}
         free = {name for name, value in given.items() if isinstance(value, str)}
         fixed: dict[str, Any] = {name: float(value) for name, value in given.items() if name not in free}
         first = Chosen(**fixed)
         if self.attention == "uniform":
             first, free = replace(first, start_power=None), free - {"start_power"}
         if not free or not len(self.vocabulary_) or len(strata) < FEWEST_TO_CHOOSE:
-            return first
+            return first, None
         parts, turns = number_of_folds(len(strata))
         fold_of = fold_numbers(strata, chance, parts)
         return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=self.tol)
@@ -226,26 +307,6 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             objective, origin.with_change(change), iterations=iterations, tolerance=self.tol, progress=self.progress
         )
         return found.tempered(chosen.temperature), found.change_since(origin), losses
-
-    def _check_settings(self) -> None:
-        for name, least in (("ngrams", 1), ("min_count", 1), ("max_iter", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        if self.ngrams > LONGEST_NGRAM:
-            raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {self.ngrams}: longer ones hardly repeat")
-        if self.attention not in ("counted", "learned", "uniform"):
-            raise ValueError(f"attention must be 'counted', 'learned' or 'uniform', got {self.attention!r}")
-        for name in ("value_penalty", "start_power", "exponent", "logit_penalty", "tol"):
-            value = getattr(self, name)
-            if value == "auto" and name not in ("logit_penalty", "tol"):
-                continue
-            if isinstance(value, str) or not value >= 0:
-                raise ValueError(f"{name} must be a number that is not negative, got {value!r}")
-        if not isinstance(self.exponent, str) and not self.exponent <= 1:
-            raise ValueError(f"exponent must be between 0 (linear) and 1 (softmax attention), got {self.exponent!r}")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction!r}")
 
     def _encode(self, documents: Sequence[Any]) -> Encoded:
         return self.vocabulary_.encode(read_tokens(documents, self.tokenizer))

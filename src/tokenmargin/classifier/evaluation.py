@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,14 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.stats import binomtest
-from sklearn.base import ClassifierMixin, clone
+from sklearn.base import ClassifierMixin
 
-from tokenmargin._statistics import spearman, stratified_split, wilson_interval
+from tokenmargin._statistics import spearman, wilson_interval
 from tokenmargin.classifier.importance import TokenTable
 
-__all__ = ["Deletion", "Trust", "Validation", "agreement", "assess", "deletion_test", "enough", "validate"]
+__all__ = ["Deletion", "Validation", "agreement", "deletion_test", "enough", "validate"]
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
-SEEDS = 3
-MOST_TEXTS = 20_000
 COMPARED = 200  # tokens of largest importance whose ranks are compared
 LEAST = 20  # texts that must be left on the smaller side of a split
 UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
@@ -112,32 +110,6 @@ class Deletion:
     random: Float[Array, " points"]
 
 
-@dataclass(frozen=True, eq=False)
-class Trust:
-    """The tests, each on texts held out.
-
-    **Attributes**
-    - `accuracy`, `low`, `high`: mean over the seeds, and the 95% interval of the first.
-    - `spread`: standard deviation of the accuracy over the seeds, which hold out different texts.
-    - `balanced`: the mean over classes, then over the seeds: what to look at when classes are uneven.
-    - `uniform`: the same model with equal attention for all tokens. `logistic`: TF-IDF and logistic regression.
-    - `agreement`: rank correlation of the importance of the leading tokens between models of different seeds.
-    """
-
-    texts: int
-    held_out: int
-    accuracy: float
-    low: float
-    high: float
-    spread: float
-    balanced: float
-    majority: float
-    uniform: float
-    logistic: float
-    agreement: float
-    deletion: Deletion
-
-
 def deletion_test(
     model: ClassifierMixin, texts: Sequence[str], *, k: Sequence[int] = DELETED, rng: np.random.Generator
 ) -> Deletion:
@@ -145,7 +117,8 @@ def deletion_test(
     found = model.explain(texts)
     decided = found.labels
     sign = np.where(np.asarray(decided == model.classes_[1]), 1.0, -1.0) if len(model.classes_) == 2 else 1.0
-    towards = found.contributions * np.repeat(np.broadcast_to(sign, len(texts)), np.diff(found.offsets))
+    spoken = np.where(found.contributions * found.effects > 0, found.contributions, 0.0)
+    towards = spoken * np.repeat(np.broadcast_to(sign, len(texts)), np.diff(found.offsets))
     chance = rng.random(len(towards))
     top: list[float] = []
     random: list[float] = []
@@ -165,73 +138,6 @@ def _without(text: str, found: Any, i: int, score: Array, number: int) -> str:
         parts.append(text[place:start])
         place = end
     return " ".join([*parts, text[place:]])
-
-
-def assess(
-    model: ClassifierMixin,
-    texts: Sequence[str],
-    labels: Sequence[Any],
-    *,
-    rng: np.random.Generator,
-    progress: Callable[[str], None] | None = None,
-) -> Trust:
-    """Fit copies of the model on four fifths of the texts, once per seed, and judge them on the rest."""
-    tell = progress or (lambda step: None)
-    y, documents = np.asarray(labels), np.array(texts, dtype=object)
-    if len(y) > MOST_TEXTS:
-        chosen = np.sort(rng.choice(len(y), MOST_TEXTS, replace=False))
-        y, documents = y[chosen], documents[chosen]
-    right, even, tables, splits, models = [], [], [], [], []
-    for seed in range(SEEDS):
-        tell(f"training again, seed {seed}")
-        held = stratified_split(y, lambda rows: max(1, rows // 5) if rows > 1 else 0, rng)
-        train, test = np.flatnonzero(~held), np.flatnonzero(held)
-        copy = clone(model).set_params(validation_fraction=0.0, random_state=seed, progress=None)
-        copy.fit(documents[train], y[train])
-        hits = copy.predict(documents[test]) == y[test]
-        right.append(float(hits.mean()))
-        even.append(float(np.mean([hits[y[test] == value].mean() for value in np.unique(y[test])])))
-        tables.append(copy.token_importance_)
-        splits.append((train, test))
-        models.append(copy)
-    train, test = splits[0]
-    tell("references")
-    plain = _uniform(models[0], documents[train], y[train])
-    tell("deleting words")
-    shown = documents[test][: min(len(test), 1000)].tolist()
-    values, counts = np.unique(y[train], return_counts=True)
-    return Trust(
-        texts=len(y),
-        held_out=len(test),
-        accuracy=float(np.mean(right)),
-        **dict(zip(("low", "high"), wilson_interval(right[0] * len(test), len(test)), strict=True)),
-        spread=float(np.std(right)),
-        balanced=float(np.mean(even)),
-        majority=float((y[test] == values[counts.argmax()]).mean()),
-        uniform=float((plain.predict(documents[test]) == y[test]).mean()),
-        logistic=_logistic(documents, y, train, test, model.ngrams),
-        agreement=agreement(tables),
-        deletion=deletion_test(models[0], shown, rng=rng),
-    )
-
-
-def _uniform(model: ClassifierMixin, texts: Array, y: Array) -> ClassifierMixin:
-    """The same vocabulary and training with the attention fixed to be equal."""
-    copy = clone(model).set_params(attention="uniform")
-    return copy.fit(texts, y)
-
-
-def _logistic(texts: Array, y: Array, train: Array, test: Array, ngrams: int) -> float:
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-
-    try:
-        vectorizer = TfidfVectorizer(ngram_range=(1, ngrams), min_df=2, sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-        features = vectorizer.fit_transform(texts[train])
-    except ValueError:  # no word occurs in two texts
-        return float("nan")
-    reference = LogisticRegression(C=10.0, max_iter=300, tol=1e-3).fit(features, y[train])
-    return float((reference.predict(vectorizer.transform(texts[test])) == y[test]).mean())
 
 
 def agreement(tables: Sequence[TokenTable]) -> float:

@@ -166,6 +166,11 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{folder}: a model is a folder written by `tokenmargin fit`; the token_model.json of earlier versions "
             "is not read any more: train again"
         )
+    if not path.is_file() and (any(folder.glob("step-*.json")) or (folder / "metrics.parquet").is_file()):
+        raise ModelFileError(
+            f"{folder}: a run of `tokenmargin train`, whose embeddings are not a classifier of texts; "
+            "make one of the same texts with `tokenmargin fit`"
+        )
     if not path.is_file():
         raise ModelFileError(f"{folder}: not a model folder (no config.json); make one with `tokenmargin fit`")
     try:

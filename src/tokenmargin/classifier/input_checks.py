@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = ["check_documents", "check_labels"]
+__all__ = ["check_documents", "check_labels", "check_settings", "is_missing"]
 
+LONGEST_NGRAM = 100
 LARGEST_WEIGHT = 1e100  # sums of weights, and their squares, stay far from overflow
 
 
@@ -100,3 +101,25 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     if not weight.any():
         raise ValueError("sample_weight is zero for every text; at least one text needs a positive weight")
     return labels, weight
+
+
+def check_settings(model: Any) -> None:
+    """The settings of a classifier, before it is fitted."""
+    for name, least in (("ngrams", 1), ("min_count", 1), ("max_iter", 1)):
+        value = getattr(model, name)
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if model.ngrams > LONGEST_NGRAM:
+        raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {model.ngrams}: longer ones hardly repeat")
+    if model.attention not in ("counted", "learned", "uniform"):
+        raise ValueError(f"attention must be 'counted', 'learned' or 'uniform', got {model.attention!r}")
+    for name in ("value_penalty", "start_power", "exponent", "logit_penalty", "tol"):
+        value = getattr(model, name)
+        if value == "auto" and name not in ("logit_penalty", "tol"):
+            continue
+        if isinstance(value, str) or not value >= 0:
+            raise ValueError(f"{name} must be a number that is not negative, got {value!r}")
+    if not isinstance(model.exponent, str) and not model.exponent <= 1:
+        raise ValueError(f"exponent must be between 0 (linear) and 1 (softmax attention), got {model.exponent!r}")
+    if not 0 <= model.validation_fraction < 1:
+        raise ValueError(f"validation_fraction must be in [0, 1), got {model.validation_fraction!r}")

@@ -31,7 +31,7 @@ __all__ = ["Chosen", "choose_penalties", "number_of_folds"]
 
 STEP = 10**0.5  # from one ridge to the next
 LEAST, MOST = 1e-3, 100.0
-POWERS, EXPONENTS = (0.0, 1.0), (1.0, 0.0)  # tried beside the first candidate's
+OTHERS = {"start_power": (0.0, 1.0), "exponent": (1.0,)}  # tried beside the first candidate's, until one is better
 ITERATIONS = 40  # of a candidate's fit, from the one before
 
 
@@ -62,12 +62,12 @@ class Chosen:
 def number_of_folds(texts: int) -> tuple[int, int]:
     """Into how many parts texts are cut, and how many of these are held out in turn: some 2,000 texts if there are.
 
-    >>> number_of_folds(500), number_of_folds(5000), number_of_folds(25_000)
-    ((5, 5), (5, 3), (10, 1))
+    >>> number_of_folds(500), number_of_folds(2000), number_of_folds(5000), number_of_folds(25_000)
+    ((5, 5), (5, 3), (5, 2), (10, 1))
     """
     if texts >= 10_000:
         return 10, 1
-    return 5, 5 if texts < 2_500 else 3
+    return 5, 5 if texts < 1_000 else 3 if texts < 5_000 else 2
 
 
 @dataclass(eq=False)
@@ -91,6 +91,13 @@ class _Fold:
         first = origin if self.last is None else _translated(self.last, origin, self.train)
         self.last, _ = fit_token_model(objective, first, iterations=ITERATIONS, tolerance=tolerance)
         return self.last.decide(self.test.presence)
+
+    def near(self, start: Start) -> TokenModel | None:
+        """What the last fit changed, in the terms of another start."""
+        if self.last is None:
+            return None
+        origin, _ = self.starts[start]
+        return _translated(self.last, origin, self.train).change_since(origin)
 
 
 def _translated(model: TokenModel, origin: TokenModel, data: Labelled) -> TokenModel:
@@ -151,8 +158,8 @@ def _temperature(moved: Array, prior: Array, codes: Array, share: Array) -> tupl
 
 def choose_penalties(
     data: Labelled, fold_of: Int[Array, " n"], turns: int, *, first: Chosen, free: set[str], tolerance: float
-) -> Chosen:
-    """The best candidate reached from `first`.
+) -> tuple[Chosen, TokenModel | None]:
+    """The best candidate reached from `first`, and values near its own to start training from.
 
     **Arguments**
     - `fold_of`, `turns`: the fold of each text, and how many of the folds are held out in turn.
@@ -160,18 +167,20 @@ def choose_penalties(
     """
     folds = list(_folds(data, fold_of, turns))
     if not folds or not free:
-        return first
+        return first, None
     judge = _Judge(folds, tolerance)
     best = judge(first)
     best = judge.along(best) if "value_penalty" in free else best
     shape = best.start
-    for name, values in (("start_power", POWERS), ("exponent", EXPONENTS)):
+    for name, values in OTHERS.items():
         for value in values if name in free else ():
             found = judge(replace(best, **{name: value}))  # type: ignore[arg-type]
-            best = found if found.loss < best.loss else best
+            if found.loss < best.loss:
+                best = found
+                break
     if best.start != shape and "value_penalty" in free:
         best = judge.along(best)
-    return replace(best, tried=len(judge.seen), folds=len(folds))
+    return replace(best, tried=len(judge.seen), folds=len(folds)), folds[0].near(best.start)
 
 
 def _folds(data: Labelled, fold_of: Array, turns: int) -> Iterator[_Fold]:

@@ -16,7 +16,7 @@ features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,8 +32,8 @@ from scipy.special import log_softmax
 from tokenmargin.classifier.token_model import TokenModel
 
 __all__ = [
-    "SOFT", "Labelled", "Penalty", "Start", "TokenObjective", "fit_token_model", "log_loss", "naive_bayes",
-    "start_model",
+    "SOFT", "Labelled", "Penalty", "Start", "TokenObjective", "fit_token_model", "join_labelled", "log_loss",
+    "naive_bayes", "start_model",
 ]  # fmt: skip
 
 SOFT = 0.1  # a token that says nothing keeps some attention
@@ -80,6 +80,12 @@ class Labelled:
     def shares(self) -> Float[Array, " k"]:
         """The part of each class."""
         return np.maximum(np.bincount(self.codes, self.weight, self.k) / self.weight.sum(), 1e-12)
+
+
+def join_labelled(parts: Sequence[Labelled]) -> Labelled:
+    """Texts of several parts, in one vocabulary."""
+    codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
+    return Labelled(sp.vstack([part.presence for part in parts], format="csr"), codes, weight, parts[0].k)
 
 
 def naive_bayes(

@@ -93,6 +93,15 @@ class TokenModel:
         found[np.diff(presence.indptr) == 0] = self.prior
         return np.asarray(found)
 
+    def contributions(self, presence: sp.csr_matrix, column: Int[Array, " n"]) -> sp.csr_matrix:
+        """`e^a b / Z^g` of every token of every text, of the column asked for each text."""
+        e, sink, top = self.exponentials()
+        text = np.repeat(np.arange(presence.shape[0]), np.diff(presence.indptr))
+        Z = np.asarray(presence @ e[:, -1]) + sink
+        power = np.exp((1 - self.exponent) * top) / Z**self.exponent
+        data = e[presence.indices, column[text]] * power[text]
+        return sp.csr_matrix((data, presence.indices, presence.indptr), shape=presence.shape)
+
     def decide_tokens(self, tokens: Int[Array, " t"]) -> Float[Array, " k"]:
         """f of a text that holds these tokens, each named once; accurate whatever the logits are."""
         if not len(tokens):

@@ -10,8 +10,6 @@ from tokenmargin.cli._model import command_line, data_hash, open_model, read_row
 
 __all__ = ["report"]
 
-EXAMPLES = 12
-
 
 def report(
     model: Path,
@@ -53,7 +51,7 @@ def report(
     delimiter:
         Of a .csv or .tsv file, if it is not a comma or a tab.
     no_texts:
-        Leave out the examples: no text of the data is in the page, only tokens.
+        No text of the data is in the page, no token with digits, and none that fewer than ten texts hold.
     figures:
         Also write the figures as SVG, PDF and PNG into this folder.
     seed:
@@ -63,8 +61,8 @@ def report(
     with needs_extra("report"):
         import numpy as np
 
-        from tokenmargin.classifier.evaluation import assess
         from tokenmargin.classifier.files import model_notes
+        from tokenmargin.classifier.trust import assess
         from tokenmargin.report.figures import save_figure
         from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
     notes: dict[str, Any] = {f"model, {key}": value for key, value in model_notes(model).items()}
@@ -80,11 +78,9 @@ def report(
         content["trust"] = assess(classifier, rows.texts, rows.labels, rng=rng, progress=say)
         notes |= {"tests, data": source, "tests, data sha256": data_hash(rows.texts, rows.labels), "tests, seed": seed}
         if not no_texts:
-            chosen = rng.permutation(len(rows.texts))[:EXAMPLES]
-            content["examples"] = list(classifier.explain([rows.texts[i] for i in chosen]))
-            content["truths"] = [rows.labels[i] for i in chosen]
+            content["texts"] = rows.texts
     notes["report, versions"] = versions()
-    page = ModelReport(classifier, provenance=notes, command=command_line(), **content)
+    page = ModelReport(classifier, provenance=notes, command=command_line(), private=no_texts, **content)
     write_model_report(page, out)
     if figures is not None:
         for name, figure in model_figures(page).items():

@@ -16,12 +16,23 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
-from tokenmargin.classifier import Explanation, TokenSelectionClassifier
-from tokenmargin.classifier.evaluation import Trust
+from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
+from tokenmargin.classifier.trust import Trust
+from tokenmargin.report.model_evidence import (
+    MOST_CLASSES,
+    calibration_rows,
+    class_rows,
+    compared_rows,
+    confusion,
+    in_plain_words,
+    lit,
+    shown_errors,
+)  # fmt: skip
 
 __all__ = ["ModelReport", "model_figures", "write_model_report"]
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
+SHAREABLE, OWN_TOKENS = 10, 40_000
 NAMED, CONSIDERED, LONGEST_NAME = 16, 200, 16  # tokens written into a plot
 COLUMNS = {
     "token": "token",
@@ -32,18 +43,21 @@ COLUMNS = {
     "value": "⟨E,v⟩",
     "selected": "selected",
     "contribution": "contribution",
+    "influence": "influence",
     "class": "class",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class ModelReport:
-    """What a report shows; without `examples` it holds no text, only tokens."""
+    """What a report shows; without `examples` and `texts` it holds no text, only tokens."""
 
     model: TokenSelectionClassifier
     trust: Trust | None = None
     examples: Sequence[Explanation] = ()
     truths: Sequence[Any] = ()
+    texts: Sequence[str] = ()  # those that `trust` was found on; without them no text of the data is in the page
+    private: bool = False  # leave out rare tokens and those with digits
     provenance: Mapping[str, Any] = field(default_factory=dict)
     command: str = "tokenmargin report"
 
@@ -60,20 +74,40 @@ def write_model_report(report: ModelReport, path: Path) -> Path:
 
 
 def _context(report: ModelReport) -> dict[str, Any]:
-    model = report.model
-    table = model.token_importance_.head(LISTED)
+    model, trust = report.model, report.trust
+    full = _shareable(model.token_importance_) if report.private else model.token_importance_
+    table = full.head(LISTED)
     shown = {name: title for name, title in COLUMNS.items() if name in table.columns}
     rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
     negative, positive = (
         str(c) for c in (model.classes_ if len(model.classes_) == 2 else ("other classes", "its class"))
     )
-    check = model.validation_
+    check, names = model.validation_, [str(name) for name in model.classes_]
+    held = f"Held out while training: {check}." if check else "No texts were held out while training."
+    errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
+    own = _own_text(model, full)
     return {
-        "title": "Which tokens decide",
-        "lead": f"A classifier of {len(model.classes_)} classes ({', '.join(map(str, model.classes_[:6]))}"
-        f"{', ...' if len(model.classes_) > 6 else ''}) by softmax attention over {len(model.vocabulary_):,} tokens.",
-        "verdict": f"Held out while training: {check}." if check else "No texts were held out while training.",
+        "title": "Which words decide",
+        "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
+        f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
+        f"{model.n_texts_:,} texts and adds up what each says.",
+        "verdict": in_plain_words(trust) if trust else held,
         "trusted": check is None or check.signal,
+        "lit": [_example(*pair) for pair in lit(trust, report.texts)] if trust and len(report.texts) else [],
+        "errors": {name: [_example(*pair) for pair in pairs] for name, pairs in errors.items()},
+        "suspected": len(trust.held.suspects()) if trust else 0,
+        "near_copies": len(trust.held.copies) if trust else 0,
+        "duplicates": trust.duplicates if trust else 0,
+        "held_out": len(trust.held.truths) if trust else 0,
+        "class_names": names[:MOST_CLASSES],
+        "confusion": confusion(trust, names) if trust else [],
+        "by_class": class_rows(trust, names) if trust else [],
+        "calibration": calibration_rows(trust) if trust else [],
+        "compared": compared_rows(trust) if trust else [],
+        "own_text": own is not None,
+        "own_complete": own is not None and len(own["tokens"]) == len(model.vocabulary_),
+        "own_tokens": f"{len(own['tokens']):,}" if own else "0",
+        "model_data": _script(own),
         "tokens": f"{len(model.vocabulary_):,}",
         "negative": negative,
         "positive": positive,
@@ -81,8 +115,8 @@ def _context(report: ModelReport) -> dict[str, Any]:
         "columns": list(shown.values()),
         "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
         "examples": [_example(one, truth) for one, truth in _with_truths(report)],
-        "trust": _trust_rows(report.trust),
-        "curves": _curves(model.loss_curve_, report.trust),
+        "trust": _trust_rows(trust),
+        "curves": _curves(model.loss_curve_, trust),
         "provenance": [(name, str(value)) for name, value in report.provenance.items()],
         "version": __version__,
         "command": report.command,
@@ -166,7 +200,7 @@ def _example(one: Explanation, truth: Any) -> dict[str, Any]:
     return {
         "label": str(one.label),
         "truth": None if truth is None else str(truth),
-        "decision": f"{one.decision:+.2f}",
+        "sure": f"{one.probability:.0%}" if one.probability < 0.995 else f"{one.probability:.1%}",
         "selected": one.selected or "nothing",
         "competitor": one.competitor or "nothing",
         "margin": f"{one.margin:.2f}",
@@ -179,22 +213,45 @@ def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
         return []
     at = list(trust.deletion.k).index(5)
     return [
-        (
-            f"accuracy on {trust.held_out} texts held out of {trust.texts}",
-            f"{trust.accuracy:.1%}, 95% interval {trust.low:.1%} to {trust.high:.1%}; "
-            f"standard deviation over seeds {trust.spread:.2%}",
-        ),
-        ("the same as a mean over classes", f"{trust.balanced:.1%}"),
-        ("always the most frequent class", f"{trust.majority:.1%}"),
-        ("the same with uniform attention", f"{trust.uniform:.1%}"),
-        ("TF-IDF and logistic regression", f"{trust.logistic:.1%}"),
-        ("agreement of token importance over seeds", f"rank correlation {trust.agreement:.3f}"),
+        ("agreement of the leading words between splits", f"rank correlation {trust.agreement:.3f}"),
         (
             "five words deleted",
             f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "
             f"{trust.deletion.random[at]:.1%} when any go",
         ),
     ]
+
+
+def _shareable(table: TokenTable) -> TokenTable:
+    """Tokens that tell nothing of a single text: in ten texts at least, and without digits."""
+    kept = [
+        row
+        for row, (token, count) in enumerate(zip(table["token"], table["count"], strict=True))
+        if count >= SHAREABLE and not any(character.isdigit() for character in token)
+    ]
+    return TokenTable({name: column[kept] for name, column in table.columns.items()})
+
+
+def _own_text(model: TokenSelectionClassifier, table: TokenTable) -> dict[str, Any] | None:
+    """What the page needs to decide a text typed into it: only where its own script cuts words as the model does."""
+    if model.tokenizer not in ("words", "plain"):
+        return None
+    weights = model.token_model_
+    rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
+    chosen = [rows[name] for name in table["token"][:OWN_TOKENS].tolist()]
+    digits = 5  # of the numbers in the page: probabilities agree with the model's to 1e-3
+    return {
+        "classes": [str(name) for name in model.classes_],
+        "ngrams": model.ngrams,
+        "symbols": model.tokenizer == "words",
+        "exponent": weights.exponent,
+        "sink": weights.sink_logit,
+        "intercept": weights.intercept.tolist(),
+        "prior": weights.prior.tolist(),
+        "tokens": [model.vocabulary_.names[row] for row in chosen],
+        "logits": [float(f"{value:.{digits}g}") for value in weights.logits[chosen]],
+        "values": [[float(f"{value:.{digits}g}") for value in row] for row in weights.values[chosen]],
+    }
 
 
 def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]]:
@@ -205,7 +262,8 @@ def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]
             _curve(
                 np.array(deletion.k, float),
                 [deletion.top, deletion.random],
-                label="Decisions that stay when words are deleted: the strongest (solid), any (dashed)",
+                label="Decisions that stay when words are deleted: the strongest (solid), any (dashed). "
+                "A text that runs empty falls back to the base rate.",
                 across="words deleted",
                 bounds=(0.0, 1.0),
                 ends=("0%", "100%"),

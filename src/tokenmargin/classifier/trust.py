@@ -1,0 +1,214 @@
+"""Tests of trust for a report: every model on the same splits with the same tokens, and what became of texts held out.
+
+Copies of a text are always on one side. The interval of a difference is corrected for splits that share training texts
+(Nadeau and Bengio): the variance over k splits counts 1/k + 1/4 instead of 1/k, as a fifth is held out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+from scipy.stats import t as student
+from sklearn.base import clone
+
+from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import Deletion, agreement, deletion_test
+from tokenmargin.classifier.splitting import distinct, draw, held_out
+from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
+
+__all__ = ["Compared", "HeldOut", "Trust", "assess"]
+
+SPLITS, HELD = 3, 0.2
+MOST_TEXTS = 20_000
+DELETED_FROM = 1000  # texts of the deletion test
+OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-IDF and logistic regression"
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """A model on the splits: accuracy and log loss on the texts held out of each (NaN where it has none)."""
+
+    name: str
+    accuracies: Float[Array, " splits"]
+    losses: Float[Array, " splits"]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the splits."""
+        return float(self.accuracies.mean())
+
+    def less(self, other: Compared) -> tuple[float, float]:
+        """Mean difference of the accuracies, and half of its corrected 95% interval."""
+        gaps = self.accuracies - other.accuracies
+        k = len(gaps)
+        if k < 2:
+            return float(gaps.mean()), float("nan")
+        half = student.ppf(0.975, k - 1) * np.sqrt((1 / k + HELD / (1 - HELD)) * gaps.var(ddof=1))
+        return float(gaps.mean()), float(half)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The texts held out of the first split, as a model decided them that had not seen them.
+
+    **Attributes**
+    - `rows`: their rows among the texts given. `truths`, `probabilities`: class numbers, and what was said.
+    - `copies`: rows whose words, but for numbers, are those of a text that was learned from.
+    - `model`: the model that decided.
+    """
+
+    rows: Int[Array, " n"]
+    truths: Int[Array, " n"]
+    probabilities: Float[Array, "n k"]
+    copies: Int[Array, " c"]
+    model: TokenSelectionClassifier
+
+    @property
+    def confusion(self) -> Int[Array, "k k"]:
+        """How many texts of each class (rows) were given each class (columns)."""
+        k = self.probabilities.shape[1]
+        return np.bincount(self.truths * k + self.probabilities.argmax(1), minlength=k * k).reshape(k, k)
+
+    def worst(self, number: int) -> Int[Array, " number"]:
+        """Places of the wrong decisions, the surest first."""
+        wrong = np.flatnonzero(self.probabilities.argmax(1) != self.truths)
+        return wrong[np.argsort(-self.probabilities[wrong].max(1), kind="stable")][:number]
+
+    def suspects(self, bound: float = 0.02) -> Int[Array, " s"]:
+        """Places of texts whose own label was given less than `bound`: look whether the label is right."""
+        own = self.probabilities[np.arange(len(self.truths)), self.truths]
+        found = np.flatnonzero(own < bound)
+        return found[np.argsort(own[found], kind="stable")]
+
+
+@dataclass(frozen=True, eq=False)
+class Trust:
+    """What is known about a model, each number from texts held out.
+
+    **Attributes**
+    - `models`: this model first, then what it is compared with, all on the same splits with the same tokens.
+    - `majority`: the part of the most frequent class. `duplicates`: texts that are copies of others.
+    - `agreement`: rank correlation of the importance of the leading tokens between the splits.
+    """
+
+    texts: int
+    duplicates: int
+    models: tuple[Compared, ...]
+    majority: float
+    agreement: float
+    deletion: Deletion
+    held: HeldOut
+
+
+def assess(
+    model: TokenSelectionClassifier,
+    texts: Sequence[str],
+    labels: Sequence[Any],
+    *,
+    rng: np.random.Generator,
+    progress: Callable[[str], None] | None = None,
+) -> Trust:
+    """Fit copies of the model and its references on four fifths of the texts, once per split, and judge the rest."""
+    tell = progress or (lambda step: None)
+    names = np.array([str(name) for name in model.classes_])
+    codes = np.array([int(np.flatnonzero(names == str(label))[0]) for label in labels])
+    rows = np.arange(len(codes))
+    if len(rows) > MOST_TEXTS:
+        rows = np.sort(rng.choice(len(rows), MOST_TEXTS, replace=False))
+    documents = [texts[row] for row in rows.tolist()]
+    scores: dict[str, list[tuple[float, float]]] = {name: [] for name in (OURS, UNIFORM, LOGISTIC)}
+    tables, first = [], None
+    for split in range(SPLITS):
+        tell(f"split {split + 1} of {SPLITS}")
+        held = _split(documents, codes[rows], int(rng.integers(2**31)))
+        copy = clone(model).set_params(validation_fraction=0.0, random_state=split, progress=None)
+        train, test = ([documents[at] for at in np.flatnonzero(mask)] for mask in (~held, held))
+        y, truths = codes[rows][~held], codes[rows][held]
+        copy.fit(train, y)
+        said = _padded(copy, test, len(names))
+        scores[OURS].append(_scores(said, truths))
+        plain = clone(copy).set_params(attention="uniform").fit(train, y)
+        scores[UNIFORM].append(_scores(_padded(plain, test, len(names)), truths))
+        scores[LOGISTIC].append(_logistic(copy, (train, y), (test, truths), len(names)))
+        tables.append(copy.token_importance_)
+        if first is None:
+            copies = np.flatnonzero(held)[_seen_before(test, train)]
+            copy.classes_ = model.classes_[copy.classes_]
+            first = HeldOut(rows[held], truths, said, rows[copies], copy)
+            shown = test[:DELETED_FROM]
+    tell("deleting words")
+    assert first is not None
+    models = tuple(Compared(name, *np.array(found).T) for name, found in scores.items())
+    return Trust(
+        texts=len(rows),
+        duplicates=len(rows) - int(distinct(documents).max()) - 1,
+        models=models,
+        majority=float(np.bincount(codes).max() / len(codes)),
+        agreement=agreement(tables),
+        deletion=deletion_test(first.model, shown, rng=rng),
+        held=first,
+    )
+
+
+def _split(documents: Sequence[Any], codes: Array, seed: int) -> Array:
+    """A fifth of the texts, every class among them and every class left."""
+    held = held_out(codes, draw(documents, seed), HELD)
+    for code in np.unique(codes):
+        here = np.flatnonzero(codes == code)
+        if not held[here].any() and len(here) > 1:
+            held[here[:1]] = True
+    return held
+
+
+def _padded(model: TokenSelectionClassifier, texts: Sequence[Any], k: int) -> Float[Array, "n k"]:
+    """Probabilities of all classes, also of those that a split left out."""
+    found = np.zeros((len(texts), k))
+    found[:, model.classes_] = model.predict_proba(texts)
+    return found
+
+
+def _scores(probabilities: Array, truths: Array) -> tuple[float, float]:
+    own = probabilities[np.arange(len(truths)), truths]
+    return float((probabilities.argmax(1) == truths).mean()), float(-np.log(np.maximum(own, 1e-12)).mean())
+
+
+def _logistic(
+    model: TokenSelectionClassifier, train: tuple[Sequence[Any], Array], test: tuple[Sequence[Any], Array], k: int
+) -> tuple[float, float]:
+    """TF-IDF over the model's own tokens, and logistic regression with the best of three penalties."""
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    def counts(texts: Sequence[Any]) -> sp.csr_matrix:
+        encoded = model.vocabulary_.encode(read_tokens(texts, model.tokenizer))
+        ids = np.concatenate(encoded.levels)
+        rows = np.tile(encoded.segment, len(encoded.levels))[ids >= 0]
+        return sp.csr_matrix((np.ones(len(rows)), (rows, ids[ids >= 0])), shape=(len(texts), len(model.vocabulary_)))
+
+    if not len(model.vocabulary_) or np.bincount(train[1])[np.unique(train[1])].min() < 3:
+        return float("nan"), float("nan")
+    transform = TfidfTransformer(sublinear_tf=True)
+    features = transform.fit_transform(counts(train[0]))
+    search = GridSearchCV(LogisticRegression(max_iter=300, tol=1e-3), {"C": [1, 10, 100]}, cv=3, scoring="neg_log_loss")
+    search.fit(features, train[1])
+    found = np.zeros((len(test[0]), k))
+    found[:, search.classes_] = search.predict_proba(transform.transform(counts(test[0])))
+    return _scores(found, test[1])
+
+
+def _seen_before(test: Sequence[Any], train: Sequence[Any]) -> list[int]:
+    """Places of texts whose words are, but for numbers, case and punctuation, those of a text learned from."""
+
+    def words(text: Any) -> str:
+        return " ".join(re.sub(r"[\W\d_]+", " ", join_tokens(text).lower()).split())
+
+    known = {words(text) for text in train} - {""}
+    return [place for place, text in enumerate(test) if words(text) in known]

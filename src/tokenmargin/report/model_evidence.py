@@ -1,0 +1,143 @@
+"""What a report shows of a model's trials, in plain words: verdict, confusion, calibration, errors, comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy import ndarray as Array
+
+from tokenmargin._statistics import wilson_interval
+from tokenmargin.classifier import Explanation
+from tokenmargin.classifier.trust import Trust
+
+__all__ = ["calibration_rows", "class_rows", "compared_rows", "confusion", "in_plain_words", "lit", "shown_errors"]
+
+BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
+MOST_CLASSES = 20
+ERRORS, SUSPECTS, COPIES = 8, 12, 6
+LIT, SHORT = 3, 240
+
+
+def in_plain_words(trust: Trust) -> str:
+    """How often it is right, against guessing and against the usual method."""
+    ours, *others = trust.models
+    n = len(trust.held.truths)
+    low, high = wilson_interval(ours.accuracies[0] * n, n)
+    text = (
+        f"Of 100 texts it has not seen it gets about {100 * ours.accuracies[0]:.0f} right "
+        f"(with 95% confidence between {100 * low:.0f} and {100 * high:.0f}; {n} texts were kept aside to count). "
+        f"Always answering with the most frequent class would get {100 * trust.majority:.0f} right."
+    )
+    usual = others[-1]
+    if np.isfinite(usual.accuracy):
+        gap, half = ours.less(usual)
+        word = "as good as" if abs(gap) <= half else "better than" if gap > 0 else "worse than"
+        text += (
+            f" On the same texts and words it is {word} the usual method, {usual.name} "
+            f"({100 * gap:+.1f} points, give or take {100 * half:.1f})."
+        )
+    return text
+
+
+def compared_rows(trust: Trust) -> list[tuple[str, ...]]:
+    """All models on the same splits: accuracy, log loss, and the first model's lead with its interval."""
+    ours = trust.models[0]
+    rows: list[tuple[str, ...]] = []
+    for one in trust.models:
+        lead = ""
+        if one is not ours and np.isfinite(one.accuracy):
+            gap, half = ours.less(one)
+            lead = f"{100 * gap:+.2f} \u00b1 {100 * half:.2f}"
+        each = ", ".join(f"{100 * value:.1f}%" for value in one.accuracies)
+        rows.append((one.name, f"{one.accuracy:.1%}", each, f"{one.losses.mean():.3f}", lead))
+    return rows
+
+
+def confusion(trust: Trust, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the confusion matrix, shaded by the part of the true class."""
+    counts = trust.held.confusion[:MOST_CLASSES, :MOST_CLASSES]
+    total = np.maximum(counts.sum(1, keepdims=True), 1)
+    return [
+        {
+            "name": names[k],
+            "cells": [
+                (int(count), f"{count / total[k, 0]:.2f}", "plus" if j == k else "minus") for j, count in enumerate(row)
+            ],
+        }
+        for k, row in enumerate(counts)
+    ]
+
+
+def class_rows(trust: Trust, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Texts, precision and recall of each class, with intervals."""
+    counts = trust.held.confusion
+    rows: list[tuple[str, ...]] = []
+    for k, name in enumerate(names):
+        hits, own, given = int(counts[k, k]), int(counts[k].sum()), int(counts[:, k].sum())
+        rows.append((name, str(own), _share(hits, given), _share(hits, own)))
+    return rows
+
+
+def _share(hits: int, total: int) -> str:
+    if not total:
+        return "none"
+    low, high = wilson_interval(hits, total)
+    return f"{hits / total:.0%} ({low:.0%} to {high:.0%})"
+
+
+def calibration_rows(trust: Trust) -> list[tuple[str, ...]]:
+    """How often it was right among the texts it was so sure about."""
+    sure = trust.held.probabilities.max(1)
+    right = trust.held.probabilities.argmax(1) == trust.held.truths
+    rows: list[tuple[str, ...]] = []
+    for low, high in pairwise(BINS):
+        here = (sure >= low) & (sure < high)
+        if here.any():
+            name = f"{low:.0%} to {min(high, 1):.0%}" if low else f"below {high:.0%}"
+            rows.append(
+                (
+                    name,
+                    str(int(here.sum())),
+                    f"{sure[here].mean():.1%}",
+                    _share(int(right[here].sum()), int(here.sum())),
+                )
+            )
+    return rows
+
+
+def lit(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+    """Three short texts that were decided rightly and surely, of different classes where there are."""
+    held = trust.held
+    right = held.probabilities.argmax(1) == held.truths
+    lengths = np.array([len(texts[row]) for row in held.rows])
+    good = np.flatnonzero(right & (lengths <= SHORT) & (lengths >= 20))
+    if not len(good):
+        good = np.flatnonzero(right)
+    order = good[np.argsort(-held.probabilities[good].max(1), kind="stable")]
+    chosen: list[int] = []
+    for code in list(dict.fromkeys(held.truths[order].tolist())) * LIT:
+        chosen += [at for at in order.tolist() if held.truths[at] == code and at not in chosen][:1]
+    return _explained(trust, np.array(chosen[:LIT], int), texts)
+
+
+def shown_errors(trust: Trust, texts: Sequence[str]) -> dict[str, list[tuple[Explanation, Any]]]:
+    """The surest wrong decisions, labels to look at again, and texts that were nearly learned by heart."""
+    held = trust.held
+    copies = np.flatnonzero(np.isin(held.rows, held.copies))
+    suspects = held.suspects()
+    return {
+        "worst": _explained(trust, held.worst(ERRORS), texts),
+        "suspects": _explained(trust, suspects[~np.isin(suspects, held.worst(ERRORS))][:SUSPECTS], texts),
+        "copies": _explained(trust, copies[:COPIES], texts),
+    }
+
+
+def _explained(trust: Trust, places: Array, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+    held = trust.held
+    if not len(places):
+        return []
+    found = held.model.explain([texts[row] for row in held.rows[places]])
+    return list(zip(found, held.model.classes_[held.truths[places]].tolist(), strict=True))
