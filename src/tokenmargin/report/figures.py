@@ -213,6 +213,15 @@ def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array
     ax.set_ylabel(rf"$\langle E_s, {name}\rangle$")
 
 
+def draw_pairs(result: Result, ax: Axes) -> None:
+    """The two-layer model's mean output on every pair of deciding words, against the label that the pair decides."""
+    pairs = result.tables["pairs"]
+    rng = np.random.default_rng(0)
+    ax.scatter(pairs["posterior"] + 0.1 * rng.uniform(-1, 1, len(pairs["output"])), pairs["output"], s=8, color=LOCAL)
+    ax.axhline(0, color=MUTED, linewidth=0.6)
+    ax.set(xticks=[-1, 1], xlabel="posterior difference of the pair", ylabel="mean output")
+
+
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
         "demo": Drawing(draw_disc_paths, TWO),
@@ -231,6 +240,7 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "fig9b": Drawing(draw_gaps),
         "fig10": Drawing(draw_gap_distribution),
         **dict.fromkeys(("A1", "A2", "A3-imdb", "A3-yelp", "A4"), Drawing(draw_embeddings, TWO)),
+        "pairs": Drawing(draw_pairs),
         "first-step-error": Drawing(draw_first_step_error),
         "theorem5-sharpness": Drawing(draw_sharpness),
     }
