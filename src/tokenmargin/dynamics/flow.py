@@ -25,6 +25,8 @@ from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
@@ -285,7 +287,7 @@ class FlowPath(Tabular, Drawn):
 
 
 def flow(
-    objective: AbstractObjective,
+    objective: AbstractObjective | TokenProblem,
     *,
     start: Float[Array, " D"] | None = None,
     until_norm: float | None = None,
@@ -298,7 +300,8 @@ def flow(
     Where tied tokens come to rest and the others do not, the path goes on beside the finite part (`tail`).
 
     **Arguments**
-    - `objective`: a prompt, joint or nonlinear-head objective, in either geometry; or a factored one.
+    - `objective`: a problem (its prompt objective is meant), or a prompt, joint or nonlinear-head objective, in either
+      geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
     - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
       grow with its square.
@@ -316,6 +319,7 @@ def flow(
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
     settings = FlowSettings() if settings is None else settings
+    objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
     theta = objective.start() if start is None else np.array(start, dtype=np.float64)
     if theta.shape != (objective.dimension,):
         raise ValueError(

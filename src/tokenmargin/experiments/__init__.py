@@ -69,6 +69,7 @@ EXPERIMENT_PLACES = (
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
     "claims:ClaimsD",
+    "svm_paths:SvmPaths",
     "svm_local:SvmW",
     "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import erf
 
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.problem.regression_problem import RegressionProblem
 
 __all__ = ["Overlaps", "SingleLocation", "overlaps"]
@@ -125,13 +126,12 @@ class SingleLocation:
         in_v[..., 1] += slopes.nu
         return _moved(k, in_k, step), _moved(v, in_v, step)
 
-    def start(
-        self, runs: int, *, on_manifold: bool, rng: np.random.Generator
-    ) -> tuple[Float[Array, "runs 4"], Float[Array, "runs 4"]]:
+    def start(self, runs: int, *, on_manifold: bool, rng: Rng) -> tuple[Float[Array, "runs 4"], Float[Array, "runs 4"]]:
         """Uniform unit vectors of d dimensions, in four coordinates that hold all their inner products.
 
         On the manifold k is orthogonal to v*, v to k*, and k to v.
         """
+        rng = generator(rng)
         k, v = rng.standard_normal((2, runs, self.d))
         if on_manifold:
             k[:, 1], v[:, 0] = 0.0, 0.0
@@ -142,8 +142,9 @@ class SingleLocation:
         k, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (k, v))
         return _in_four(k, v)
 
-    def sample(self, n: int, *, rng: np.random.Generator) -> RegressionProblem:
+    def sample(self, n: int, *, rng: Rng) -> RegressionProblem:
         """n sequences of this law as a problem for softmax attention: tokens are keys and values, the head is v*."""
+        rng = generator(rng)
         tokens = rng.standard_normal((n, self.L, self.d))
         places = rng.integers(self.L, size=n)
         decisive = self.gamma * rng.standard_normal((n, self.d))
