@@ -205,7 +205,8 @@ def test_the_proven_distance_holds():
         assert size <= choice.distance(shares, length) <= 100 * size
 
 
-@pytest.mark.parametrize("seed", [0])
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("seed", [0, 1])
 def test_training_goes_there(seed):
     """Gradient flow of the very same W, from a random start: its limit has these two parts."""
     rng = np.random.default_rng(seed)
@@ -221,6 +222,7 @@ def test_training_goes_there(seed):
     assert found.solution.vector == pytest.approx(limit.direction.vector, abs=1e-8)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_dependent_embeddings_force_further_ties():
     """1 ahead of 2 and 4 ahead of 3, with x1 - x2 = x3 - x4: no W satisfies both, so all four tie in pairs."""
     rows = np.array([[0.0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0]])

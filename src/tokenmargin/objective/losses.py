@@ -137,13 +137,16 @@ class CorrelationLoss(AbstractLoss):
 
 @dataclass(frozen=True)
 class LogLoss(AbstractLoss):
-    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction."""
+    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction.
+
+    Where u has underflowed, some 700 below the other logits, loss and slope are infinite, and flow says "flat".
+    """
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return -self._log(u)
+        return np.asarray(-self._log(u))
 
     def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return -self._log(u)
+        return np.asarray(-self._log(u))
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         with np.errstate(divide="ignore"):
