@@ -6,15 +6,18 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test reproduce lint bench docs clean
+.PHONY: help demo test portable reproduce lint bench docs package sbom clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
+	@echo "make portable  the numeric tests under the arithmetic of other processors (half an hour)"
 	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"
 	@echo "make docs   the documentation as a site (writes build/site)"
+	@echo "make package  wheel and sdist (writes dist), installed into an empty environment, its demonstration run there"
+	@echo "make sbom   what is installed, with versions and licences (writes build/sbom.json)"
 	@echo "make clean  remove the environment and everything generated"
 
 $(BIN)/python:
@@ -32,6 +35,9 @@ demo: $(VENV)/.installed-report,classify
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
+portable: $(VENV)/.installed-test
+	@VENV=$(VENV) .ci/portable
+
 reproduce: $(VENV)/.installed-report $(VENV)/.installed-train
 	@$(BIN)/tokenmargin reproduce
 
@@ -47,6 +53,19 @@ bench: $(VENV)/.installed-bench
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "The site: build/site/index.html"
+
+# The sdist is built first and the wheel from it, so that both are whole; the demonstration runs far from the sources.
+# With LENT=1 the empty environment takes its dependencies from $(VENV) instead of installing them: seconds, not minutes.
+package: $(VENV)/.installed-package
+	@rm -rf dist build/empty && $(BIN)/python -m build --no-isolation --outdir dist > /dev/null
+	@$(PYTHON) -m venv build/empty
+	@$(if $(LENT),$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > build/empty/lent && cp build/empty/lent $$(build/empty/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/lent.pth)
+	@build/empty/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(if $(LENT),--no-deps,--constraint constraints.txt) "$$(ls dist/*.whl)[report,classify]"
+	@cd build/empty && PYTHONPATH= bin/tokenmargin demo --out demo && test -s demo/explore.html && test -s demo/report.html
+	@rm -rf build/empty && ls dist
+
+sbom: $(VENV)/.installed-test
+	@$(BIN)/python -m benchmarks.dependencies --out build/sbom.json
 
 clean:
 	rm -rf $(VENV) out runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -279,8 +279,9 @@ def _slope_of(x: list[int], y: list[float]) -> str:
     return f"{slope(x, y):.2f}" if min(y) > 0 and y[-1] > 1.5 * y[0] else ""
 
 
-# Measured: the bandwidth of an H200 and what its step leaves beside the update for a token (docs/training.md), and the
-# time of a token on one thread here. Assumed: 100 GB/s of memory in a CPU host; ten gigabits, or NVLink, between ranks.
+# Measured: the bandwidth of an H200 and what its step leaves beside the update for a token (docs/training-notes.md),
+# and the time of a token on one thread here. Assumed: 100 GB/s of memory in a CPU host; ten gigabits, or NVLink,
+# between ranks.
 PAPER = (
     ("16 CPU hosts, 10 Gbit/s", 16, Machine(bandwidth=100e9, token=70e-9, latency=200e-6, link=1.25e9)),
     ("8 H200, NVLink", 8, Machine(bandwidth=4.2e12, token=1e-9, latency=30e-6, link=100e9)),

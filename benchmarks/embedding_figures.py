@@ -4,7 +4,8 @@ RESULTS is a folder with the files of `python -m benchmarks.gpu_training`. Writt
 (every token's products at the printed settings and at ours), `img/embeddings-along.png` (loss and alignment along
 training), `results/training-runs.csv` (a row a run) and `results/training-curves.csv` (a row an epoch looked at). Those
 of the plan `small` alone: `--tables training-small`. The
-tables of docs/training.md are printed; with `--data`, the study's folder of ids, also how concentrated attention is.
+tables of docs/training-notes.md are printed; with `--data`, the study's folder of ids, also how concentrated attention
+is.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _short(value: object) -> object:
 
 
 def print_tables(runs: Runs) -> None:
-    """The tables of docs/training.md: the printed settings over seeds, then the study of settings."""
+    """The tables of docs/training-notes.md: the printed settings over seeds, then the study of settings."""
     print("| model | data | seeds | loss | rho_v | rho_p | sign | seconds |\n|---|---|---|---|---|---|---|---|")
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for name, run in runs.items():

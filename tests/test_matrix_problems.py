@@ -6,6 +6,7 @@ import pytest
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.problem.instances import figure1a
+from tokenmargin.problem.token_problem import ProblemFileError, load_problem, parse_problem
 
 RNG = np.random.default_rng(0)
 TOKENS, HEAD, LABELS = RNG.standard_normal((3, 4, 5)), RNG.standard_normal(5), [1, -1, 1]
@@ -98,3 +99,20 @@ def test_vectors_are_no_matrices():
         problem.as_matrix(np.ones(3))
     with pytest.raises(TypeError, match="inner products alone"):
         problem.as_gram().with_matrix(np.ones(2)).as_matrix(np.ones(3))
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_files_keep_the_queries(tmp_path, suffix):
+    problem = self_attention(TOKENS, LABELS, position=None, causal=True, head=HEAD, mask=MASK)
+    problem.save(tmp_path / f"problem{suffix}")
+    again = load_problem(tmp_path / f"problem{suffix}")
+    assert again.keys.matrix_shape == (5, 5)
+    np.testing.assert_array_equal(again.keys.tokens, problem.keys.tokens)
+    np.testing.assert_array_equal(again.scores, problem.scores)
+    assert repr(again) == repr(problem)
+    assert "W of 5 x 5" in repr(problem)
+
+
+def test_queries_of_a_file_must_be_numbers():
+    with pytest.raises(ProblemFileError, match="queries must be numbers"):
+        parse_problem('{"keys": [[[0, 1], [1, 0]]], "labels": [1], "scores": [[0, 1]], "queries": ["a"]}')

@@ -45,6 +45,7 @@ def things():
         "high trajectory": tm.evolve(tm.PromptObjective(high), STEP, steps=30, keep=("point",)),
         "joint trajectory": tm.evolve(tm.JointObjective(tm.figure3a()), STEP, steps=3),
         "flow": tm.flow(objective, until_norm=100.0),
+        "flow of a problem": tm.flow(problem, until_norm=10.0),
         "many": tm.evolve_many([problem], STEP, steps=5, starts=[starts]),
         "atlas": found,
         "empty atlas": tm.atlas(tm.TokenProblem.of([[[0.0], [0.0]]], [1], scores=[[1.0, 0.0]])),
@@ -175,13 +176,14 @@ def test_a_seed_is_as_good_as_a_generator():
         lambda rng: tm.random_problem(2, 3, 4, rng=rng).scores,
         lambda rng: tm.shared_vocabulary_problem(2, 3, 4, vocabulary=5, rng=rng).scores,
         lambda rng: tm.random_starts(tm.figure1b(), 3, rng=rng),
+        lambda rng: tm.evolve(tm.figure1b(), STEP, steps=3, batch=1, rng=rng).final,
         lambda rng: tm.k_level_corpus(6, rng=rng).index,
         lambda rng: tm.selective_corpus(4, 3, rng=rng).index,
         lambda rng: tm.gaussian_embeddings(tm.selective_corpus(4, 3, rng=1), 9, rng=rng).prompt,
     )
     for make in makers:
         np.testing.assert_array_equal(make(7), make(np.random.default_rng(7)))
-        for bad in (-1, 1.5, True, "0", None):
+        for bad in (-1, 1.5, True, "0"):
             with pytest.raises(TypeError, match=r"rng must be a seed .* got"):
                 make(bad)
 

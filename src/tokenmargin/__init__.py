@@ -92,6 +92,8 @@ _EXPORTS = {
         "wishart_embeddings",
     ),
     "tokenmargin.objective.first_step": ("first_step",),
+    "tokenmargin.objective.class_first_step": ("class_first_step",),
+    "tokenmargin.objective.single_location": ("SingleLocation",),
     "tokenmargin.selection": (
         "angle",
         "attention_weights",

@@ -59,6 +59,7 @@ from tokenmargin.objective.attention_maps import MapObjective as MapObjective
 from tokenmargin.objective.attention_maps import Sigmoid as Sigmoid
 from tokenmargin.objective.attention_maps import Softmax as Softmax
 from tokenmargin.objective.attention_maps import Sparsemax as Sparsemax
+from tokenmargin.objective.class_first_step import class_first_step as class_first_step
 from tokenmargin.objective.embedding import EmbeddingObjective as EmbeddingObjective
 from tokenmargin.objective.embedding import Embeddings as Embeddings
 from tokenmargin.objective.embedding import gaussian_embeddings as gaussian_embeddings
@@ -76,6 +77,7 @@ from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObje
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
 from tokenmargin.objective.nonlinear_heads import optimal_sets as optimal_sets
+from tokenmargin.objective.single_location import SingleLocation as SingleLocation
 from tokenmargin.problem.attention_problems import cross_attention as cross_attention
 from tokenmargin.problem.attention_problems import self_attention as self_attention
 from tokenmargin.problem.bilinear import bilinear as bilinear

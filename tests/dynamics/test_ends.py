@@ -117,6 +117,7 @@ def tied_pair() -> PromptObjective:
     return PromptObjective(TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores), LOG_LOSS)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_flow_through_a_flat_region_in_closed_form():
     path = flow(tied_pair())
     assert path.finite_part.point == pytest.approx([0, np.log(2) / 2], abs=1e-12)
@@ -131,6 +132,7 @@ def test_a_flow_through_a_flat_region_in_closed_form():
         assert path.finite_part.off(path.at_norm(norm)) == pytest.approx(0.375 * np.exp(-x) / c, rel=0.02)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_events_and_resumption_beside_a_finite_part():
     whole = flow(tied_pair(), events=[NormReached(1e3, stops=False)])
     (crossing,) = whole.crossings

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from fractions import Fraction
 from itertools import combinations
+from pathlib import Path
 
 import clarabel
 import numpy as np
 import pytest
+from benchmarks import norms
 from scipy import sparse
 from scipy.optimize import linprog
 
@@ -428,3 +431,56 @@ def test_the_command(capsys):
     assert "margin            1 (l1)" in capsys.readouterr().out
     assert main(["solve", "fig1b", "--norm", "nuclear"]) == 2
     assert "pose it for W" in capsys.readouterr().err
+
+
+def test_the_command_on_a_problem_for_a_matrix(capsys, tmp_path):
+    rng = np.random.default_rng(3)
+    problem = tm.random_problem(n=3, T=4, d=4, rng=rng).with_matrix(rng.normal(size=(3, 3)))
+    problem.save(tmp_path / "w.npz")
+    assert main(["solve", str(tmp_path / "w.npz"), "--select", "0,3,3", "--norm", "nuclear", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert np.shape(report["matrix"]) == (3, 4)
+    assert np.linalg.norm(report["matrix"], "nuc") * report["margin"] == pytest.approx(1, rel=1e-9)
+    assert report["gap"] <= MATRIX_GAP
+    assert main(["atlas", "fig1b", "--norm", "linf", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["limits"]
+    expected = tm.atlas(tm.figure1b(), norm="linf").limits
+    assert [limit["margin"] for limit in listed] == pytest.approx([limit.solution.margin for limit in expected])
+    assert main(["atlas", "fig1b", "--norm", "l7"]) == 2
+    assert "such as lp:1.5" in capsys.readouterr().err
+
+
+def test_an_added_norm_is_found_by_the_command(capsys, monkeypatch):
+    """The example's norm, the sum of the two largest, proposed by a linear program; beside l1 in two dimensions."""
+    plugin = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
+    monkeypatch.chdir(plugin)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(plugin)])
+    assert main(["solve", "fig1c", "--norm", "heavy_tails:TWO_LARGEST", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["status"], report["norm"]) == ("optimal", "two-largest")
+    vector = np.sort(np.abs(report["vector"]))
+    assert vector[-2:].sum() * report["margin"] == pytest.approx(1, rel=1e-9)
+    flat = random_constraints(np.random.default_rng(2), "gaussian", 6, 2)
+    from heavy_tails import TWO_LARGEST
+
+    assert solve_in_norm(flat, TWO_LARGEST).margin == pytest.approx(solve_in_norm(flat, "l1").margin, rel=1e-9)
+
+
+def test_a_sample_of_the_oracle(capsys):
+    assert norms.oracle(count=8, seed=77) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) == 8
+    assert all(line.split("|")[5].strip() == "0" for line in lines)  # none inaccurate
+
+
+def test_the_nuclear_solution_has_lower_rank():
+    """Seeds 3 and 4 of the public rank study, n = T = 5, d = 10: Frobenius of rank n, nuclear below; proven optimal."""
+    pytest.importorskip(
+        "torch", reason="the study's data come from torch's generator (pip install 'tokenmargin[train]')"
+    )
+    for seed in (3, 4):
+        problem, selected = norms.drawn(seed, 5, 5, 10)
+        frobenius, nuclear = tm.max_margin(problem, selected), tm.max_margin(problem, selected, norm="nuclear")
+        assert nuclear.is_optimal
+        assert norms.rank(frobenius.matrix) == 5
+        assert norms.rank(nuclear.matrix) <= 3

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective, Descent
@@ -140,7 +141,7 @@ def evolve(
     keep: Iterable[Kept] = (),
     every: int = 1,
     batch: int | None = None,
-    rng: np.random.Generator | None = None,
+    rng: Rng | None = None,
     memory: Memory | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Trajectory:
@@ -270,9 +271,7 @@ def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | 
     return theta
 
 
-def _minibatches(
-    objective: AbstractObjective, batch: int | None, rng: np.random.Generator | None
-) -> Callable[[], AbstractObjective]:
+def _minibatches(objective: AbstractObjective, batch: int | None, rng: Rng | None) -> Callable[[], AbstractObjective]:
     """What gives the objective of the next step: of all inputs, or of some that are drawn."""
     if batch is None:
         return lambda: objective
@@ -280,5 +279,6 @@ def _minibatches(
     if not 1 <= batch <= n:
         raise ValueError(f"batch must be from 1 to the number of inputs {n}, got {batch}")
     if rng is None:
-        raise ValueError("minibatches are drawn: give rng, such as numpy.random.default_rng(0)")
-    return lambda: on_inputs(objective, rng.choice(n, size=batch, replace=False), n)
+        raise ValueError("minibatches are drawn: give rng, a seed such as 0")
+    drawn = generator(rng)
+    return lambda: on_inputs(objective, drawn.choice(n, size=batch, replace=False), n)

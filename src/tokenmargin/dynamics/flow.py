@@ -21,10 +21,12 @@ from scipy.optimize import brentq
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, checked_norm
-from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece
+from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece, polish
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
 __all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
@@ -197,7 +199,20 @@ class FlowPath(Tabular, Drawn):
             return self
         return self._with_tail(
             self.finite_part.follow(until_norm=until_norm, events=events, settings=self.settings, progress=progress)
-        )
+        )._rested()
+
+    def _rested(self) -> FlowPath:
+        """Where the tail rests too there was no finite part but a stationary point: the one near it, if it is found.
+
+        The tail holds the others' weights, at most 3e-4, to first order, and is off by about as much of its length.
+        """
+        if self.tail is None or self.tail.stop != "stationary":
+            return self
+        y = self._field.reduce(self.final)
+        polished, balance = polish(self._field.objective, y)
+        if balance > STATIONARY or np.linalg.norm(polished - y) > 1e-2 * max(1.0, float(np.linalg.norm(y))):
+            return self
+        return replace(self, final=self._field.lift(polished), finite_part=None, tail=None)
 
     def _with_tail(self, tail: FlowPath) -> FlowPath:
         """This path, and a tail from its end on."""
@@ -272,7 +287,7 @@ class FlowPath(Tabular, Drawn):
 
 
 def flow(
-    objective: AbstractObjective,
+    objective: AbstractObjective | TokenProblem,
     *,
     start: Float[Array, " D"] | None = None,
     until_norm: float | None = None,
@@ -285,7 +300,8 @@ def flow(
     Where tied tokens come to rest and the others do not, the path goes on beside the finite part (`tail`).
 
     **Arguments**
-    - `objective`: a prompt, joint or nonlinear-head objective, in either geometry; or a factored one.
+    - `objective`: a problem (its prompt objective is meant), or a prompt, joint or nonlinear-head objective, in either
+      geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
     - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
       grow with its square.
@@ -303,6 +319,7 @@ def flow(
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
     settings = FlowSettings() if settings is None else settings
+    objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
     theta = objective.start() if start is None else np.array(start, dtype=np.float64)
     if theta.shape != (objective.dimension,):
         raise ValueError(

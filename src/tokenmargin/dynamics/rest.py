@@ -61,7 +61,9 @@ def polish(objective: AbstractObjective, y: Float[Array, " r"]) -> tuple[Float[A
     for _ in range(8):
         descent, relative, balances = objective.linearise(best)
         balance = float(balances.max())
-        if balance <= STATIONARY or not np.isfinite(relative).all():
+        if not np.isfinite(relative).all():  # a step has led to where an output underflows
+            return y, np.inf
+        if balance <= STATIONARY:
             break
         best = best - np.linalg.lstsq(relative, descent.direction, rcond=1e-10)[0]
     return best, balance

@@ -45,6 +45,7 @@ EXPERIMENT_PLACES = (
     "embeddings:FigureA3Imdb",
     "embeddings:FigureA3Yelp",
     "embeddings:FigureA4",
+    "pairs:Pairs",
     "sharpness:FirstStepError",
     "sharpness:Theorem5Sharpness",
     "claims:ClaimsA",
@@ -67,6 +68,8 @@ EXPERIMENT_PLACES = (
     "claims:ClaimsB",
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
+    "claims:ClaimsD",
+    "svm_paths:SvmPaths",
     "svm_local:SvmW",
     "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
@@ -75,6 +78,9 @@ EXPERIMENT_PLACES = (
     "limit_constants:Constants",
     "methods:MethodMargins",
     "joint_phase:JointPhase",
+    "single_location:SingleLocationCurves",
+    "first_step_sharp:FirstStepSharp",
+    "theorem5_plus:Theorem5Plus",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 

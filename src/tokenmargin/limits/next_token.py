@@ -22,7 +22,7 @@ from tokenmargin.objective.tied_choice import SoftPart, TiedChoice
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.priority_graph import PriorityGraph
 
-__all__ = ["NextTokenLimit", "next_token_limit"]
+__all__ = ["NextTokenLimit", "next_token_limit", "tied_choice"]
 
 _RANK = 1e-10  # singular values of the ties below this share of the largest are rounding
 
@@ -138,7 +138,7 @@ def next_token_limit(problem: NextTokenProblem) -> NextTokenLimit:
         graph = replace(graph, component=_classes(graph, forced_ties(problem)))
         dependent = len(graph.sizes) < len(problem.graph.sizes)
         direction = graph_margin(problem, graph)
-    return NextTokenLimit(problem, graph, dependent, direction, _choice(problem, graph).minimum())
+    return NextTokenLimit(problem, graph, dependent, direction, tied_choice(problem, graph).minimum())
 
 
 def _classes(graph: PriorityGraph, forced: Array) -> Array:
@@ -151,7 +151,7 @@ def _classes(graph: PriorityGraph, forced: Array) -> Array:
     return np.asarray(connected_components(links, directed=False)[1].astype(np.int64))
 
 
-def _choice(problem: NextTokenProblem, graph: PriorityGraph) -> TiedChoice:
+def tied_choice(problem: NextTokenProblem, graph: PriorityGraph) -> TiedChoice:
     """The choices of the sequences whose next token ties with another of their tokens."""
     codes = graph.last * problem.size + graph.token
     node = np.searchsorted(codes, problem.last[problem.sequence] * problem.size + problem.tokens)

@@ -309,7 +309,9 @@ def _pulled(problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array,
     scores, (inputs, tokens) = problem.shared_scores, near.nonzero()
     leading = scores[np.arange(problem.n), selected]
     slopes = loss.log_slope(leading) - np.log(copies_of(problem, selected).sum(axis=1))
-    pulls = np.exp(slopes - slopes.max())[inputs] * (leading[inputs] - scores[inputs, tokens])
+    with np.errstate(invalid="ignore"):  # -log has an infinite slope at a score of 0: nothing is said of such a pull
+        weights = np.exp(slopes - slopes.max())
+    pulls = weights[inputs] * (leading[inputs] - scores[inputs, tokens])
     which = _differences(problem, inputs, selected[inputs], tokens)
     sums, sizes = np.bincount(which, weights=pulls), np.bincount(which, weights=np.abs(pulls))
     return bool((sums > len(pulls) * np.finfo(float).eps * sizes).all())

@@ -155,7 +155,8 @@ class Entmax(AttentionMap):
             bend = np.where(weights > 0, weights, 1.0) ** (3 - 2 * self.alpha) * (2 - self.alpha) * centred
         bend = np.where(weights > 0, bend, 0.0)
         off = np.eye(logits.shape[-1]) - (tilted / tilted.sum(axis=-1, keepdims=True))[:, None, :]
-        return np.asarray(np.einsum("nts,nt,ntu->nsu", off, bend, off) * np.exp(-log_scale)[:, None, None])
+        scale = np.exp(np.minimum(-log_scale, 300.0))[:, None, None]  # where nothing pulls, as large as sums allow
+        return np.asarray(np.einsum("nts,nt,ntu->nsu", off, bend, off) * scale)
 
     def _power(self, x: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
         return np.asarray(np.maximum(x, 0.0) ** (1 / (self.alpha - 1)))

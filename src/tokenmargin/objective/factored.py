@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.objective.attention import AbstractObjective, Descent, Linearisation, PromptObjective
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
@@ -128,8 +129,9 @@ class FactoredObjective(AbstractObjective):
         key[:, :kept], query[:, :kept] = right[:kept].T, left[:, :kept]
         return self.point(key * root, query * root)
 
-    def random_start(self, scale: float, *, rng: np.random.Generator) -> Float[Array, " D"]:
+    def random_start(self, scale: float, *, rng: Rng) -> Float[Array, " D"]:
         """Independent normal entries of standard deviation `scale`."""
+        rng = generator(rng)
         return scale * rng.standard_normal(self.dimension)
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:

@@ -137,16 +137,20 @@ class CorrelationLoss(AbstractLoss):
 
 @dataclass(frozen=True)
 class LogLoss(AbstractLoss):
-    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction."""
+    """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction.
+
+    Where u has underflowed, some 700 below the other logits, loss and slope are infinite, and flow says "flat".
+    """
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return -self._log(u)
+        return np.asarray(-self._log(u))
 
     def log_slope(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return -self._log(u)
+        return np.asarray(-self._log(u))
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        return np.asarray(-1 / u)
+        with np.errstate(divide="ignore"):
+            return np.asarray(-1 / np.asarray(u))
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         if low <= 0:
@@ -155,11 +159,10 @@ class LogLoss(AbstractLoss):
 
     @staticmethod
     def _log(u: Float[Array, "..."]) -> Float[Array, "..."]:
-        if not np.min(u, initial=1.0) > 0:
-            raise ValueError(
-                f"-log(u) is for outputs above 0, got {np.min(u):g}: use scores of 0 and 1 and a start of moderate norm"
-            )
-        return np.asarray(np.log(u))
+        if np.min(u, initial=1.0) < 0:
+            raise ValueError(f"-log(u) is for outputs above 0, got {np.min(u):g}; use scores of 0 and 1")
+        with np.errstate(divide="ignore"):  # an output that has underflowed has an infinite loss
+            return np.asarray(np.log(u))
 
 
 @dataclass(frozen=True)

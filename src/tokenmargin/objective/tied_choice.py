@@ -110,7 +110,7 @@ class TiedChoice:
         logits = np.zeros(len(self.classes))
         shares, losses = self.shares(logits)
         for _ in range(_STEPS if len(self.labels) else 0):
-            pull = self._pull(shares)
+            pull = self.pull(shares)
             move = self._newton(shares, pull)
             # Pull is minus the gradient. Curvature is known along a step only while logits change by order one.
             fall, length = float(pull @ move), min(1.0, _REACH / max(float(np.abs(move).max()), _REACH))
@@ -127,7 +127,7 @@ class TiedChoice:
                 break
         return self._judged(logits, shares, losses)
 
-    def _pull(self, shares: Float[Array, " entries"]) -> Float[Array, " all"]:
+    def pull(self, shares: Float[Array, " entries"]) -> Float[Array, " all"]:
         """Minus the gradient in the logits: how often each token came next, less how often it was expected to."""
         return np.asarray(self._seen - np.bincount(self.nodes, shares, len(self.classes)))
 
@@ -148,7 +148,7 @@ class TiedChoice:
     def _judged(
         self, logits: Float[Array, " all"], shares: Float[Array, " entries"], losses: Float[Array, " choices"]
     ) -> SoftPart:
-        pull, terms = self._pull(shares), self._terms(shares)
+        pull, terms = self.pull(shares), self._terms(shares)
         if self.features is None:
             members = np.bincount(self.classes)
             logits = logits - (np.bincount(self.classes, logits) / members)[self.classes]
@@ -158,7 +158,7 @@ class TiedChoice:
             theta = np.linalg.lstsq(self.features, logits, rcond=None)[0]
             point, length = theta @ self.basis, float(np.linalg.norm(self.features.T @ pull))
         return SoftPart(
-            logits, point, length / self.n, length / terms if terms else 0.0, self._distance(shares, length),
+            logits, point, length / self.n, length / terms if terms else 0.0, self.distance(shares, length),
             float(losses.sum()) / self.n,
         )  # fmt: skip
 
@@ -171,7 +171,7 @@ class TiedChoice:
             return float(np.sqrt(np.add.reduceat(apart**2, self._starts)).sum())
         return float(np.linalg.norm(self._matrix(apart) @ self.features, axis=1).sum())
 
-    def _distance(self, shares: Float[Array, " entries"], length: float) -> float:
+    def distance(self, shares: Float[Array, " entries"], length: float) -> float:
         """How far the minimum can be: along a unit direction the second derivative falls by at most `exp(-M t)`, M
         being the largest change of a difference of logits, so `2 |gradient| / (least curvature)` is enough where it is
         below 1 / M."""

@@ -19,14 +19,14 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import Drawn, Tabular
-from tokenmargin.problem.bilinear import as_matrix, bilinear
+from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.names import token_names
 
 __all__ = ["ProblemFileError", "TokenProblem", "checked_problem", "checked_vector", "load_problem", "parse_problem"]
 
 SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
-FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused")
+FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
 LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read
 COPIES = 4  # of each number as a double at the peak while a problem is made: 3.6 measured at most (d = 1, with values)
 
@@ -196,8 +196,11 @@ class TokenProblem(Tabular, Drawn):
         return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
 
     def __repr__(self) -> str:
+        shape = self.keys.matrix_shape
         size = (
-            f"n={self.n}, T={self.T}, d={self.keys.dimension}"
+            f"n={self.n}, T={self.T}, W of {shape[0]} x {shape[1]}"
+            if shape is not None
+            else f"n={self.n}, T={self.T}, d={self.keys.dimension}"
             if isinstance(self.keys, Coordinates)
             else (f"n={self.n}, T={self.T}, in Gram space with {self.keys.rows} vectors")
         )
@@ -236,8 +239,11 @@ class TokenProblem(Tabular, Drawn):
         """The arrays of the problem file by name; a problem in Gram space has no coordinates to write."""
         if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
             raise TypeError("only a problem in coordinates can be saved; save it before calling as_gram()")
-        arrays = {"keys": self.keys.tokens, "labels": self.labels, "mask": self.mask}
-        if self.values is not self.keys:
+        keys = self.keys.keys if isinstance(self.keys, Bilinear) else self.keys
+        arrays = {"keys": keys.tokens, "labels": self.labels, "mask": self.mask}
+        if isinstance(self.keys, Bilinear):
+            arrays["queries"] = self.keys.queries
+        if self.values is not keys:
             arrays["values"] = self.values.tokens
         return arrays | ({"scores": self.scores} if self.head is None else {"head": self.head})
 
@@ -269,6 +275,8 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
 
 def load_problem(path: str | Path) -> TokenProblem:
     """Read a problem from `.npz` or `.json`: keys (n,T,d), values, labels (n), head (d) or scores (n,T), mask.
+
+    With queries (n,q) or (q) it is the problem of training W, as `with_matrix` poses it.
 
     Nothing in the file is ever executed: pickled objects are refused.
     """
@@ -319,8 +327,10 @@ def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
         raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
     if "mask" in arrays and arrays["mask"].dtype != bool:
         arrays["mask"] = _as_mask(source, arrays["mask"])
+    queries = arrays.pop("queries", None)
     try:
-        return _of_fields(arrays)
+        problem = _of_fields(arrays)
+        return problem if queries is None else problem.with_matrix(_numbers("queries", queries))
     except (TypeError, ValueError) as error:
         raise ProblemFileError(f"{source}: {error}") from error
 
@@ -341,6 +351,12 @@ def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
         class_logits = arrays.pop("scores", None)
         return ClassProblem.of(keys, labels, class_logits=class_logits, keep_unused=unused, **arrays)
     return TokenProblem.of(keys, labels, **arrays)
+
+
+def _numbers(name: str, value: Array) -> Float[Array, "..."]:
+    if value.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be numbers, got {value.dtype}")
+    return value.astype(np.float64)
 
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from tokenmargin.plugins import added_names, find, load_added
-from tokenmargin.theory import paper_a, paper_b, paper_c, results
+from tokenmargin.theory import paper_a, paper_b, paper_c, paper_d, results
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
 from tokenmargin.theory.probability import binomial_interval
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
@@ -34,7 +34,13 @@ __all__ = [
     "verify",
 ]
 
-PAPER_CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS, *paper_c.CLAIMS, *results.CLAIMS)
+PAPER_CLAIMS: tuple[Claim, ...] = (
+    *paper_a.CLAIMS,
+    *paper_b.CLAIMS,
+    *paper_c.CLAIMS,
+    *paper_d.CLAIMS,
+    *results.CLAIMS,
+)
 """The claims of the papers, paper A first, and results of our own on their questions."""
 
 if TYPE_CHECKING:

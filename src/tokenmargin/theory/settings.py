@@ -253,10 +253,11 @@ class ProblemInstance:
         return np.random.default_rng(self.seed)
 
     def sphere(self, number: int, rng: np.random.Generator) -> Float[Array, "number D"]:
-        """Random unit vectors of the keys' span."""
+        """Random unit vectors of the keys' span; zeros where all keys are zero."""
         keys = self.problem.keys
         rows = keys.combine(rng.standard_normal((number, keys.rows)))
-        return rows / keys.norm(rows)[:, None]
+        lengths = keys.norm(rows)[:, None]
+        return rows / np.where(lengths > 0, lengths, 1.0)
 
     def __str__(self) -> str:
         chosen = "" if self.selected is None else f" alpha={','.join(map(str, self.selected))}"

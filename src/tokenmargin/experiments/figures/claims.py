@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
-from tokenmargin.experiments.tables import PAPER_A, PAPER_B, PAPER_C, columns
+from tokenmargin.experiments.tables import PAPER_A, PAPER_B, PAPER_C, PAPER_D, columns
 from tokenmargin.theory import PAPER_CLAIMS, Claim, Report, needed
 
-__all__ = ["ClaimsA", "ClaimsB", "ClaimsC", "table_row"]
+__all__ = ["ClaimsA", "ClaimsB", "ClaimsC", "ClaimsD", "table_row"]
 
 
 def table_row(claim: Claim, reports: Iterable[Report]) -> str:
@@ -129,4 +129,16 @@ class ClaimsC(_Claims):
     title: ClassVar[str] = "The main statements on W and on K and Q, measured"
     paper_letter: ClassVar[str] = "C"
     seconds: ClassVar[tuple[float | None, float | None]] = (12, 12)
+    shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
+
+
+@dataclass(frozen=True)
+class ClaimsD(_Claims):
+    """`tokenmargin reproduce claims-d`: every claim on next-token prediction, each inequality's slack."""
+
+    figure: ClassVar[str] = "claims-d"
+    source: ClassVar[str] = PAPER_D
+    title: ClassVar[str] = "The statements on next-token prediction, measured"
+    paper_letter: ClassVar[str] = "D"
+    seconds: ClassVar[tuple[float | None, float | None]] = (7, 7)
     shows: ClassVar[str] = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."

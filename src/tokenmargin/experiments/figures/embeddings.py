@@ -2,9 +2,9 @@
 
 Each point of a figure is a token: its posterior difference (37) across, `<E_s, p>` or `<E_s, v>` upwards. What must be
 seen is that `<E_s, v>` rises with the posterior difference and `<E_s, p>` with its modulus; here these are rank
-correlations, over several seeds. `paper()` has the printed settings; `tuned()` those of our study (docs/training.md)
-that come nearest to the printed loss and the printed picture at once; `quick()` shows the picture on a laptop, after
-few epochs.
+correlations, over several seeds. `paper()` has the printed settings; `tuned()` those of our study
+(docs/training-notes.md) that come nearest to the printed loss and the printed picture at once; `quick()` shows the
+picture on a laptop, after few epochs.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class TrainedEmbeddings(AbstractExperiment):
     milestones: tuple[int, ...] = (100, 200)
     decay: float = 1e-8
     start_scale: float = 1.0
+    trained_head: bool = True
+    scaled_logits: bool = False
+    affine_norm: bool = False
+    max_tokens: int = 0
     seeds: tuple[int, ...] = (0, 1, 2)
     device: str = "auto"
     converged: bool = True  # whether the loss is judged; few epochs are not meant to converge
@@ -65,7 +69,10 @@ class TrainedEmbeddings(AbstractExperiment):
 
     @classmethod
     def paper(cls) -> Self:
-        return cls()
+        """The printed settings; of what they leave open, the reading that gives most (docs/training-readings.md)."""
+        if cls.model == "two-layer":
+            return cls(scaled_logits=True, affine_norm=True)
+        return cls(trained_head=False)
 
     @classmethod
     def tuned(cls) -> Self:
@@ -131,6 +138,10 @@ class TrainedEmbeddings(AbstractExperiment):
             decay=self.decay,
             embedding_scale=self.start_scale,
             prompt_scale=self.start_scale,
+            trained_head=self.trained_head,
+            scaled_logits=self.scaled_logits,
+            affine_norm=self.affine_norm,
+            max_tokens=self.max_tokens,
         )
 
     def _device(self) -> str:

@@ -167,6 +167,7 @@ class SvmW(_Local):
     """`tokenmargin reproduce svm-w --scale paper`: W to the direction of least Frobenius norm, 100 seeds."""
 
     figure: ClassVar[str] = "svm-w"
+    seconds: ClassVar[tuple[float | None, float | None]] = (1.1, None)
     title: ClassVar[str] = "Training W selects tokens by the margin in the Frobenius norm"
     shows: ClassVar[str] = (
         "softmax weights rise to one, and the correlation of W with the max-margin direction of the selected tokens in "
@@ -231,6 +232,7 @@ class SvmKQ(_Local):
     """`tokenmargin reproduce svm-kq --scale paper`: K and Q to the least nuclear norm, 100 seeds."""
 
     figure: ClassVar[str] = "svm-kq"
+    seconds: ClassVar[tuple[float | None, float | None]] = (3.5, None)
     title: ClassVar[str] = "Training K and Q selects tokens by the margin in the nuclear norm"
     shows: ClassVar[str] = (
         "softmax weights rise to one, and the correlation of K Q' with the max-margin direction of the selected tokens "

@@ -36,6 +36,7 @@ class SvmTokens(AbstractExperiment):
     """`tokenmargin reproduce svm-tokens --scale paper`: 500 runs per dimension; W = W_fin + R W_mm."""
 
     figure: ClassVar[str] = "svm-tokens"
+    seconds: ClassVar[tuple[float | None, float | None]] = (4.4, None)
     source: ClassVar[str] = PAPER_C
     title: ClassVar[str] = "With a nonlinear head W keeps several tokens: a direction and a finite part"
     shows: ClassVar[str] = (

@@ -53,7 +53,7 @@ def corpus_margin(
 
     **Arguments**
     - `start`: a vector whose tightest constraints are tried first; the one that made the selection is a good one.
-    - `gap`: largest residual of an answer that is called optimal.
+    - `gap`: largest residual of an answer that is called optimal; rounding in the residuals is not counted against it.
     - `route`: cutting planes or interior points; by default the faster one for the dimension.
     - `progress`: called in every round with the gap reached (infinite until a feasible vector is known).
     - `norm`: l2 alone; another is refused.

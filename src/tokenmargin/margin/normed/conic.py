@@ -27,9 +27,10 @@ __all__ = ["matrix_proposals", "reduced"]
 Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
 _ROUNDS = 60
 _ENOUGH = 2e-9  # relative gap: a fifth of what is asked
-_ROUGH = 1e-6  # a gap from which Newton's method mostly does the rest
-_NEWTON = 3
+_ROUGH = 1e-4  # a gap from which Newton's method mostly does the rest
+_NEWTON = 4
 _SHIFT = 1e-9  # added to a singular system of equations that has solutions
+_CLOSE = 1e-2  # relative gap of the iterates from which that of their certificates is looked at
 _IDLE = 4  # rounds without a better gap, after which there is none
 _NEAR = 0.98  # share of the way to the boundary
 _VANISHED = 1e-13  # share of the largest singular value below which a direction is not one of the data's
@@ -117,11 +118,11 @@ def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[
         return _blocks(1.0, -(m @ flat).reshape(a, b))
 
     for _ in range(_ROUNDS):
-        if not best.goes_on(2 * X[:a, a:], m):
-            return
         S = matrix(m)
         short = bound + s - 2 * flat @ X[:a, a:].ravel()
         gap = float(np.sum(X * S) + s @ m)
+        if gap < _CLOSE * np.trace(X) and not best.goes_on(2 * X[:a, a:], m):
+            return
         of_X, of_S = _inverse_factor(X), _inverse_factor(S)
         Z = of_S.T @ of_S
         schur = _schur(core, outer, X, Z, a)
@@ -151,12 +152,12 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
     w, t, X = np.zeros((a, b)), 1.0, np.eye(a + b) / (a + b)
     m, s = np.where(tied, 0.0, 1.0 / k), np.where(tied, 0.0, 1.0)
     for _ in range(_ROUNDS):
-        if not best.goes_on(w, m):
-            return
         S = _blocks(t, w)
         short = flat @ w.ravel() - bound - s
         off, one = -2 * X[:a, a:] - (m @ flat).reshape(a, b), 1 - np.trace(X)
         gap = float(np.sum(X * S) + s @ m)
+        if gap < _CLOSE * t and not best.goes_on(w, m):
+            return
         of_X, of_S = _inverse_factor(X), _inverse_factor(S)
         Z = of_S.T @ of_S
         # Equalities enter as inequalities with a very stiff spring; the slack of an equality is zero.

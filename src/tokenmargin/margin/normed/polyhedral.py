@@ -29,8 +29,8 @@ from tokenmargin.margin.normed.linear_algebra import (
 __all__ = ["by_highs", "interior_point"]
 
 _ROUNDS = 60
-_ENOUGH = 1e-13  # relative gap and residuals: what is left is for the certificate
-_GOOD = 1e-9  # from here on, a round that does not improve is the last
+_ENOUGH = 1e-11  # relative gap and residuals: what is left is for the certificate
+_GOOD = 1e-7  # from here on, a round that does not improve is the last
 _NEAR = 0.9995  # share of the way to the boundary
 
 # Rows of the array of coordinates: x and t, the slacks t - x and t + x, their multipliers, and what each changes by;

@@ -58,7 +58,8 @@ def _same_path(x: ProblemInstance, u: Float[Array, " k"], head: NonlinearHead | 
         worst = max(worst, float(np.abs(W - np.outer(u, p).ravel() / squared).max()))
         largest = max(largest, float(np.abs(W).max()))
     kind = "linear head" if head is None else "nonlinear head"
-    return below(f"|W(t) - u p(t)'/|u|^2| over {steps} steps, {kind}, relative", worst / largest, 0, tolerance=1e-10)
+    relative = worst / (largest or 1.0)  # where all keys are zero, both stand still
+    return below(f"|W(t) - u p(t)'/|u|^2| over {steps} steps, {kind}, relative", relative, 0, tolerance=1e-10)
 
 
 def _bent_head(problem: TokenProblem) -> NonlinearHead:

@@ -40,8 +40,8 @@ def lemma14(x: ProblemInstance) -> Findings:
     ranks = np.array([size if sign > 0 else -1e12 - size for size, sign in excess])
     wrong = compared = 0
     for delta in DELTAS:
-        ratio = _ratio_of_bounds(x, nu, C, eps) if eps > 0 and nu.min() > 0 else np.e  # then any rho may be tried
-        rho = -2 * (1 + 1 / delta) * np.log(ratio)
+        ratio = _ratio_of_bounds(x, nu, C, eps) if eps > 0 and nu.min() > 0 else np.e
+        rho = -2 * (1 + 1 / delta) * np.log(ratio if ratio > 0 else np.e)  # without bounds any rho may be tried
         pairs = log_q[:, None] <= np.minimum((1 + delta) * log_q[None, :], rho)
         compared += int(pairs.sum())
         wrong += int((pairs & (ranks[:, None] >= ranks[None, :])).sum())

@@ -1,0 +1,134 @@
+"""Next tokens: a corpus of a million tokens, and the two ways to a limit compared on random problems.
+
+    python -m benchmarks.next_token corpus reviews.safetensors [--tokens 1000000] [--window 32] [--steps 300]
+    python -m benchmarks.next_token audit [--count 40] [--first 0]
+
+`corpus` times graphs and both parts of the limit on ids written by `tokenmargin prepare`, and follows normalised
+descent on the table of logits: the cosine to the certified direction, and the loss above its certified infimum. `audit`
+draws problems from the families of the claims' audit, solves the limit without training, and follows gradient flow from
+two starts to |W| = 1e8: both parts must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.claims_families_d import FAMILIES, other_loss
+from tokenmargin.data.prepared import load_prepared
+from tokenmargin.limits import NextTokenLimit, limit_of, next_token_limit
+from tokenmargin.limits.next_token import tied_choice
+from tokenmargin.objective.losses import LogLoss
+from tokenmargin.problem.next_token import next_token_windows
+
+ANGLE, DISTANCE = 1e-6, 1e-6
+"""Largest angle between the two directions, and distance of the two finite parts over their length plus one."""
+
+
+def corpus(path: str, tokens: int, window: int, steps: int) -> int:
+    read = load_prepared(path).corpus()
+    texts = int(np.searchsorted(np.cumsum(read.lengths), tokens, side="right"))
+    lengths = read.lengths[:texts]
+    clock = [time.process_time()]
+    problem = next_token_windows(read.tokens[: int(lengths.sum())], lengths, read.vocabulary, window=window)
+    clock.append(time.process_time())
+    print(problem, f"of {int(lengths.sum())} tokens, {len(problem.tokens)} in all sequences")
+    print(problem.graph)
+    clock.append(time.process_time())
+    limit = next_token_limit(problem)
+    clock.append(time.process_time())
+    print(limit)
+    finite = limit.finite
+    print(f"certified: {limit.is_certified}; residual {limit.direction.certificate.residual:.1e}, gradient "
+          f"{finite.gradient:.1e}, within {finite.distance:.1e}; infimum of the loss {finite.risk:.6f}")  # fmt: skip
+    spent = dict(zip(("sequences", "graphs", "limit"), np.diff(clock).round(1).tolist(), strict=True))
+    print(f"CPU seconds: {spent}, {clock[-1] - clock[0]:.1f} in all")
+    if steps:
+        _descend(limit, steps)
+    return 0 if limit.is_certified else 1
+
+
+def _descend(limit: NextTokenLimit, steps: int) -> None:
+    """Normalised descent on the logits of all nodes: steps of half the length of W_mm at first, falling as 1/sqrt."""
+    _, queries = np.unique(limit.graph.last, return_inverse=True)
+    whole = tied_choice(limit.problem, replace(limit.graph, component=queries))
+    target, logits = limit.direction.vector, np.zeros(limit.graph.nodes)
+    # Sequences of one distinct token teach nothing, and are not among the choices.
+    for step in range(1, steps + 1):
+        shares, losses = whole.shares(logits)
+        pull = whole.pull(shares)
+        logits = logits + np.linalg.norm(target) / 2 / np.sqrt(step) * pull / np.linalg.norm(pull)
+        if step in (1, 10, 30, 100, 300, 1000, 3000) or step == steps:
+            cosine = float(logits @ target / np.linalg.norm(logits) / np.linalg.norm(target))
+            off = limit.finite.logits - logits
+            mean = (np.bincount(limit.graph.component, off) / np.bincount(limit.graph.component))[limit.graph.component]
+            tied = float(np.linalg.norm(off - mean) / np.linalg.norm(limit.finite.logits))
+            above = float(losses.sum()) / limit.problem.n - limit.finite.risk
+            print(f"step {step}: |W| = {np.linalg.norm(logits):.0f}, cosine {cosine:.5f}, loss above its infimum "
+                  f"{above:.2e}, finite part off by {tied:.3f} of its length")  # fmt: skip
+
+
+def audit(count: int, first: int) -> int:
+    families = [family for family in FAMILIES if family is not other_loss]
+    outcomes, misses, angle, distance = Counter[str](), 0, 0.0, 0.0
+    for k in range(first, first + count):
+        rng = np.random.default_rng([19, k])
+        x = families[k % len(families)](rng)
+        limit = next_token_limit(x.problem)
+        if not limit.is_certified:
+            outcomes["not certified"] += 1
+            continue
+        for start in (None, rng.standard_normal(x.objective.dimension)):
+            found = limit_of(x.objective.problem, start, loss=LogLoss())
+            outcomes[found.outcome] += 1
+            if found.outcome not in ("direction", "finite part", "bounded"):
+                print(f"draw {k}, {x}: {found.outcome}: {found.reason}")
+                continue
+            off, apart = _compared(limit, found.point, found.outcome)
+            angle, distance = max(angle, off), max(distance, apart)
+            if not (off <= ANGLE and apart <= DISTANCE):
+                misses += 1
+                print(f"MISS draw {k}, {x}: angle {off:.1e}, finite part off by {apart:.1e} ({found.outcome})")
+    print(f"{count} problems: {dict(outcomes)}; misses {misses}; largest angle {angle:.1e}, distance {distance:.1e}")
+    return 1 if misses else 0
+
+
+def _compared(limit: NextTokenLimit, point: np.ndarray, outcome: str) -> tuple[float, float]:
+    """Angle of the end to W_mm where both diverge, and distance of its part in the tied span to W_fin."""
+    basis = tied_choice(limit.problem, limit.graph).basis
+    assert basis is not None, "the families have embeddings"
+    apart = float(np.linalg.norm(basis @ (point - limit.finite.point)))
+    diverges = np.isfinite(limit.direction.margin)
+    if diverges != (outcome != "bounded"):
+        return np.inf, apart
+    if not diverges:
+        return 0.0, apart / (1 + float(np.linalg.norm(limit.finite.point)))
+    unit, target = point / np.linalg.norm(point), limit.direction.vector / np.linalg.norm(limit.direction.vector)
+    off = float(2 * np.arcsin(min(np.linalg.norm(unit - target) / 2, 1.0)))
+    return off, apart / (1 + float(np.linalg.norm(limit.finite.point)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    on = kinds.add_parser("corpus")
+    on.add_argument("path")
+    on.add_argument("--tokens", type=int, default=1_000_000)
+    on.add_argument("--window", type=int, default=32)
+    on.add_argument("--steps", type=int, default=0)
+    many = kinds.add_parser("audit")
+    many.add_argument("--count", type=int, default=40)
+    many.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    if options.kind == "audit":
+        return audit(options.count, options.first)
+    return corpus(options.path, options.tokens, options.window, options.steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
