@@ -34,7 +34,7 @@ def test_problems_have_unit_vectors_and_the_printed_law():
     alone = np.maximum(data.problem.values.tokens @ data.layer, 0).sum(axis=-1)
     np.testing.assert_allclose(data.problem.scores, data.problem.labels[:, None] * alone)
     path = svm_path_data(3)
-    np.testing.assert_array_equal(path.tokens[:, 0], [[1, 0.5], [1, -0.5]])
+    np.testing.assert_array_equal(path.values.tokens[:, 0], [[1, 0.5], [1, -0.5]])
 
 
 def test_seeds_that_are_none_are_refused():

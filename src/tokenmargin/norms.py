@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.plugins import find
+from tokenmargin.plugins import PluginError, find
 
 __all__ = [
     "L1",
@@ -287,5 +287,8 @@ def norm_named(name: str) -> AbstractNorm:
                 f"an {kind} norm is named {kind}:P with a number P >= 1, such as {kind}:1.5; got {name!r}"
             ) from None
         return LpNorm(p) if kind.lower() == "lp" else SchattenNorm(p)
-    norm: AbstractNorm = find("norms", name)
+    try:
+        norm: AbstractNorm = find("norms", name)
+    except PluginError as error:
+        raise PluginError(f"{error}; lp:P names the lp norm, such as lp:1.5") from error
     return norm

@@ -5,6 +5,7 @@ import pytest
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
 from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
+from tokenmargin.experiments.figures.svm_paths import SvmPaths
 from tokenmargin.experiments.figures.svm_rate import KQRate
 from tokenmargin.experiments.figures.svm_several_tokens import SvmTokens
 from tokenmargin.objective.factored import FactoredObjective
@@ -58,6 +59,16 @@ def test_the_exponent_is_that_of_the_dual():
     result = KQRate(norm=100.0).run()
     measured, predicted = (result.tables["exponents"][name][-1] for name in ("measured", "predicted"))
     assert measured == pytest.approx(predicted, rel=0.1)
+
+
+def test_from_zero_all_go_to_the_global_directions():
+    result = SvmPaths(steps=300).run()
+    assert result.holds
+    assert result.tables["ends"]["certified"].all()
+    along = result.tables["along"]
+    for run in set(along["run"]):  # one minus the cosine falls like one over the squared norm: 100 in a decade of steps
+        steps, errors = (along[name][along["run"] == run] for name in ("step", "error"))
+        assert errors[-1] < errors[np.searchsorted(steps, 30)] / 4
 
 
 def test_several_tokens():

@@ -433,6 +433,23 @@ def test_the_command(capsys):
     assert "pose it for W" in capsys.readouterr().err
 
 
+def test_the_command_on_a_problem_for_a_matrix(capsys, tmp_path):
+    rng = np.random.default_rng(3)
+    problem = tm.random_problem(n=3, T=4, d=4, rng=rng).with_matrix(rng.normal(size=(3, 3)))
+    problem.save(tmp_path / "w.npz")
+    assert main(["solve", str(tmp_path / "w.npz"), "--select", "0,3,3", "--norm", "nuclear", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert np.shape(report["matrix"]) == (3, 4)
+    assert np.linalg.norm(report["matrix"], "nuc") * report["margin"] == pytest.approx(1, rel=1e-9)
+    assert report["gap"] <= MATRIX_GAP
+    assert main(["atlas", "fig1b", "--norm", "linf", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["limits"]
+    expected = tm.atlas(tm.figure1b(), norm="linf").limits
+    assert [limit["margin"] for limit in listed] == pytest.approx([limit.solution.margin for limit in expected])
+    assert main(["atlas", "fig1b", "--norm", "l7"]) == 2
+    assert "such as lp:1.5" in capsys.readouterr().err
+
+
 def test_an_added_norm_is_found_by_the_command(capsys, monkeypatch):
     """The example's norm, the sum of the two largest, proposed by a linear program; beside l1 in two dimensions."""
     plugin = Path(__file__).parents[2] / "docs" / "examples" / "plugin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem, show, show_table
+from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem, show, show_table, usage_errors
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -18,7 +18,7 @@ __all__ = ["atlas"]
 MOST = 3  # coordinates of a direction that are printed
 
 
-def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: bool = False) -> int:
+def atlas(problem: str, /, *, norm: str = "l2", budget: int | None = None, limit: int = 20, json: bool = False) -> int:
     """List the selections to which attention can converge, each with its certified direction.
 
     Tokens of equal score need not be told apart, and copies of one key are
@@ -29,11 +29,14 @@ def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: 
 
         tokenmargin atlas fig1b
         tokenmargin atlas problem.npz --budget 100000 --json
+        tokenmargin atlas fig1b --norm linf
 
     Parameters
     ----------
     problem:
         A .npz or .json file, or the name of a figure, such as fig1c.
+    norm:
+        In which the directions are shortest: l2 (gradient descent), l1, linf, lp:1.5, nuclear, spectral, or another.
     budget:
         Largest number of max-margin problems to solve; the answer says when it is partial. Default: no limit.
     limit:
@@ -47,8 +50,8 @@ def atlas(problem: str, /, *, budget: int | None = None, limit: int = 20, json: 
     if budget is not None and budget < 1:
         raise UsageError(f"--budget must be at least 1, got {budget}")
     distinct = data.mask & (data.keys.first_copies == range(data.T))
-    with progress_bar("selections", math.prod(distinct.sum(axis=1).tolist())) as progress:
-        found = chart(data, budget=budget, progress=progress)
+    with usage_errors(), progress_bar("selections", math.prod(distinct.sum(axis=1).tolist())) as progress:
+        found = chart(data, norm=norm, budget=budget, progress=progress)
     if json:
         emit_json(found.to_dict() | _arcs(data))
     else:

@@ -69,6 +69,7 @@ EXPERIMENT_PLACES = (
     "next_token:NextTokenGlobal",
     "next_token:NextTokenLocal",
     "claims:ClaimsD",
+    "svm_paths:SvmPaths",
     "svm_local:SvmW",
     "svm_local:SvmKQ",
     "svm_several_tokens:SvmTokens",
@@ -78,6 +79,8 @@ EXPERIMENT_PLACES = (
     "methods:MethodMargins",
     "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",
+    "first_step_sharp:FirstStepSharp",
+    "theorem5_plus:Theorem5Plus",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 

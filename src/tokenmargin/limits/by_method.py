@@ -16,7 +16,7 @@ from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direc
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import equals
+from tokenmargin.selection import equals, spelled
 
 __all__ = ["MethodLimit", "limit_by_method", "margin_share", "size_in"]
 
@@ -86,7 +86,7 @@ class MethodLimit(Tabular):
         words = self.kind if self.outcome == "direction" else self.reason
         return (
             f"MethodLimit({self.outcome}: {words}, {self.share:.4f} of the largest {self.norm.name} margin "
-            f"at norm {self.norms[-1]:.3g} after {self.steps[-1]} steps, selected={self.named.names})"
+            f"at norm {self.norms[-1]:.3g} after {self.steps[-1]} steps, tokens={spelled(self.chosen)})"
         )
 
     def _columns(self) -> dict[str, Array]:

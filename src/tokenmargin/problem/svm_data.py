@@ -16,7 +16,7 @@ from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.problem.torch_normals import TorchNormals
 
-__all__ = ["PathData", "ReluData", "svm_path_data", "svm_problem", "svm_relu_data"]
+__all__ = ["ReluData", "svm_path_data", "svm_problem", "svm_relu_data"]
 
 
 def _unit(vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
@@ -57,16 +57,8 @@ def svm_relu_data(seed: int, *, n: int = 3, T: int = 4, d: int = 4) -> ReluData:
     return ReluData(cross_attention(tokens, queries, labels, scores=scores), layer)
 
 
-class PathData(NamedTuple):
-    """One of the two problems in the plane whose paths are drawn."""
-
-    problem: TokenProblem
-    tokens: Float[Array, "n T 2"]
-    queries: Float[Array, "n 2"]
-
-
-def svm_path_data(seed: int) -> PathData:
-    """The problems of its pictures of global convergence: seed 1 (n = 2, T = 3) or 3 (n = 2, T = 5)."""
+def svm_path_data(seed: int) -> TokenProblem:
+    """The problems in the plane of its pictures of global convergence: seed 1 (n = 2, T = 3) or 3 (n = 2, T = 5)."""
     if seed not in (1, 3):
         raise ValueError(f"the pictures have the seeds 1 and 3, got {seed}")
     draw = TorchNormals(seed).draw
@@ -78,5 +70,4 @@ def svm_path_data(seed: int) -> PathData:
         tokens = np.float32(0.5) * draw(2, 5, 2)
         tokens[:, 0] = [[1, 0.5], [1, -0.5]]
         tokens[:, 1:] += np.array([-1, 0], dtype=np.float32)
-    tokens, queries = tokens.astype(float), _unit(draw(2, 2)).astype(float)
-    return PathData(cross_attention(tokens, queries, [1, 1], head=head), tokens, queries)
+    return cross_attention(tokens.astype(float), _unit(draw(2, 2)).astype(float), [1, 1], head=head)

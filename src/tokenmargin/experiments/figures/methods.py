@@ -87,13 +87,14 @@ class MethodMargins(AbstractExperiment):
         )
 
     def _tables(self, at: Array, norms: Array, shares: Float[Array, "looks problems"]) -> dict[str, dict[str, Array]]:
-        fell = np.concatenate([[np.nan], (np.diff(shares, axis=0) > 0).mean(axis=1)])
+        rises = np.diff(shares, axis=0)
+        rose = np.append(np.nan, (rises > 0).sum(axis=1) / np.maximum(np.isfinite(rises).sum(axis=1), 1))
         looks = {
             "step": at,
             "norm": np.median(norms, axis=1),
-            "least": shares.min(axis=1),
-            "median": np.median(shares, axis=1),
-            "rose": fell,
+            "least": np.nanmin(shares, axis=1),
+            "median": np.nanmedian(shares, axis=1),
+            "rose": rose,
         }
         ends = {"problem": np.arange(self.problems), "norm": norms[-1], "share": shares[-1]}
         return {"looks": looks, "problems": ends}
@@ -103,18 +104,19 @@ class MethodMargins(AbstractExperiment):
         return (
             Finding(
                 f"least share of the largest {norm} margin at the end",
-                float(shares[-1].min()),
+                float(np.nanmin(shares[-1])),
                 low=1 - self.within,
                 source="the margin tends to the largest in the method's own norm; how near is our choice",
             ),
             Finding(
                 f"largest share of the largest {norm} margin",
-                float(shares.max()),
+                float(np.nanmax(shares)),
                 high=1 + CERTIFIED,
                 source="no direction has more than the certified margin",
                 basis="theorem",
             ),
-            Finding("median share at the end", float(np.median(shares[-1]))),
+            Finding("median share at the end", float(np.nanmedian(shares[-1]))),
+            Finding("problems whose largest margin is not certified", float(np.isnan(shares[-1]).sum())),
         )
 
 
