@@ -79,6 +79,8 @@ EXPERIMENT_PLACES = (
     "methods:MethodMargins",
     "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",
+    "first_step_sharp:FirstStepSharp",
+    "theorem5_plus:Theorem5Plus",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""
 

@@ -1,4 +1,4 @@
-"""Drawings of the results of our own: constants of a limit, the phases of joint training."""
+"""Drawings of the results of our own."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tokenmargin.experiments import Result
-from tokenmargin.report.style import INK, LIMIT_COLOURS, MUTED
+from tokenmargin.report.style import GLOBAL, INK, LIMIT_COLOURS, LOCAL, MUTED, RELAXED, panels
 
-__all__ = ["draw_constants", "draw_joint_phase"]
+__all__ = ["draw_constants", "draw_first_step_sharp", "draw_joint_phase", "draw_theorem5_plus"]
 
 
 def draw_constants(result: Result, ax: Axes) -> None:
@@ -53,3 +53,47 @@ def draw_joint_phase(result: Result, ax: Axes) -> None:
     label = r"$\rho = \|v\| \Gamma / \|p\|$, in units of the critical one"
     ax.set(xlabel=label, ylabel=r"angle of $p$ to $p^{relax}$", xlim=(0, 1.6))
     ax.legend(fontsize=7, frameon=False)
+
+
+def draw_first_step_sharp(result: Result, ax: Axes) -> None:
+    """Errors against dimension (left); share of corpora on which Theorem 5's conclusion holds (right)."""
+    errors, phase = result.tables["errors"], result.tables["phase"]
+    left, right = panels(ax, 2)
+    for column, colour, style, label in (
+        ("printed", GLOBAL, "-", "printed bound (6)"),
+        ("sharp", LOCAL, "-", "sharp bound"),
+        ("closed_form", RELAXED, "-", "closed form"),
+        ("rms", INK, "o", "measured"),
+    ):
+        left.plot(errors["d"], errors[column], style, color=colour, label=label, markersize=4)
+    left.set(xscale="log", yscale="log", xlabel="dimension $d$", ylabel=r"error of the first step over $\eta_0$")
+    left.legend(fontsize=7, frameon=False)
+    for j, part in enumerate(np.unique(phase["share_of_4n2T2"])):
+        here = phase["share_of_4n2T2"] == part
+        label = rf"$\eta_0 = {part:g} \cdot 4 n^2 T^2$"
+        right.plot(
+            phase["d"][here], phase["held"][here], marker="o", markersize=3, color=LIMIT_COLOURS[j % 6], label=label
+        )
+    right.set(xscale="log", xlabel="dimension $d$", ylabel="share of corpora where Theorem 5 holds", ylim=(-0.03, 1.03))
+    right.legend(fontsize=7, frameon=False)
+
+
+def draw_theorem5_plus(result: Result, ax: Axes) -> None:
+    """1 - cosine along flows of corpora, with the proof's bound; angles at the end by the start's risk."""
+    curves, starts = result.tables["curves"], result.tables["starts"]
+    left, right = panels(ax, 2)
+    for j, corpus in enumerate(np.unique(curves["corpus"])):
+        here, colour = curves["corpus"] == corpus, LIMIT_COLOURS[j % len(LIMIT_COLOURS)]
+        left.plot(curves["norm"][here], curves["lacking"][here], color=colour, label=f"corpus {corpus}")
+        left.plot(curves["norm"][here], curves["bound"][here], color=colour, linestyle=":")
+    left.plot([], [], color=INK, linestyle=":", label="bound of the proof")
+    left.set(xscale="log", yscale="log", xlabel=r"$\|p\| / \|\hat p\|$", ylabel=r"$1 - $ cosine with $\hat p$")
+    left.legend(fontsize=7, frameon=False)
+    reached = starts["reached"].astype(bool)
+    height = np.where(np.isfinite(starts["angle"]), np.maximum(starts["angle"], 1e-7), np.pi)
+    for chosen, colour, label in ((reached, RELAXED, "reached the best tokens"), (~reached, GLOBAL, "did not")):
+        right.plot(starts["share"][chosen], height[chosen], ".", color=colour, label=label)
+    right.axvline(1, color=MUTED, linestyle="--", linewidth=0.8)
+    right.set(xscale="log", yscale="log", xlabel="excess risk at the start over that of the level",
+              ylabel="angle to the best tokens' direction at the end")  # fmt: skip
+    right.legend(fontsize=7, frameon=False)

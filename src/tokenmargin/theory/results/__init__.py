@@ -1,7 +1,7 @@
 """Results of our own on the two papers' questions: each with a proof in `docs/results`, and a claim that tests it."""
 
-from tokenmargin.theory.results import constants, joint_phase
+from tokenmargin.theory.results import constants, first_step, joint_phase, sublevel
 
 __all__ = ["CLAIMS"]
 
-CLAIMS = (*constants.CLAIMS, *joint_phase.CLAIMS)
+CLAIMS = (*constants.CLAIMS, *joint_phase.CLAIMS, *first_step.CLAIMS, *sublevel.CLAIMS)
