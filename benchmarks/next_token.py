@@ -3,10 +3,10 @@
     python -m benchmarks.next_token corpus reviews.safetensors [--tokens 1000000] [--window 32] [--steps 300]
     python -m benchmarks.next_token audit [--count 40] [--first 0]
 
-`corpus` times graphs and both parts of the limit on ids written by `tokenmargin prepare`, and follows normalised descent
-on the table of logits: the cosine to the certified direction, and the loss above its certified infimum. `audit` draws
-problems from the families of the claims' audit, solves the limit without training, and follows gradient flow from two
-starts to |W| = 1e8: both parts must agree.
+`corpus` times graphs and both parts of the limit on ids written by `tokenmargin prepare`, and follows normalised
+descent on the table of logits: the cosine to the certified direction, and the loss above its certified infimum. `audit`
+draws problems from the families of the claims' audit, solves the limit without training, and follows gradient flow from
+two starts to |W| = 1e8: both parts must agree.
 """
 
 from __future__ import annotations

@@ -44,6 +44,20 @@ def test_data_that_stand_in_are_named_in_the_picture_and_in_its_files(tmp_path: 
     assert b"(tokens standing in for others)" in (tmp_path / "fig1b.pdf").read_bytes().replace(b"\\", b"")
 
 
+def test_figures_are_made_for_a_page_of_two_columns(tmp_path: Path) -> None:
+    """Widths of a column or of both, no title inside, and in the PDF fonts that can be read and searched."""
+    result = Figure1b(steps=10).run()
+    figure = draw(result)
+    assert figure.get_size_inches()[0] in (3.25, 6.75)
+    assert figure.get_suptitle() == ""
+    assert all(ax.get_title() == "" for ax in figure.axes)
+    draw_figures(result, tmp_path)
+    written = (tmp_path / "fig1b.pdf").read_bytes()
+    assert b"/FontFile2" in written  # TrueType, embedded
+    assert b"/Type3" not in written
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".pdf", ".png"}
+
+
 def test_inline_pictures_do_not_share_ids() -> None:
     figure = draw(Figure1b(steps=10).run())
     ids = [

@@ -258,6 +258,13 @@ def test_infeasible_selections_say_so_with_a_certificate(tab: Tab) -> None:
     assert page.get_attribute("#verdict", "data-status") == "infeasible"
     assert "No direction selects" in page.inner_text("#verdict")
     assert "Farkas weight" in page.inner_text("#evidence")
+    # Drawn: an arrow for every other token of every input, and the combination that meets at the origin.
+    arrows = page.evaluate("document.querySelectorAll('#hull line').length")
+    others = page.evaluate(
+        "document.querySelectorAll('#layer-tokens .token').length - document.querySelectorAll('#asked select').length"
+    )
+    assert arrows == others
+    assert page.evaluate("document.querySelectorAll('#hull circle[r=\"6\"]').length") == 1
 
 
 def test_training_can_be_scrubbed(tab: Tab) -> None:

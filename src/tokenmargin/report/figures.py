@@ -33,6 +33,7 @@ __all__ = [
     "save_figure",
 ]
 
+EXTREMES = 2  # words named at either end of a cloud
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
 
 
@@ -199,10 +200,28 @@ def draw_embeddings(result: Result, ax: Axes) -> None:
     cloud = np.char.startswith(tokens["token"].astype(str), IRRELEVANT)
     for panel, column, name in zip(panels(ax, 2), ("prompt", "head"), "pv", strict=True):
         draw_products(panel, tokens["posterior"][seen], tokens[column][seen], name=name)
+        _label_extremes(panel, tokens["token"][seen], tokens["posterior"][seen], tokens[column][seen])
         if cloud.any():
             here = seen & cloud
             panel.scatter(tokens["posterior"][here], tokens[column][here], s=3, color=MUTED, label="irrelevant tokens")
             panel.legend(markerscale=3)
+
+
+def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], products: Float[Array, " m"]) -> None:
+    """The words of largest and of smallest product, two of each where there is room."""
+    order = np.argsort(products, kind="stable")
+    tall, written = float(np.ptp(products)) or 1.0, list[int]()
+    for k in dict.fromkeys([*order[:EXTREMES].tolist(), *order[-EXTREMES:][::-1].tolist()]):
+        if any(
+            abs(products[k] - products[j]) < 0.03 * tall and abs(posterior[k] - posterior[j]) < 0.3 for j in written
+        ):
+            continue  # its name would lie on another
+        written.append(k)
+        right = posterior[k] <= 0
+        ax.annotate(
+            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, ha="left" if right else "right",
+            xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
+        )  # fmt: skip
 
 
 def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array, " m"], *, name: str) -> None:

@@ -33,6 +33,7 @@ __all__ = ["STATIC", "create_app", "listen", "serve"]
 
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
+SHARED = HOME.parent / "explore" / "static"
 SENTENCES = HOME / "sentences"  # written by `tokenmargin fit sentences`
 SIDES: dict[tuple[str, ...], tuple[str, ...]] = {(low, "1"): ("negative", "positive") for low in ("-1", "0")}
 WAITING = 256  # connections beyond which the server says it is busy
@@ -80,6 +81,7 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
         reasons = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()[:8]]
         return JSONResponse({"detail": reasons}, status_code=422)
 
+    app.mount("/explore", StaticFiles(directory=SHARED), name="explore")  # the drawing that both pages share
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="static")
     app.add_middleware(
         Guard, names=() if host in LOOPBACK else (host, socket.gethostname()), any_address=host not in LOOPBACK

@@ -63,7 +63,7 @@ function paint(answer, { since, state }) {
   plane.drawTokens(now, view.scale, view.chosen, sameShape(now, answer) ? answer : null);
   $("note").textContent = answer.note;
   showLimits(answer, plane.c, focusOn);
-  if ($("certificate").open) showCertificate(state, answer, ask);
+  if ($("certificate").open) showCertificate(state, answer, plane.c, ask);
   showFrame();
   if (since !== null) {
     const drawn = performance.now();
@@ -102,7 +102,7 @@ function focusOn(k) {
 }
 
 $("certificate").addEventListener("toggle", () => {
-  if (view.answer && $("certificate").open) showCertificate(store.now, view.answer, ask);
+  if (view.answer && $("certificate").open) showCertificate(store.now, view.answer, plane.c, ask);
 });
 
 function ask(selected) {

@@ -1,49 +1,20 @@
 // The drawing: from the server's answer to shapes. Nothing is computed here but places on the screen.
 
+import { RIM, outlineOf, palette, placeOf, promptAtPlace, svg } from "./explore/drawing.js";
 import { LETTERS, nameOf } from "./state.js";
 
-const NS = "http://www.w3.org/2000/svg";
-export const RIM = 262;
+export { RIM, palette, svg };
 const RING = [269, 283], BADGE = 300, TOKEN = 13, SPREAD = 178;
-const HALF_WAY = 2.5; // the norm of p that is drawn half-way to the rim; the rim is infinity
+const SQUEEZE = { half: 2.5 }; // the norm of p that is drawn half-way to the rim; the rim is infinity
+const place = (point) => placeOf(point, SQUEEZE);
 
-export function svg(name, attributes = {}, children = []) {
-  const node = document.createElementNS(NS, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
+/** The prompt at a place: the inverse of `place`, for dragging. */
+export const prompt = (at) => promptAtPlace(at, SQUEEZE);
 
 /** Scale of the tokens: the farthest is drawn at `SPREAD`. */
 export function scaleOf(state) {
   const far = Math.max(0.2, ...state.inputs.flatMap((row) => row.tokens.map((k) => Math.hypot(k.x, k.y))));
   return SPREAD / far;
-}
-
-/** Place of a prompt p: its direction is kept, its norm is squeezed so that the rim is infinity. */
-export function place([x, y]) {
-  const norm = Math.hypot(x, y);
-  const squeeze = RIM / (norm + HALF_WAY);
-  return [x * squeeze, -y * squeeze];
-}
-
-/** The prompt at a place: the inverse of `place`, for dragging. */
-export function prompt([x, y]) {
-  const radius = Math.min(Math.hypot(x, y), RIM * 0.95);
-  const angle = Math.atan2(-y, x);
-  const norm = (HALF_WAY * radius) / (RIM - radius);
-  return [norm * Math.cos(angle), norm * Math.sin(angle)];
-}
-
-export function colours() {
-  const style = getComputedStyle(document.documentElement);
-  const get = (name) => style.getPropertyValue(`--${name}`).trim();
-  const limits = [0, 1, 2, 3, 4, 5].map((k) => get(`limit-${k}`)), none = get("limit-none");
-  return {
-    limit: (k) => (k < 0 ? none : k === 0 ? limits[0] : limits[1 + ((k - 1) % 5)]),
-    ink: get("ink"), soft: get("soft"), line: get("line"), grid: get("grid"), paper: get("paper"),
-    card: get("card"), token: get("token"), accent: get("accent"),
-  };
 }
 
 export class Plane {
@@ -68,7 +39,7 @@ export class Plane {
   /** The colours, and the size of what is drawn: on a small screen larger, to be read and touched. */
   theme() {
     this.zoom = Math.min(1.6, Math.max(1, 560 / (this.root.clientWidth || 560)));
-    const ink = (this.c = colours());
+    const ink = (this.c = palette());
     this.root.setAttribute("font-family", "system-ui, sans-serif");
     this.ground.replaceChildren(
       svg("circle", { r: RIM, fill: ink.card, stroke: ink.line }),
@@ -111,9 +82,9 @@ export class Plane {
   tokenShapes(i, t, token, mark = { near: [] }) {
     const ring = mark.selected ?? mark.neighbour;
     const shapes = [
-      svg("path", { class: "halo", d: outline(i, TOKEN + 6), fill: "transparent", stroke: "none" }),
+      svg("path", { class: "halo", d: outlineOf(i, TOKEN + 6), fill: "transparent", stroke: "none" }),
       svg("path", {
-        d: outline(i, TOKEN), fill: this.c.token, stroke: ring ?? this.c.ink, "stroke-width": mark.selected ? 4.5 : ring ? 2.5 : 1.3,
+        d: outlineOf(i, TOKEN), fill: this.c.token, stroke: ring ?? this.c.ink, "stroke-width": mark.selected ? 4.5 : ring ? 2.5 : 1.3,
         ...(mark.neighbour ? { "stroke-dasharray": "4 3" } : {}),
       }),
       this.text(0, 3.6, nameOf(i, t), { "font-weight": 600, "font-size": 10.5 }),
@@ -258,7 +229,7 @@ export class Plane {
   /** A picture that stands on its own: nothing in it refers to the page. */
   export() {
     const copy = this.root.cloneNode(true);
-    copy.setAttribute("xmlns", NS);
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
     copy.removeAttribute("role");
     copy.setAttribute("width", 960);
     copy.setAttribute("height", 960);
@@ -278,16 +249,4 @@ function sector(from, to) {
   const large = to - from > Math.PI ? 1 : 0;
   return `M${at(RING[0], from)}L${at(RING[1], from)}A${RING[1]} ${RING[1]} 0 ${large} 0 ${at(RING[1], to)}` +
     `L${at(RING[0], to)}A${RING[0]} ${RING[0]} 0 ${large} 1 ${at(RING[0], from)}Z`;
-}
-
-/** The shape of an input's tokens: inputs differ by shape and letter, never by colour. */
-function outline(input, r) {
-  if (input === 0) return `M${r} 0A${r} ${r} 0 1 1 ${-r} 0A${r} ${r} 0 1 1 ${r} 0Z`;
-  const corners = [0, 4, 3, 4, 5, 6][input], turn = [0, 45, -90, 0, -90, 0][input];
-  const reach = r * [0, 1.25, 1.4, 1.3, 1.15, 1.12][input];
-  const points = Array.from({ length: corners }, (_, k) => {
-    const a = ((360 * k) / corners + turn) * (Math.PI / 180);
-    return `${(reach * Math.cos(a)).toFixed(2)} ${(reach * Math.sin(a)).toFixed(2)}`;
-  });
-  return `M${points.join("L")}Z`;
 }

@@ -1,5 +1,6 @@
 // The panels beside the drawing: directions, weights, certificate, token editor.
 
+import { showHull } from "./explore/charts.js";
 import { LETTERS, nameOf } from "./state.js";
 
 export const $ = (id) => document.getElementById(id);
@@ -74,7 +75,7 @@ function setBar(i, t, weights) {
   bar.title = `${nameOf(i, t)}: ${(100 * value).toFixed(2)}%`;
 }
 
-export function showCertificate(state, answer, ask) {
+export function showCertificate(state, answer, palette, ask) {
   const asked = answer.asked;
   $("asked").replaceChildren(...state.inputs.map((row, i) => {
     const select = element("select", {}, ...row.tokens.map((_, t) => element("option", { value: t, textContent: nameOf(i, t), selected: asked.selected[i] === t })));
@@ -84,11 +85,27 @@ export function showCertificate(state, answer, ask) {
   const kind = asked.status !== "optimal" ? asked.status : asked.local ? (asked.gmm ? "globally optimal (GMM)" : "locally optimal (LMM)") : "feasible, not locally optimal";
   $("verdict").replaceChildren(element("strong", { textContent: kind }), `. ${asked.why}`);
   $("verdict").dataset.status = asked.status;
+  const known = answer.limits.findIndex((limit) => `${limit.selected}` === `${asked.selected}`);
+  showHull($("hull"), palette, proofOf(state, asked), palette.limit(asked.status === "infeasible" ? 0 : known < 0 ? -1 : answer.colour[known]));
   const rows = [["residual of the proof", asked.residual === null ? "–" : asked.residual.toExponential(1)]];
   if (asked.vector) rows.push(["p of least norm", `(${asked.vector.map((x) => number(x, 5)).join(", ")})`], ["margin 1/|p|", number(asked.margin, 6)]);
   for (const { token: [i, t], weight } of asked.multipliers) rows.push([`multiplier against ${nameOf(i, t)}`, number(weight, 5)]);
   for (const { token: [i, t], weight } of asked.farkas) rows.push([`Farkas weight against ${nameOf(i, t)}`, number(weight, 5)]);
   $("evidence").replaceChildren(...rows.map(([what, value]) => element("tr", {}, element("td", { textContent: what }), element("td", { textContent: value }))));
+}
+
+/** The differences selected minus other, and which of them prove the answer: those with a multiplier or a Farkas weight. */
+function proofOf(state, asked) {
+  const about = [], rows = [];
+  state.inputs.forEach(({ tokens: row }, i) => row.forEach((token, t) => {
+    const chosen = row[asked.selected[i]];
+    if (!chosen || t === asked.selected[i]) return;
+    about.push([i, t]);
+    rows.push([chosen.x - token.x, chosen.y - token.y]);
+  }));
+  const held = [...asked.multipliers, ...asked.farkas].map(({ token }) => `${token}`);
+  const evidence = about.map((token, k) => ({ token, row: rows[k] })).filter(({ token }) => held.includes(`${token}`));
+  return { status: asked.status, about, rows, evidence, vector: (asked.vector ?? [0, 0]).slice(0, 2), margin: asked.margin ?? 0 };
 }
 
 export function showEditor(state, chosen) {
