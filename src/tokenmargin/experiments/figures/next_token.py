@@ -83,6 +83,7 @@ class _Notebook(AbstractExperiment):
     """Ten draws, trained as printed, compared with the certified solution and with the printed correlations."""
 
     source: ClassVar[str] = PAPER_D
+    needs: ClassVar[tuple[str, ...]] = ("train",)
     curves: ClassVar[Curves | None] = Curves("draws", "draw", ("printed", "cosine", "farther"))
     shown_tables: ClassVar[tuple[str, ...]] = ("draws",)
     printed: ClassVar[tuple[float, ...]]
