@@ -30,7 +30,8 @@ from tokenmargin.classifier.token_model import TokenModel
 __all__ = ["Chosen", "choose_penalties", "number_of_folds"]
 
 STEP = 10**0.5  # from one ridge to the next
-LEAST, MOST = 1e-3, 100.0
+LEAST, MOST = 0.009, 100.0
+WORTH = 0.005  # part of the loss that a weaker ridge must save: below it fits differ more by where they stopped
 OTHERS = {"start_power": (0.0, 1.0), "exponent": (1.0,)}  # tried beside the first candidate's, until one is better
 ITERATIONS = 40  # of a candidate's fit, from the one before
 
@@ -139,7 +140,7 @@ class _Judge:
             first = best
             while LEAST < best.value_penalty * factor < MOST:
                 found = self(replace(best, value_penalty=best.value_penalty * factor))
-                if found.loss >= best.loss:
+                if found.loss >= best.loss * (1 - WORTH * (factor < 1)):
                     break
                 best = found
             if best is not first:
