@@ -33,10 +33,13 @@ from tokenmargin.report.explore.page import explore_page  # noqa: E402
 
 TUTORIALS = ("zero_to_theorem", "csv_to_report", "theorem_sweep_figure")
 USE = ("guide.md", "choose.md", "questions.md", "glossary.md")
-SUBJECTS = ("classifier.md", "playground.md", "experiments.md", "extending.md")
+SUBJECTS = (
+    "classifier.md", "norms.md", "methods.md", "matrix-attention.md", "next-token.md", "classes-and-labels.md",
+    "attention-maps.md", "playground.md", "experiments.md", "extending.md",
+)  # fmt: skip
 MEASURED = (
-    "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-readings.md",
-    "cluster.md", "vision.md", "vision-results.md",
+    "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-notes.md",
+    "training-readings.md", "cluster.md", "vision.md", "vision-results.md",
 )  # fmt: skip
 PROJECT = ("checked.md", "changes.md", "map.md", "contributing.md")
 

@@ -127,16 +127,15 @@ def test_the_direction_is_right_where_the_gradient_has_underflowed(norm: float, 
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("seed", [7, 6])
-def test_training_ends_where_the_certified_problem_says(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_training_ends_where_the_certified_problem_says() -> None:
+    """A mixture and a direction beside it; `docs/classes-and-labels.md` has a direction alone."""
+    rng = np.random.default_rng(6)
     keys, head = rng.standard_normal((4, 5, 6)), rng.standard_normal((6, 3))
     limit = limit_of(ClassProblem.of(keys, [0, 1, 2, 1], head=head))
-    assert limit.outcome == ("direction" if seed == 7 else "finite part")
+    assert limit.outcome == "finite part"
     assert limit.angle <= 1e-6
     assert limit.solution.is_optimal
-    if limit.outcome == "finite part":  # more than one token keeps its weight: the mixture is better than each
-        assert limit.chosen.sum(axis=1).max() > 1
+    assert limit.chosen.sum(axis=1).max() > 1  # the mixture is better than each
 
 
 def test_the_worth_of_a_token_is_that_of_the_label() -> None:
@@ -181,9 +180,8 @@ def test_gram_space_and_files(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("seed", range(2))
-def test_real_labels_within_reach_end_at_a_rest_point(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_real_labels_within_reach_end_at_a_rest_point() -> None:
+    rng = np.random.default_rng(1)
     keys, head, targets = rng.standard_normal((4, 5, 6)), rng.standard_normal(6), rng.standard_normal(4) / 2
     limit = limit_of(RegressionProblem.of(keys, targets, head=head))
     assert limit.outcome == "bounded"
@@ -204,6 +202,7 @@ def test_targets_out_of_reach_or_on_its_edge_select(target: float, token: int) -
     assert float(angle(problem.keys, limit.path.prompt, expected)) < 1e-8
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_descent_lowers_both() -> None:
     _, keys, head, classes, mask = drawn(5)
     for problem in (
