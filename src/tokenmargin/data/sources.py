@@ -142,7 +142,7 @@ def usable(row: Row) -> tuple[str, str] | Rejected:
         return Rejected(f"line {line}", "no label")
     for what, written in (("text", text), ("label", label)):
         if isinstance(written, str) and not written.isascii() and UNDECODED.search(written):
-            return Rejected(f"line {line}", f"{what} is not UTF-8 (latin-1 or cp1252? say its encoding)")
+            return Rejected(f"line {line}", f"{what} is not UTF-8")
     if isinstance(label, float) and not math.isfinite(label):
         return Rejected(f"line {line}", "label is not finite")
     return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
