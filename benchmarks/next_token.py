@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.claims_families_d import FAMILIES, other_loss
 from tokenmargin.data.prepared import load_prepared
-from tokenmargin.limits import NextTokenLimit, limit_of, next_token_limit
+from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.limits.next_token import tied_choice
 from tokenmargin.objective.losses import LogLoss
 from tokenmargin.problem.next_token import next_token_windows
@@ -89,7 +89,7 @@ def audit(count: int, first: int) -> int:
             if found.outcome not in ("direction", "finite part", "bounded"):
                 print(f"draw {k}, {x}: {found.outcome}: {found.reason}")
                 continue
-            off, apart = _compared(limit, found.point, found.outcome)
+            off, apart = _compared(limit, found)
             angle, distance = max(angle, off), max(distance, apart)
             if not (off <= ANGLE and apart <= DISTANCE):
                 misses += 1
@@ -98,17 +98,17 @@ def audit(count: int, first: int) -> int:
     return 1 if misses else 0
 
 
-def _compared(limit: NextTokenLimit, point: np.ndarray, outcome: str) -> tuple[float, float]:
-    """Angle of the end to W_mm where both diverge, and distance of its part in the tied span to W_fin."""
+def _compared(limit: NextTokenLimit, found: Limit) -> tuple[float, float]:
+    """Angle of the direction that the flow settled at to W_mm, and distance of its end in the tied span to W_fin."""
     basis = tied_choice(limit.problem, limit.graph).basis
     assert basis is not None, "the families have embeddings"
-    apart = float(np.linalg.norm(basis @ (point - limit.finite.point)))
+    apart = float(np.linalg.norm(basis @ (found.point - limit.finite.point)))
     diverges = np.isfinite(limit.direction.margin)
-    if diverges != (outcome != "bounded"):
+    if diverges != (found.outcome != "bounded"):
         return np.inf, apart
     if not diverges:
         return 0.0, apart / (1 + float(np.linalg.norm(limit.finite.point)))
-    unit, target = point / np.linalg.norm(point), limit.direction.vector / np.linalg.norm(limit.direction.vector)
+    unit, target = (vector / np.linalg.norm(vector) for vector in (found.solution.vector, limit.direction.vector))
     off = float(2 * np.arcsin(min(np.linalg.norm(unit - target) / 2, 1.0)))
     return off, apart / (1 + float(np.linalg.norm(limit.finite.point)))
 

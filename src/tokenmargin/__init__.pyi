@@ -30,6 +30,7 @@ from tokenmargin.limits import NextTokenLimit as NextTokenLimit
 from tokenmargin.limits import Rates as Rates
 from tokenmargin.limits import basin_map as basin_map
 from tokenmargin.limits import basins as basins
+from tokenmargin.limits import limit_constants as limit_constants
 from tokenmargin.limits import limit_of as limit_of
 from tokenmargin.limits import next_token_limit as next_token_limit
 from tokenmargin.limits import random_starts as random_starts
@@ -42,6 +43,7 @@ from tokenmargin.margin import atlas as atlas
 from tokenmargin.margin import choice_margin as choice_margin
 from tokenmargin.margin import class_margin as class_margin
 from tokenmargin.margin import corpus_margin as corpus_margin
+from tokenmargin.margin import joint_phases as joint_phases
 from tokenmargin.margin import label_margin as label_margin
 from tokenmargin.margin import limit_direction as limit_direction
 from tokenmargin.margin import max_margin as max_margin

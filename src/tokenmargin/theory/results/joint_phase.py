@@ -29,6 +29,7 @@ from tokenmargin.theory.settings import ProblemInstance
 __all__ = ["CLAIMS", "scaled_values"]
 
 RADII = (1e2, 1e3, 1e4)
+REACH = (1e2, 1e3)
 NEAR = (2.0, 20.0)
 """Outside the hypotheses head and prompt can depend on each other so that minimising them in turn takes minutes."""
 
@@ -164,13 +165,16 @@ def joint_descent(x: ProblemInstance) -> Findings:
     phase = phases.at(x.factor * phases.head.margin)
     objective = JointObjective(problem, x.loss)
     start = np.concatenate([phases.head.vector, phases.prompt.vector])
-    blocks = flow(objective, start=start, until_norm=1.5 * RADII[-1], settings=FlowSettings(coupling="block"))
-    u = [float(angle(keys, objective.prompt(blocks.at_norm(norm)), phase.solution.vector)) for norm in RADII]
-    together = flow(JointObjective(x.problem, x.loss), start=start, until_norm=1e8)
+    settings = FlowSettings(coupling="block", tolerance=1e-7)  # angles are compared to 1e-3
+    blocks = flow(objective, start=start, until_norm=1.5 * REACH[-1], settings=settings)
+    u = [float(angle(keys, objective.prompt(blocks.at_norm(norm)), phase.solution.vector)) for norm in REACH]
+    together = flow(
+        JointObjective(x.problem, x.loss), start=start, until_norm=1e8, settings=FlowSettings(tolerance=1e-7)
+    )
     ends = [objective.prompt(path.final) / keys.norm(objective.prompt(path.final)) for path in (blocks, together)]
     least = min(float(least_margins(x.problem, end, x.alpha).min()) for end in ends)
     hypotheses = (*hypotheses, seen(above("least margin of p/|p| at the ends", least, 0, strict=True)))
-    return Findings(hypotheses, (*_nearing("p to the phase law", u, RADII), *_slow(x, phases, together)))
+    return Findings(hypotheses, (*_nearing("p to the phase law", u, REACH), *_slow(x, phases, together)))
 
 
 def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:
