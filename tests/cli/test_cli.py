@@ -166,7 +166,7 @@ def test_evolve_without_a_direction_to_compare_with(capsys) -> None:
         (("evolve", "fig1b", "--step", "-1"), "positive number"),
         (("evolve", "fig1b", "--steps", "-1"), "at least 0"),
         (("evolve", "fig1b", "--start", "1,2"), "3 numbers"),
-        (("evolve", "fig1b", "--method", "adam"), "adam"),
+        (("evolve", "fig1b", "--method", "sideways"), "sideways"),
         (("evolve", "fig1b", "--save", "x.csv"), "npz"),
         (("reproduce", "fig99"), "no figure 'fig99'"),
         (("reproduce", "fig1a", "--stepz", "3"), "there are --step, --steps"),

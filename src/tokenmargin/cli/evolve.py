@@ -185,6 +185,8 @@ def _descend(
 ) -> tuple[Trajectory, dict[str, Array]]:
     from tokenmargin.dynamics import evolve as run
 
+    if steps < 0:
+        raise ValueError(f"--steps must be at least 0, got {steps}")
     memory = _remembered(before, len(objective.blocks))
     taken = 0 if memory is None else memory.t
     left = max(steps - taken, 0)

@@ -58,7 +58,7 @@ class KQRate(AbstractExperiment):
 
     seed: int = 2
     rank: int = 5
-    scale: float = 0.1
+    start_scale: float = 0.1
     norm: float = 1e4
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
@@ -66,7 +66,7 @@ class KQRate(AbstractExperiment):
         objective = FactoredObjective(problem, rank=self.rank)
         tell = None if progress is None else lambda at: progress(min(at / self.norm, 1.0))
         path = flow(
-            objective, start=objective.aligned_start(self.scale), until_norm=self.norm, progress=tell,
+            objective, start=objective.aligned_start(self.start_scale), until_norm=self.norm, progress=tell,
             settings=FlowSettings(tolerance=1e-8, solver="Radau"),
         )  # fmt: skip
         solution = max_margin(problem, path.selected, norm="nuclear")
