@@ -7,7 +7,7 @@ them as `prepare` does; the second writes one shard of ids per slice. The result
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
