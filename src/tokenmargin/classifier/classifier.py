@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state, compute_sample_weight
+from sklearn.utils import TransformerTags, check_random_state, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
@@ -128,6 +128,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         tags = super().__sklearn_tags__()
         tags.input_tags.string = True
         tags.input_tags.two_d_array = False
+        tags.transformer_tags = TransformerTags()
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TokenSelectionClassifier:

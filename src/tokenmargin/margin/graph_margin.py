@@ -42,7 +42,7 @@ def graph_margin(problem: NextTokenProblem, graph: PriorityGraph | None = None) 
     - `graph`: with its components; the problem's own by default.
 
     >>> chain = NextTokenProblem.of([[1, 0], [2, 1, 0]], [1, 2])  # 2 ahead of 1 ahead of 0
-    >>> graph_margin(chain).vector.round(6)
+    >>> graph_margin(chain).vector.round(6) + 0.0
     array([-1.,  0.,  1.])
     """
     graph = problem.graph if graph is None else graph

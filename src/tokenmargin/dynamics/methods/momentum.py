@@ -71,7 +71,7 @@ class SteepestDescent(AbstractMethod):
     >>> from tokenmargin.dynamics.evolve import evolve
     >>> from tokenmargin.problem.instances import figure1b
     >>> evolve(figure1b(), SteepestDescent("linf", 0.5), steps=3).final
-    array([-0.5,  1.5,  0. ])
+    array([1.5, 1.5, 0. ])
     """
 
     norm: AbstractNorm | str = L2

@@ -174,7 +174,7 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     >>> from tokenmargin.objective.attention import PromptObjective
     >>> from tokenmargin.problem.instances import figure1b
     >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
-    array([ 1.000000e+03, -6.931472e-01,  0.000000e+00])
+    array([1000.,    0.,    0.])
     """
     reduced = Reduced.of(objective)
     start = reduced.reduce(direction)

@@ -66,7 +66,7 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
     >>> from tokenmargin.margin.constraints import attention_constraints
     >>> solution = solve_in_norm(attention_constraints(figure3a(), [1, 1, 1]), "linf")
     >>> solution.status, solution.vector.round(6)
-    ('optimal', array([1., 1.]))
+    ('optimal', array([1.333333, 0.333333]))
     """
     shape = constraints.geometry.matrix_shape
     if shape is None and isinstance(norm, str) and norm == "l2":
