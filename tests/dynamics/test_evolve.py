@@ -19,7 +19,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine
 
 STARTS = np.array([(0.0, y, 0.0) for y in (1.0, 0.5, 0.0, -0.5, -1.0, -1.5)])
-LONG = ((1000, 0.999), (100_000, 0.9999))
+LONG = ((1000, 0.999), (20_000, 0.9999))
 
 
 def views(problem: TokenProblem, starts: np.ndarray) -> list[tuple[TokenProblem, np.ndarray]]:

@@ -42,6 +42,7 @@ def test_the_bias_of_figure_5_has_a_closed_form() -> None:
     np.testing.assert_allclose(bias["height"][correlation], [np.log(2), np.log(3)], atol=1e-6)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_figure_3c_is_about_the_optimal_tokens() -> None:
     """At p = (0, -1) their logits are -1, 1 and -1 against 0; the largest weight of an input is another curve."""
     paths = Figure3c().run().tables["paths"]
@@ -60,6 +61,7 @@ def test_figure_8_has_two_dimensions() -> None:
     np.testing.assert_array_equal(problem.scores, [[1, 0], [1, 0]])
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_start_outside_the_cone_is_noticed() -> None:
     class Outside(Figure2):
         def starts(self):
@@ -70,10 +72,12 @@ def test_a_start_outside_the_cone_is_noticed() -> None:
     assert not result.findings[1].holds
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_run_too_short_to_align_is_not_called_a_success() -> None:
     assert not Figure1b(steps=5).run().holds
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_progress_reaches_the_end() -> None:
     shares: list[float] = []
     Figure1b(steps=200).run(shares.append)

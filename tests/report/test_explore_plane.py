@@ -7,7 +7,10 @@ from benchmarks.explore_plane import NODE, Tally, asked_of, compare, page_answer
 
 from tokenmargin.report.explore.stories import STORIES
 
-pytestmark = pytest.mark.skipif(NODE is None, reason="node is not on the PATH: install Node.js 18 or newer")
+pytestmark = [
+    pytest.mark.skipif(NODE is None, reason="node is not on the PATH: install Node.js 18 or newer"),
+    pytest.mark.usefixtures("unchecked_shapes"),
+]
 
 
 def compared(asked: list[dict]) -> Tally:
