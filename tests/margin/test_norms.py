@@ -484,3 +484,10 @@ def test_the_nuclear_solution_has_lower_rank():
         assert nuclear.is_optimal
         assert norms.rank(frobenius.matrix) == 5
         assert norms.rank(nuclear.matrix) <= 3
+
+
+@pytest.mark.parametrize("norm", ["l1", "linf", "lp:1.5", "lp:3"])
+def test_a_token_and_its_copy_cannot_be_told_apart_in_any_norm(norm: str) -> None:
+    """The only difference is zero: infeasible, without a warning on the way."""
+    problem = tm.TokenProblem.of([[[1.0, 2], [1, 2]]], [1], scores=[[1, 0]])
+    assert tm.max_margin(problem, [0], norm=norm).status == "infeasible"

@@ -7,6 +7,7 @@ divided by `|gradient| + eps`, a guard that stops training where the gradient is
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -93,8 +94,9 @@ class _Notebook(AbstractExperiment):
     steps: int = 4000
     step: float = 0.01
 
+    @abc.abstractmethod
     def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
-        raise NotImplementedError
+        """What is measured of one draw."""
 
     def run(self, progress: Callable[[float], None] | None = None) -> Result:
         rows = []
@@ -106,9 +108,9 @@ class _Notebook(AbstractExperiment):
         table = columns(rows)
         return Result(self, {"draws": table}, self.findings(table))
 
+    @abc.abstractmethod
     def findings(self, table: Table) -> tuple[Finding, ...]:
         """What is expected of the draws."""
-        raise NotImplementedError
 
 
 def _trained(objective: AbstractObjective, start: Float[Array, "d d"], step: float, steps: int) -> Float[Array, " D"]:

@@ -196,8 +196,8 @@ def _of_vectors(
 ) -> Iterator[Proposal]:
     for attempt in _attempts(norm.p, rows, bound, tied):
         proposal = attempt()
-        if proposal is None:
-            continue
+        if proposal is None or not all(np.isfinite(part).all() for part in proposal):
+            continue  # where nothing is feasible the iterates run away
         yield trimmed(norm, rows, bound, tied, *proposal)
         for power in (1, 2):
             better = polished(norm, rows, bound, tied, *proposal, power)
