@@ -19,8 +19,6 @@ from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, Abstra
 from tokenmargin.objective.attention import Attention, Descent, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss, signed_excess
 
-__all__ = ["BatchState", "Tokens"]
-
 _FEW = 0.5  # two products with r columns against one with n T columns: they cost the same near r = n T / 2
 
 

@@ -22,8 +22,6 @@ from tokenmargin.plugins import described
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
-__all__ = ["OBSERVABLES", "Memory", "Trajectory", "evolve"]
-
 Observable = Callable[[AbstractObjective, Array], Array]
 Kept: TypeAlias = "str | Callable[[Array], object]"
 

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from tokenmargin.dynamics.flow import FlowPath
     from tokenmargin.dynamics.integrate import FlowSettings, UnitField
 
-__all__ = [
-    "NEAR_FINITE",
-    "NEAR_STATIONARY",
-    "STATIONARY",
-    "BesidePiece",
-    "FinitePart",
-    "Piece",
-    "finite_part",
-    "polish",
-]
-
 Piece = Callable[[float], Array]
 """A stretch of a path, by arc length."""
 

@@ -39,8 +39,6 @@ from tokenmargin.objective.attention import PromptObjective, attend
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, equals
 
-__all__ = ["Rate", "Rates", "rates"]
-
 POINTS = 60  # of a path that are fitted, at most
 DECADES = 3.0  # of the norm of a flow that are fitted
 FEWEST = 4  # points that a fit needs

@@ -27,8 +27,6 @@ from tokenmargin.objective.jacobian import block_of, shifted
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry
 
-__all__ = ["AttentionMap", "Entmax", "MapObjective", "Sigmoid", "Softmax", "Sparsemax", "attention_named"]
-
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
 _NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing
 

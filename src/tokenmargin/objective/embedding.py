@@ -28,8 +28,6 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["EmbeddingGradient", "EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"]
-
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:

@@ -19,8 +19,6 @@ from tokenmargin.objective.attention import AbstractObjective, Descent, Linearis
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 
-__all__ = ["FactoredObjective"]
-
 _NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
 
 

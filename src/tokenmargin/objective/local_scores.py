@@ -33,8 +33,6 @@ from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["AbstractLocalObjective", "ClassObjective", "SquareObjective", "prompt_objective"]
-
 
 @dataclass(frozen=True)
 class AbstractLocalObjective(AbstractObjective):

@@ -16,8 +16,6 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["ManyFactored"]
-
 
 @dataclass(frozen=True)
 class ManyFactored(FactoredObjective):

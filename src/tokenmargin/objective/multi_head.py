@@ -29,8 +29,6 @@ from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.side_by_side import side_by_side
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["MultiHeadObjective"]
-
 
 @dataclass(frozen=True)
 class MultiHeadObjective(AbstractObjective):

@@ -30,8 +30,6 @@ from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["HeadObjective", "NonlinearHead", "head_named", "optimal_sets"]
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 

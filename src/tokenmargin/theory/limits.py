@@ -15,8 +15,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Slack, below, seen
 
-__all__ = ["Limit", "follow", "selected_in_the_limit", "vanishing"]
-
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.
 TIE = 1e-2

@@ -24,8 +24,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 from tokenmargin.theory.limits import Limit, follow
 
-__all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
-
 Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3
 """What is left of the drawn part of a token in an aligned start, beside a common part of length 1."""

@@ -21,8 +21,6 @@ from tokenmargin.dynamics.methods.momentum import checked_decay
 from tokenmargin.norms import LINF, AbstractNorm
 from tokenmargin.objective.attention import Descent
 
-__all__ = ["Adam"]
-
 
 @dataclass(frozen=True)
 class Adam(AbstractMethod):

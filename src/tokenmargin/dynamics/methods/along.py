@@ -21,8 +21,6 @@ from tokenmargin.dynamics.methods.method import (
 )
 from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
 
-__all__ = ["AbstractLengths", "GradientDescent", "NormalizedGradientDescent", "Polyak"]
-
 
 class AbstractLengths(AbstractMethod):
     """A rule for the length of a step alone. Thousands of such runs go on at once without coordinates."""

@@ -16,8 +16,6 @@ from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective, Descent
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["AbstractMethod", "AbstractValue", "Schedule", "State", "StepSize", "Value", "checked_step", "step_at"]
-
 State: TypeAlias = Mapping[str, Array]
 """What a method remembers, by name; the leading axes are those of the points."""
 

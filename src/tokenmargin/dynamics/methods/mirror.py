@@ -20,8 +20,6 @@ from tokenmargin.dynamics.methods.method import (
 from tokenmargin.norms import AbstractNorm, LpNorm
 from tokenmargin.objective.attention import Descent
 
-__all__ = ["MirrorDescent"]
-
 
 @dataclass(frozen=True)
 class MirrorDescent(AbstractMethod):

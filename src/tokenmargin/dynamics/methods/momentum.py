@@ -24,8 +24,6 @@ from tokenmargin.dynamics.methods.method import (
 from tokenmargin.norms import L2, AbstractNorm, SchattenNorm, norm_named
 from tokenmargin.objective.attention import AbstractObjective, Descent
 
-__all__ = ["Momentum", "SteepestDescent"]
-
 Scaled = tuple[Float[Array, "... D"], Float[Array, "... 1"]]
 
 

@@ -13,8 +13,6 @@ from tokenmargin.dynamics.methods.momentum import Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
 from tokenmargin.plugins import PluginError, described, find, names
 
-__all__ = ["adamw", "as_method", "coordinate", "method_named", "momentum", "muon", "nesterov", "sign", "spectral"]
-
 BETA = 0.9
 
 

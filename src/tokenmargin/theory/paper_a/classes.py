@@ -12,8 +12,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "RESIDUAL", "printed_constraints"]
-
 RESIDUAL = 1e-9
 """Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
 SAME_VECTOR = 1e-7

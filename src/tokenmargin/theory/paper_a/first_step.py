@@ -19,8 +19,6 @@ from tokenmargin.theory.paper_a.conditions import (
 )
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "first_step_parts", "overlap_changes", "risk_bound"]
-
 
 def lemma2(x: EmbeddingInstance) -> Findings:
     """After one step of size eta_0 from the random start, `E_s = E_s^0 + (eta_0/2) alpha_s v + err_s` and

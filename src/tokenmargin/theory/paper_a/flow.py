@@ -26,20 +26,6 @@ from tokenmargin.theory.paper_a.conditions import (
 )
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = [
-    "CLAIMS",
-    "MISALIGNED",
-    "OUTSIDE_THE_REGIME",
-    "in_the_regime",
-    "length_reached",
-    "limit_seen",
-    "no_longer_flat",
-    "one_token",
-    "too_small_a_step",
-    "two_important_tokens",
-    "unequal_lengths",
-]
-
 MISALIGNED = 1e-5
 """The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
 VANISHING = -0.8

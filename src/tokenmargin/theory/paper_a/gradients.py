@@ -20,8 +20,6 @@ from tokenmargin.theory.paper_a.flow import length_reached, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "printed_gradients"]
-
 ACCURACIES = (1e-1, 1e-2, 1e-3)
 """The values of eps that stand for "any eps > 0" in Lemma 9."""
 STEADY = 1e-3

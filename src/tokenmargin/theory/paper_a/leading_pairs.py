@@ -12,8 +12,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.paper_a.definitions import Choices, local_optimality, ranked_choices
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "Pairs", "rounding"]
-
 EPS = float(np.finfo(float).eps)
 SMALL = (1e-1, 1e-3, 1e-6)
 """The values of eps that stand for "any eps > 0" in Lemma 17."""

@@ -24,8 +24,6 @@ from tokenmargin.theory.paper_a.conditions import (
 )
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "balanced_flow", "from_orthogonal", "length", "nearly_orthogonal"]
-
 
 def length(solution: MarginSolution) -> float:
     """`|p^|`: infinite where there is no solution."""

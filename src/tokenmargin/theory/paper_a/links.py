@@ -24,8 +24,6 @@ from tokenmargin.theory.paper_a.leading_pairs import Pairs
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "after_first_step"]
-
 TIE = 1e-2
 """Logits of a long p that are within this share of its length are those of a tie in the limit."""
 FAR = 30.0

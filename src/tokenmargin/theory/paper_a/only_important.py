@@ -25,8 +25,6 @@ from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_t
 from tokenmargin.theory.paper_a.lengths import length
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "aligned_start", "dimension_in_mu", "largest_mu", "smallest_rival"]
-
 MOST_PAIRS = 10
 """Selections are enumerated up to this many (important, irrelevant) pairs: 1024 max-margin problems."""
 

@@ -11,8 +11,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.paper_a.conditions import concentrated, deviation, mostly
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "probability_beyond"]
-
 CELLS = 4000
 """Steps of the sums that bracket an integral over |p|^2."""
 

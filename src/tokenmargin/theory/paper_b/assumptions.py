@@ -22,17 +22,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import Slack, above, below, sampled
 
-__all__ = [
-    "AssumptionC",
-    "assumption_a",
-    "assumption_b",
-    "assumption_c",
-    "assumption_d",
-    "general_position",
-    "log_outside",
-    "values_of",
-]
-
 MOST = 3000
 """Subsets of keys, or choices of tokens, that are gone through one by one."""
 

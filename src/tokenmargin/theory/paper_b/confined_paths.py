@@ -17,8 +17,6 @@ from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
 from tokenmargin.theory.paper_b.assumptions import general_position
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 WIDTH = 0.005
 """The cone's epsilon: directions of cosine at least 1 - 0.005 with q, a half-angle of 0.1."""
 RADII = (10.0, 1e2, 1e3, 1e4)

@@ -14,8 +14,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.paper_b.gradients import key_map
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "three_tokens"]
-
 LINEAR = 1e-10
 """Relative residual of a linear map fitted to tokens, well above rounding."""
 

@@ -18,8 +18,6 @@ from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.local_cone import cone
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "alike", "key_map", "mirrored", "printed_smoothness"]
-
 EPS = float(np.finfo(float).eps)
 
 

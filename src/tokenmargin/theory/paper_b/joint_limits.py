@@ -32,18 +32,6 @@ from tokenmargin.theory.limits import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = [
-    "CLAIMS",
-    "Joint",
-    "joint_findings",
-    "least_margins",
-    "nearly_support",
-    "phase_direction",
-    "rather_another",
-    "second",
-    "smaller_label_margin",
-]
-
 REACH = 200.0
 """|p| times the margin of its limit at the end of a ridge path."""
 EDGE = 1e-7

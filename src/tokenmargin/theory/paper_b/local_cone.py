@@ -15,8 +15,6 @@ from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, 
 from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "along_the_axis", "behind_its_neighbour", "cone", "locally_optimal", "without_neighbours"]
-
 ROUNDING = 1e-9
 """Relative error of a ratio of gradients in the log domain: logits of up to 1e4 carry about 1e-12 into it."""
 SOME_CONE = "another cone: the lemma asks for some mu, R, c and C"

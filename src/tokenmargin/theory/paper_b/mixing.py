@@ -20,8 +20,6 @@ from tokenmargin.theory.paper_b.gradients import mirrored
 from tokenmargin.theory.paper_b.prompt_limits import path_angles, two_optima
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 DELTAS = (0.1, 0.5, 2.0)
 """The Delta of Assumption D that Lemma 14 is tried with."""
 

@@ -18,8 +18,6 @@ from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "path_angles", "two_optima"]
-
 REACH = 1000.0
 """|p| times the margin of its limit at the end of a regularisation path."""
 LOG_TIME = "following descent itself: its norm grows like the logarithm of the number of steps"

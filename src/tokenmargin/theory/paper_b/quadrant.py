@@ -27,8 +27,6 @@ from tokenmargin.theory.paper_b.joint_limits import (
 )
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "confine", "quadrant_point"]
-
 SURE = 0.9
 """Attention on the selected token from which on the proof of Lemma 12 argues."""
 ON_A_WALL = 1e-9

@@ -16,8 +16,6 @@ from tokenmargin.theory.paper_b.prompt_limits import path_angles, theorem2, theo
 from tokenmargin.theory.paper_c.solutions import drawn, matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 FARTHER = "following the path to larger norms"
 
 

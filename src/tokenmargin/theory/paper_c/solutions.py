@@ -12,8 +12,6 @@ from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, searched, true
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "drawn", "matrix_keys"]
-
 KNOWN = 1e-12  # a smallest singular value below this share of the largest may be rounding: a few eps times the size
 
 

@@ -17,8 +17,6 @@ from tokenmargin.theory.paper_d.instance import (
     two_chains,
 )
 
-__all__ = ["CLAIMS", "squared"]
-
 POINTS = 20
 """Points at which a statement about all W is tried."""
 ROUNDING = 1e-12

@@ -17,8 +17,6 @@ from tokenmargin.theory.paper_d.instance import (
     twice_forced,
 )
 
-__all__ = ["CLAIMS"]
-
 FLOW = "following descent itself: its norm grows like the logarithm of the number of steps"
 NOT_INDEPENDENT = (
     "Where they are dependent and the graph problem is feasible all the same, W still goes there; where it is not, "

@@ -16,8 +16,6 @@ from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "leading_terms"]
-
 FAR = 1e6
 """Where limits are read off, in units of |p^|: what is left there is of order 1/FAR^2, and logits round at 1e-10."""
 FOUR_DIGITS = 5e-5

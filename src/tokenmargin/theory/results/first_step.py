@@ -13,8 +13,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.paper_a.conditions import mostly, one_length, selective
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
-__all__ = ["CLAIMS", "deviation", "limit_variance", "sharp_dimension", "token_shares"]
-
 SMALL = 0.05
 """The largest x for which the constants 2.8, 1.3 and so on are valid."""
 

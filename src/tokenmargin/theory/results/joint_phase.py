@@ -26,8 +26,6 @@ from tokenmargin.theory.paper_b.joint_limits import (
 )
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "scaled_values"]
-
 RADII = (1e2, 1e3, 1e4)
 REACH = (1e2, 1e3)
 NEAR = (2.0, 20.0)

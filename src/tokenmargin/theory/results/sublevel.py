@@ -24,8 +24,6 @@ from tokenmargin.theory.paper_a.conditions import selective, without_subject
 from tokenmargin.theory.results.first_step import sharp_dimension
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance, enough_step
 
-__all__ = ["CLAIMS", "Sublevel"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sublevel:
