@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics.events import AbstractEvent
-from tokenmargin.objective.attention import AbstractObjective, Attention, PromptObjective, attend
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Attention, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.geometry import Coordinates

@@ -14,15 +14,8 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
-    Descent,
-    Linearisation,
-    PromptObjective,
-    in_coordinates,
-    linearisation,
-    unit_descent,
-)
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Descent, Linearisation, in_coordinates, linearisation, unit_descent
 from tokenmargin.objective.jacobian import block_of, shifted
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry

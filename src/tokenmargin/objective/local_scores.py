@@ -14,12 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
-    PromptObjective,
     attend,
     in_coordinates,
     linearisation,

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,

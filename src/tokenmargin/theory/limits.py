@@ -10,7 +10,8 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.margin import MarginSolution, class_margin
-from tokenmargin.objective.attention import AbstractLoss, LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Slack, below, seen

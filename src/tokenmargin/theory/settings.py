@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FirstStep, first_step
-from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus

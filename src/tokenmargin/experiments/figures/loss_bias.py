@@ -11,7 +11,8 @@ from tokenmargin.dynamics import NormalizedGradientDescent, evolve
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, tracked
 from tokenmargin.experiments.tables import PAPER_B, columns, token_table
 from tokenmargin.margin import max_margin
-from tokenmargin.objective.attention import LOSSES, AbstractLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import LOSSES, AbstractLoss
 from tokenmargin.problem.instances import figure5
 from tokenmargin.selection import angle
 

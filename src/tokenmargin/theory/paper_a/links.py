@@ -11,8 +11,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FirstStep
 from tokenmargin.margin import class_margin
-from tokenmargin.objective.attention import LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
 from tokenmargin.theory.limits import Limit

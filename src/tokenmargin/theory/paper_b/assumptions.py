@@ -16,7 +16,8 @@ from scipy.optimize import linprog
 from scipy.special import logsumexp
 
 from tokenmargin.margin import Constraints, MarginSolution, relaxed_max_margin, solve
-from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, CustomLoss
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights

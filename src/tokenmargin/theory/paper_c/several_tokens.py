@@ -183,16 +183,10 @@ def _on_the_brink() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "C.several-tokens",
-        several_tokens,
-        "sampled",
-        about="a head served by mixtures: W_fin + R W_mm",
-        example=_two_of_three,
-        outside=(_on_the_brink,),
+    Claim("C.several-tokens", several_tokens, "sampled", about="a head served by mixtures: W_fin + R W_mm",
+        example=_two_of_three, outside=(_on_the_brink,),
         unneeded={
             "the best mixtures are separable": NO_SUBJECT,
             "difference of derivatives within the best mixtures": "It says that the best mixture has been found.",
-        },
-    ),
-)
+        }),
+)  # fmt: skip
