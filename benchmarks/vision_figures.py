@@ -105,7 +105,7 @@ def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str
     rows = [[int(curves["epoch"][k]), *(float(curves[name][k]) for name in shown[1:])] for k in looked]
     found = tables["correlations"]
     parts = [
-        "# Attention of a vision transformer: the run\n",
+        f"# Attention of a vision transformer: the run at rate {record['config']['rate']:g}\n",
         "Written by `python -m benchmarks.vision_figures`; what it means is in [vision](vision.md).\n",
         f"{machine['device']}, torch {machine['torch']}, Python {machine['python']}, numpy {machine['numpy']}. "
         f"{record['parameters']:,} parameters; {images['training']:,} training and {images['test']:,} test images "
