@@ -20,12 +20,15 @@ from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenT
 from tokenmargin.classifier.trust import Trust
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
+    PartsFound,
     calibration_rows,
     class_rows,
     compared_rows,
+    confined_rows,
     confusion,
     in_plain_words,
     lit,
+    part_rows,
     shown_errors,
 )  # fmt: skip
 
@@ -57,6 +60,7 @@ class ModelReport:
     examples: Sequence[Explanation] = ()
     truths: Sequence[Any] = ()
     texts: Sequence[str] = ()  # those that `trust` was found on; without them no text of the data is in the page
+    parts: PartsFound | None = None  # of the same texts
     private: bool = False  # leave out rare tokens and those with digits
     provenance: Mapping[str, Any] = field(default_factory=dict)
     command: str = "tokenmargin report"
@@ -86,7 +90,11 @@ def _context(report: ModelReport) -> dict[str, Any]:
     held = f"Held out while training: {check}." if check else "No texts were held out while training."
     errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
     own = _own_text(model, full)
+    parts, listed = report.parts, {*full["token"].tolist()}
     return {
+        "parts": part_rows(trust, parts) if trust and parts else [],
+        "parts_by": parts.slices.what if parts else "",
+        "confined": confined_rows(parts, listed.__contains__) if parts else [],
         "title": "Which words decide",
         "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
@@ -234,7 +242,7 @@ def _shareable(table: TokenTable) -> TokenTable:
 
 def _own_text(model: TokenSelectionClassifier, table: TokenTable) -> dict[str, Any] | None:
     """What the page needs to decide a text typed into it: only where its own script cuts words as the model does."""
-    if model.tokenizer not in ("words", "plain"):
+    if model.tokenizer not in ("words", "plain") or model.token_model_.repeats:
         return None
     weights = model.token_model_
     rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
