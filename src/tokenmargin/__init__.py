@@ -165,8 +165,8 @@ _EXPORTS = {
         "PreparedText",
         "load_prepared",
     ),
+    "tokenmargin.training.config": ("TrainingConfig",),
     "tokenmargin.training.trainer": (
-        "TrainingConfig",
         "TrainingRun",
         "train",
     ),

@@ -116,6 +116,6 @@ from tokenmargin.theory import CLAIMS as CLAIMS
 from tokenmargin.theory import Claim as Claim
 from tokenmargin.theory import claim as claim
 from tokenmargin.theory import verify as verify
-from tokenmargin.training.trainer import TrainingConfig as TrainingConfig
+from tokenmargin.training.config import TrainingConfig as TrainingConfig
 from tokenmargin.training.trainer import TrainingRun as TrainingRun
 from tokenmargin.training.trainer import train as train

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Scales
 from tokenmargin.training.mapped import MappedSequences
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, Scales, initial_state
+from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.probe import evaluate, selected, survey
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.cuda import check_dimension
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
 SIDE = 64  # of the tiles of the u x u matrices
