@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1c, figure3b, random_problem, shared_vocabulary_problem
-from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem, load_problem
+from tokenmargin.problem.problem_files import ProblemFileError, load_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 KEYS = np.arange(12.0).reshape(2, 3, 2)
 

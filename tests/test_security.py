@@ -14,7 +14,7 @@ import torch
 import tokenmargin as tm
 from tokenmargin.classifier.files import save_model
 from tokenmargin.data.pipeline import prepare
-from tokenmargin.problem.token_problem import load_problem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import save_checkpoint
 
 HOOK = """

@@ -18,7 +18,7 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, Linearisation, in_coordinates, linearisation, unit_descent
 from tokenmargin.objective.jacobian import block_of, shifted
 from tokenmargin.plugins import find
-from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
 _NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing

@@ -17,7 +17,8 @@ from numpy import ndarray as Array
 
 from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, shifted
 from tokenmargin.objective.losses import AbstractLoss
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 
 
 class Descent(NamedTuple):

@@ -27,8 +27,8 @@ from tokenmargin.objective.forward import (
 )
 from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, prompt_block, shifted
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
-from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 

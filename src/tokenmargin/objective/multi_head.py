@@ -25,7 +25,7 @@ from tokenmargin.objective.forward import (
 )
 from tokenmargin.objective.jacobian import prompt_block
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.side_by_side import side_by_side
 from tokenmargin.problem.token_problem import TokenProblem
 

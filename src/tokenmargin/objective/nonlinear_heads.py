@@ -27,7 +27,8 @@ from tokenmargin.objective.forward import (
 from tokenmargin.objective.jacobian import pivoted, prompt_block
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)

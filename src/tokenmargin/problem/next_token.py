@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike
 
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
-from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem
+from tokenmargin.problem.problem_files import ProblemFileError
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 @dataclass(frozen=True, eq=False)

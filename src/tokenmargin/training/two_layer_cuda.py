@@ -150,6 +150,7 @@ class TwoLayerCuda(TwoLayer):
 
     def _launch(self) -> None:
         """The gradient of a batch: six kernels, and the products of p's and v's gradients with C."""
+        from tokenmargin.training import two_layer_gradient_kernels as gradients
         from tokenmargin.training import two_layer_kernels as kernels
 
         data, batch, U = self.data, self._batch, self._width
@@ -179,16 +180,16 @@ class TwoLayerCuda(TwoLayer):
             **shape, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
         )  # fmt: skip
         # G has done its work: its place takes dG + dG'.
-        kernels.combine_kernel[(tiles * tiles, batch)](
+        gradients.combine_kernel[(tiles * tiles, batch)](
             self._weights, self._product, self._back, self._across, *tokens, self._gram, self._across_gradient, m, d,
             **square, SHARPNESS=sharpness, **tune["combine"],
         )  # fmt: skip
         columns = 256 if d % 256 == 0 else 64
-        kernels.pull_kernel[(-(-d // columns), tiles, batch)](
+        gradients.pull_kernel[(-(-d // columns), tiles, batch)](
             self._gram, self._parts, *tokens, self._pulled, m, d,
             **shape, ROWS=SIDE, COLUMNS=columns, PARTS=PARTS[self.precision], **tune["pull"],
         )  # fmt: skip
-        kernels.heads_kernel[(-(-d // 128), -(-m // 128))](
+        gradients.heads_kernel[(-(-d // 128), -(-m // 128))](
             self._params.centred, self._across_gradient, self._heads_sum, m, d, ROWS=32, COLUMNS=128, num_warps=4
         )  # fmt: skip
 
@@ -211,7 +212,7 @@ class TwoLayerCuda(TwoLayer):
         """AdamW on the embeddings."""
         import triton
 
-        from tokenmargin.training.two_layer_kernels import settle_kernel
+        from tokenmargin.training.two_layer_gradient_kernels import settle_kernel
 
         state, (b1, b2) = self.state, self.optimizer.betas
         m, d = state.embeddings.shape

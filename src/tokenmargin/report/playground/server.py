@@ -23,7 +23,7 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
 from tokenmargin.plugins import names
-from tokenmargin.problem.token_problem import ProblemFileError, parse_problem
+from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 from tokenmargin.report.playground.guard import LOOPBACK, Guard
 from tokenmargin.report.playground.plane import picture
 from tokenmargin.report.playground.presets import PRESETS
