@@ -80,7 +80,8 @@ from pathlib import Path
 import numpy as np
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.training.mapped import MappedSequences
-from tokenmargin.training.trainer import TrainingConfig, train
+from tokenmargin.training.config import TrainingConfig
+from tokenmargin.training.trainer import train
 text = load_prepared(sys.argv[1], check=False)  # 4.4 GB of nothing, written without a checksum
 data = MappedSequences.of([text], m=10)
 try:

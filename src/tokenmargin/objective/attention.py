@@ -201,8 +201,7 @@ class PromptObjective(AbstractObjective):
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         """The forward pass at a point, with what the stable gradient needs of it."""
-        logits = self.problem.keys.logits(theta)
-        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+        return attend(self.problem.keys.logits(theta), self.problem.scores)
 
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.

@@ -65,7 +65,7 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
     weights = np.exp(relative)
     total = weights.sum(axis=-1, keepdims=True)
     weights /= total
-    best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
+    best = (scores * pivot).sum(axis=-1, keepdims=True)  # gamma_pivot
     ahead = best - scores
     shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
     log_weights, lead = relative - np.log(total), shortfall - ahead
@@ -90,11 +90,11 @@ def unit_descent(
     """
     vector = geometry.pullback(weights)
     length = geometry.norm(vector)[..., None]
-    terms = np.einsum("...nt,nt->...", np.abs(weights), geometry.token_lengths)
-    length = np.where(length > geometry.noise * np.asarray(terms)[..., None], length, 0.0)
+    terms = np.abs(weights).reshape(*weights.shape[:-2], -1) @ geometry.token_lengths.ravel()
+    seen = length > geometry.noise * terms[..., None]
     with np.errstate(divide="ignore"):
-        log_norm = log_scale + np.log(length)
-    return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
+        log_norm = log_scale + np.log(np.where(seen, length, 0.0))
+    return Descent(np.where(seen, vector, 0.0) / np.where(seen, length, 1.0), log_norm)
 
 
 def descent_weights(

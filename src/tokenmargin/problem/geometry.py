@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, checked_numbers, frozen
 
+_EPS = float(np.finfo(float).eps)
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 
@@ -125,7 +126,7 @@ class Coordinates(AbstractGeometry):
 
     @property
     def noise(self) -> float:
-        return 8 * float(np.finfo(float).eps)
+        return 8 * _EPS
 
     def as_gram(self, extra: Float[Array, "k d"] | None = None) -> Gram:
         """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary.
@@ -145,7 +146,7 @@ class Coordinates(AbstractGeometry):
             self.index,
             self.mask,
             centred=products if np.isfinite(products).all() else None,
-            accuracy=0.0 if exact else (self.dimension + 4) * float(np.finfo(float).eps),
+            accuracy=0.0 if exact else (self.dimension + 4) * _EPS,
             rank=self.dimension,
             equal=representative[equal.ravel()],
         )
@@ -196,7 +197,7 @@ class Gram(AbstractGeometry):
         index: ArrayLike,
         mask: ArrayLike | None = None,
         *,
-        accuracy: float = 16 * float(np.finfo(float).eps),
+        accuracy: float = 16 * _EPS,
         centred: Float[Array, "m m"] | None = None,
         rank: int | None = None,
         equal: Int[Array, " m"] | None = None,
@@ -251,7 +252,7 @@ class Gram(AbstractGeometry):
             return np.zeros((0, 0))
         values, vectors = np.linalg.eigh((products + products.T) / 2)
         # Directions below rounding carry no information: the eigenvalues there are noise of either sign.
-        kept = values > len(values) * np.finfo(float).eps * values.max(initial=0.0)
+        kept = values > len(values) * _EPS * values.max(initial=0.0)
         rows = vectors[:, kept] * np.sqrt(values[kept])
         rows[products.diagonal() <= 0] = 0.0  # equal vectors differ by exactly nothing
         return rows
@@ -273,7 +274,7 @@ class Gram(AbstractGeometry):
             products = rows[:, plus] - rows[:, minus]
         noise = np.zeros(len(plus))
         if self.accuracy > 0:
-            noise = np.sqrt(self.accuracy + 4 * np.finfo(float).eps) * sums + _UNDERFLOW
+            noise = np.sqrt(self.accuracy + 4 * _EPS) * sums + _UNDERFLOW
         if minus is not None:
             noise[plus == minus] = 0.0
         terms = self.lengths[plus] if minus is None else self.lengths[plus] + self.lengths[minus]
@@ -285,8 +286,8 @@ class Gram(AbstractGeometry):
             return self.equal
         squared = self.squared_lengths()
         together = squared[:, None] + squared
-        return np.asarray((together - 2 * self.matrix <= 8 * np.finfo(float).eps * together).argmax(axis=1))
+        return np.asarray((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
 
     @property
     def noise(self) -> float:
-        return float(np.sqrt(8 * np.finfo(float).eps))  # a squared length is known to a few eps of its terms
+        return float(np.sqrt(8 * _EPS))  # a squared length is known to a few eps of its terms
