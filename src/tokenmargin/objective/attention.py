@@ -9,18 +9,16 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.objective.forward import (
-    Attention,
-    Descent,
+from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted, unit_descent
+from tokenmargin.objective.jacobian import (
     Linearisation,
-    attend,
+    head_block,
     in_coordinates,
     linearisation,
-    prompt_descent,
+    pivoted,
+    prompt_block,
     seen_from_pivot,
-    unit_descent,
 )
-from tokenmargin.objective.jacobian import head_block, pivoted, prompt_block, shifted
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.class_problem import ClassProblem
@@ -41,9 +39,9 @@ class AbstractObjective(abc.ABC):
     loss: AbstractLoss = field(default_factory=LogisticLoss)
 
     @property
-    @abc.abstractmethod
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        """Name and geometry of each block of the parameter, in order."""
+        """Name and geometry of each block of the parameter, in order; the attention parameter alone unless said."""
+        return (("prompt", self.problem.keys),)
 
     @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
@@ -76,9 +74,9 @@ class AbstractObjective(abc.ABC):
         """Of the logits in the parameter: at length R they are of size R to this power."""
         return 1
 
-    @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
         """Where training starts unless told otherwise."""
+        return np.zeros(self.dimension)
 
     @abc.abstractmethod
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
@@ -171,15 +169,8 @@ class PromptObjective(AbstractObjective):
         _check_signs(self.problem, self.loss)
 
     @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
-    @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
         return self.problem.shared_scores
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self.forward(theta).output

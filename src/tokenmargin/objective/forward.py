@@ -15,10 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, shifted
-from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates
 
 
 class Descent(NamedTuple):
@@ -32,20 +29,6 @@ class Descent(NamedTuple):
     log_norm: Float[Array, "... blocks"]
 
 
-class Linearisation(NamedTuple):
-    """The descent field at one point and its derivative, all relative to the gradient's own length.
-
-    - `descent`: the unit directions and log norms.
-    - `jacobian`: derivative of minus the gradient; the rows of each block are divided by that block's gradient norm.
-    - `balance`: per block, the length of the gradient over the summed lengths of its terms: a scale-free measure of
-      stationarity that does not mistake an exponentially small gradient for a zero one.
-    """
-
-    descent: Descent
-    jacobian: Float[Array, "D D"]
-    balance: Float[Array, " blocks"]
-
-
 class Attention(NamedTuple):
     """One forward pass, with what the stable gradient needs of it. The pivot is the token of largest weight."""
 
@@ -56,6 +39,12 @@ class Attention(NamedTuple):
     lead: Float[Array, "... n T"]  # gamma_t - f, without cancellation
     log_lead: Float[Array, "... n T"]  # log |gamma_t - f|, also where it is below the smallest double
     lead_sign: Float[Array, "... n T"]
+
+
+def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
+    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
+    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
 def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
@@ -113,33 +102,3 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     coefficients, log_scale = descent_weights(state, log_slope)
     return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
-
-
-def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
-    return Pivoted(
-        keys=pivoted(in_coordinates(keys), state.pivot),
-        weights=state.weights,
-        log_weights=state.log_weights,
-        lead=state.lead,
-        log_lead=state.log_lead,
-        lead_sign=state.lead_sign,
-        log_slope=loss.log_slope(state.output),
-        bend=loss.log_slope_derivative(state.output),
-    )
-
-
-def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
-    """The tokens as an array, for derivatives of the field."""
-    if not isinstance(geometry, Coordinates):
-        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
-    return geometry.laid_out
-
-
-def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
-    with np.errstate(divide="ignore"):
-        log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
-    return Linearisation(
-        Descent(np.concatenate([block.direction for block in blocks]), log_norm),
-        np.vstack([np.hstack(block.rows) for block in blocks]),
-        np.array([block.balance for block in blocks]),
-    )

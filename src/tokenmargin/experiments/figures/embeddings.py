@@ -207,7 +207,6 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
 class FigureA1(TrainedEmbeddings):
     """`tokenmargin reproduce A1`: about 50 s; the two-layer model on IMDB, rho_v 0.81, rho_p 0.56."""
 
@@ -272,7 +271,6 @@ class FigureA2(TrainedEmbeddings):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class FigureA3Imdb(TrainedEmbeddings):
     """`tokenmargin reproduce A3-imdb`: about a minute; the one-layer model on IMDB, rho_v 0.77, rho_p 0.47."""
 
@@ -284,7 +282,6 @@ class FigureA3Imdb(TrainedEmbeddings):
     printed_loss = 1e-1
 
 
-@dataclass(frozen=True)
 class FigureA3Yelp(TrainedEmbeddings):
     """`tokenmargin reproduce A3-yelp`: about 30 s; the one-layer model on Yelp, rho_v 0.91, rho_p 0.69."""
 
@@ -296,7 +293,6 @@ class FigureA3Yelp(TrainedEmbeddings):
     printed_loss = 1e-1
 
 
-@dataclass(frozen=True)
 class FigureA4(TrainedEmbeddings):
     """`tokenmargin reproduce A4`: about 30 s; the two-layer model on Yelp, rho_v 0.82, rho_p 0.46."""
 
