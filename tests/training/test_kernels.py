@@ -87,6 +87,25 @@ for how in (Conventions(), Conventions(False, 3.5, True)):
     for name, size in (("embeddings", 4e-6), ("heads", 4e-6), ("embeddings_m", 1e-7), ("heads_m", 1e-7)):
         difference = (getattr(states[0], name) - getattr(states[1], name)).abs().max()
         assert difference < size, (name, difference)
+
+    if not how.affine_norm:
+        continue
+    # Factors of 11 bits are right to 2^-12; a term of a gradient has three of them. Logits are sums of such products, so
+    # they are wrong by 2^-11 of |C_i| |C_j| at most, and a softmax passes that on as a relative error, twice.
+    for size, few, head in ((1.0, 1.0, 1.0), (1.0, 1e-5, 1e-6), (1e6, 1.0, 1.0)):  # float16 alone holds the first only
+        states = [initial_state(160, 12, seed=1, scales=Scales(1.0, 1.0), affine_norm=how.affine_norm) for _ in range(2)]
+        scaled = Conventions(False, size**2, how.affine_norm)
+        for state in states:
+            state.embeddings *= size
+            state.embeddings[::3] *= few
+            state.heads[1] *= head
+        longest = (states[0].embeddings - states[0].embeddings.mean(1, keepdim=True)).norm(dim=1).max() / size
+        for kind, state in ((lambda *a, **k: TwoLayerCuda(*a, **k, precision="tf32"), states[0]), (TwoLayer, states[1])):
+            kind(data, state, settings, conventions=scaled).run(order, 7, first=0, last=1, rate=1e-3 * size)
+        for name in ("embeddings_m", "heads_m"):
+            ours, theirs = (getattr(state, name) for state in states)
+            relative = (ours - theirs).norm() / theirs.norm()
+            assert 0 < relative < (3 / 2 + 2 * longest**2) * 2**-11, (name, size, few, relative)
 """
 
 

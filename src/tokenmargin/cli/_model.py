@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
     from tokenmargin.data.sources import LabelledText
 
-__all__ = ["command_line", "data_hash", "dataset", "open_model", "read_rows", "two_classes", "versions"]
-
 SHOWN = 3
 
 

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, say, show_facts
 from tokenmargin.cli._model import dataset
 
-__all__ = ["data"]
-
 
 def data(
     action: Literal["get", "list"],
