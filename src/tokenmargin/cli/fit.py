@@ -23,8 +23,10 @@ def fit(
     ngrams: int = 1,
     tokenizer: Literal["words", "plain", "paper"] = "words",
     min_count: int = 2,
+    words: int | None = None,
     exponent: float | None = None,
     balanced: bool = False,
+    light: bool = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> int:
@@ -34,12 +36,13 @@ def fit(
 
         tokenmargin fit sentences --out model
         tokenmargin fit reviews.csv --text review --label sentiment --ngrams 3 --out model
+        tokenmargin fit imdb --words 20000 --light --out english
 
     Parameters
     ----------
     source:
-        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, or
-        sentences (built in).
+        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, imdb or
+        yelp (fetched once, see tokenmargin data), or sentences (built in).
     out:
         The model folder to write.
     ngrams:
@@ -49,10 +52,14 @@ def fit(
         stems).
     min_count:
         How often a word must occur to be known.
+    words:
+        How many words are known at most, the most frequent ones.
     exponent:
         How evidence adds up: 1 is the papers' softmax attention with a sink, 0 a linear model; chosen if not given.
     balanced:
         Give rare classes the weight of frequent ones.
+    light:
+        Keep two numbers per word and no statistics: a small folder that explains texts but makes no report.
     seed:
         Chooses the texts held out to measure the accuracy.
     """
@@ -71,6 +78,7 @@ def fit(
             tokenizer,
             ngrams=ngrams,
             min_count=min_count,
+            max_words=words,
             exponent="auto" if exponent is None else exponent,
             class_weight="balanced" if balanced else None,
             random_state=seed,
@@ -84,7 +92,7 @@ def fit(
         "versions": versions(),
     }
     try:
-        save_model(classifier, out, notes=notes)
+        save_model(classifier, out, notes=notes, light=light)
     except (ModelFileError, OSError) as error:
         complain(str(error))
         return 1

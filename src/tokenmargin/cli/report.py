@@ -47,6 +47,10 @@ def report(
         Of the tests.
     """
     classifier = open_model(model)
+    if not hasattr(classifier, "token_statistics_"):
+        raise UsageError(
+            f"{model}: written by fit --light, without the statistics a report shows; fit it without --light"
+        )
     with needs_extra("report"):
         import numpy as np
 

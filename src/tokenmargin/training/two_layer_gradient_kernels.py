@@ -33,6 +33,8 @@ def combine_kernel(
     order,
     counter,
     together,
+    scales,
+    bounds,
     gradient,
     m,
     d: tl.constexpr,
@@ -45,7 +47,8 @@ def combine_kernel(
 ):
     """Program (tile, b): one tile of `dG + dG'` on or above the diagonal and its mirror image.
 
-    Added to `gradient` on the way: those of `C p` and `C v`, `B'` times the rows' gradients, and that of mu.
+    Added to `gradient` on the way: those of `C p` and `C v`, `B'` times the rows' gradients, and that of mu. With
+    "tf32" `bounds[b]` becomes the largest entry of `dG + dG'` times the scale of its column: what float16 must hold.
     """
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -87,12 +90,21 @@ def combine_kernel(
         # The squared lengths: B' diag(q) B = A' diag(q) A + diag(q) A + A' diag(q) + diag(q), with q as in `back`.
         total += q_i[:, None] * A_ij + tl.trans(q_j[:, None] * A_ji)
         total += tl.where(i[:, None] == j[None, :], q_i[:, None], 0.0)
+        peak = tl.load(bounds + BATCH + b)
+        unit = 1.0 if PRECISION == "tf32x3" else tl.where(peak > 0, peak, 1.0)  # of q, so that float16 holds it
+        FACTOR: tl.constexpr = tl.float32 if PRECISION == "tf32x3" else tl.float16  # A lies between 0 and 1
+        squares = tl.zeros((SIDE, SIDE), tl.float32)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0)
-            left = tl.trans(tile(weights, b, k, i, u, U))
-            total = tl.dot(left, q[:, None] * tile(weights, b, k, j, u, U), total, input_precision=PRECISION)
+            q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0) / unit
+            left = tl.trans(tile(weights, b, k, i, u, U).to(FACTOR))
+            right = (q[:, None] * tile(weights, b, k, j, u, U)).to(FACTOR)
+            squares = tl.dot(left, right, squares, input_precision=PRECISION)
+        total += squares * unit
         inside = (i < u)[:, None] & (j < u)[None, :]
+        if PRECISION == "tf32":
+            scale = tl.maximum(tl.load(scales + x)[:, None], tl.load(scales + y)[None, :])
+            tl.atomic_max(bounds + b, tl.max(tl.where(inside, tl.abs(total) * scale, 0.0)), sem="relaxed")
         base = together + b.to(tl.int64) * U * U
         tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
         if second > first:
@@ -112,6 +124,8 @@ def _split(x, PART: tl.constexpr):
 def pull_kernel(
     together,
     parts,
+    scales,
+    bounds,
     ids,
     offsets,
     order,
@@ -126,10 +140,10 @@ def pull_kernel(
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the bfloat16 parts of C.
+    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the 16-bit parts of C.
 
-    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three parts of each factor and
-    the six largest products make float32; two parts and three products are nearer to it than TF32.
+    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three bfloat16 parts of each
+    factor and the six largest products make float32; one float16 part of each has the 11 bits of TF32.
     """
     b = tl.program_id(2)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -137,37 +151,48 @@ def pull_kernel(
         i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         size = m.to(tl.int64) * d
+        inside = (c < d)[None, :]
+        bound = tl.load(bounds + b)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            x = tl.load(ids + begin + k, mask=k < u, other=0).to(tl.int64) * d
-            where = parts + x[:, None] + c[None, :]
-            inside = (c < d)[None, :]
+            x = tl.load(ids + begin + k, mask=k < u, other=0).to(tl.int64)
+            where = parts + x[:, None] * d + c[None, :]
             c_1 = tl.load(where, mask=inside, other=0.0)
-            c_2 = tl.load(where + size, mask=inside, other=0.0)
-            f_1, f_2, f_3 = _split(tile(together, b, i, k, u, U), parts.dtype.element_ty)
-            if PARTS == 3:
+            factor = tile(together, b, i, k, u, U)
+            if PARTS == 1:
+                factor *= tl.load(scales + x)[None, :] * tl.where(bound > 0, 1.0 / bound, 0.0)
+                total = tl.dot(factor.to(tl.float16), c_1, total)
+            else:
+                c_2 = tl.load(where + size, mask=inside, other=0.0)
                 c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
+                f_1, f_2, f_3 = _split(factor, parts.dtype.element_ty)
                 total = tl.dot(f_3, c_1, total)
                 total = tl.dot(f_2, c_2, total)
                 total = tl.dot(f_1, c_3, total)
-            total = tl.dot(f_2, c_1, total)
-            total = tl.dot(f_1, c_2, total)
-            total = tl.dot(f_1, c_1, total)
+                total = tl.dot(f_2, c_1, total)
+                total = tl.dot(f_1, c_2, total)
+                total = tl.dot(f_1, c_1, total)
         where = (b.to(tl.int64) * U + i)[:, None] * d + c[None, :]
-        tl.store(pulled + where, total, mask=(i < u)[:, None] & (c < d)[None, :])
+        # In float16 the bound is left to the reader: without it no sum exceeds u.
+        tl.store(pulled + where, total.to(pulled.dtype.element_ty), mask=(i < u)[:, None] & (c < d)[None, :])
 
 
 @triton.jit
-def heads_kernel(centred, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Program (columns, rows): the rows of C, four blocks of them, weighted by the gradients of `C p` and `C v`."""
+def heads_kernel(rows, scales, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Program (columns, rows): the rows of C, four blocks of them, weighted by the gradients of `C p` and `C v`.
+
+    `rows` and `scales` are those of `gram_kernel`.
+    """
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     p = tl.zeros((COLUMNS,), tl.float32)
     v = tl.zeros((COLUMNS,), tl.float32)
     for block in range(4):
         s = (tl.program_id(1) * 4 + block) * ROWS + tl.arange(0, ROWS)
         inside = (s < m)[:, None] & (c < d)[None, :]
-        x = tl.load(centred + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
+        x = tl.load(rows + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
+        if rows.dtype.element_ty == tl.float16:
+            x = x.to(tl.float32) * tl.load(scales + s, mask=s < m, other=0.0)[:, None]
         p += tl.sum(x * tl.load(gradient + s, mask=s < m, other=0.0)[:, None], 0)
         v += tl.sum(x * tl.load(gradient + m + s, mask=s < m, other=0.0)[:, None], 0)
     tl.atomic_add(sums + c, p, mask=c < d, sem="relaxed")
@@ -181,9 +206,11 @@ def settle_kernel(
     second_moment,
     centred,
     parts,
+    scales,
     columns,
     gradient,
     pulled,
+    bounds,
     occurrences,
     starts,
     before,
@@ -195,6 +222,7 @@ def settle_kernel(
     B1: tl.constexpr,
     B2: tl.constexpr,
     EPS: tl.constexpr,
+    U: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
@@ -210,7 +238,12 @@ def settle_kernel(
     begin = tl.load(starts + step * m + s)
     end = tl.load(starts + step * m + s + 1)
     for k in range(begin, end):
-        g += tl.load(pulled + tl.load(occurrences + k).to(tl.int64) * d + c, mask=inside, other=0.0)
+        place = tl.load(occurrences + k)
+        part = tl.load(pulled + place.to(tl.int64) * d + c, mask=inside, other=0.0)
+        if PARTS == 1:
+            g += part.to(tl.float32) * tl.load(bounds + place // U)
+        else:
+            g += part
     x = tl.load(embeddings + at, mask=inside, other=0.0)
     mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
     square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
@@ -220,12 +253,17 @@ def settle_kernel(
     tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
     mu = tl.sum(tl.where(inside, x, 0.0), 0) / d
     x = tl.where(inside, x - mu, 0.0)
-    tl.store(centred + at, x, mask=inside)
-    first, second, third = _split(x, parts.dtype.element_ty)
-    size = m.to(tl.int64) * d
-    tl.store(parts + at, first, mask=inside)
-    tl.store(parts + size + at, second, mask=inside)
-    if PARTS == 3:
+    if PARTS == 1:
+        peak = tl.max(tl.abs(x), 0)
+        scale = tl.where(peak > 0, peak, 1.0)
+        tl.store(scales + s, scale)
+        tl.store(parts + at, (x / scale).to(tl.float16), mask=inside)
+    else:
+        tl.store(centred + at, x, mask=inside)
+        first, second, third = _split(x, parts.dtype.element_ty)
+        size = m.to(tl.int64) * d
+        tl.store(parts + at, first, mask=inside)
+        tl.store(parts + size + at, second, mask=inside)
         tl.store(parts + 2 * size + at, third, mask=inside)
     tl.store(columns + s, tl.sum(x * tl.load(after + c, mask=inside, other=0.0), 0))
     tl.store(columns + m + s, tl.sum(x * tl.load(after + d + c, mask=inside, other=0.0), 0))

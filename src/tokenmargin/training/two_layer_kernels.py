@@ -9,8 +9,9 @@ so the work is that of the tokens there are, and one captured graph serves every
 - `mix_kernel`: `B G` and the diagonal of `B G B'`;
 - `attend_kernel`: the second softmax, the loss, and the gradients with respect to the rows of `B C_X`.
 
-Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or
-"tf32".
+Products run on tensor cores. With PRECISION "tf32x3" each factor is split, and the error is that of float32 sums. With
+"tf32" factors have 11 bits: TF32 itself between u x u matrices; where C is a factor, float16, which has as many bits
+and half the bytes, each row over its largest entry so that no exponent is too small or too large.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def tile(matrix, b, i, j, u, U: tl.constexpr):
 
 @triton.jit
 def gram_kernel(
-    centred,
+    rows,
+    scales,
     ids,
     offsets,
     order,
@@ -55,7 +57,10 @@ def gram_kernel(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image."""
+    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image.
+
+    `rows` is C in float32, or in float16 with row s to be multiplied by `scales[s]`.
+    """
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
     first = tl.program_id(0) // (U // SIDE)
@@ -63,14 +68,16 @@ def gram_kernel(
     if (second >= first) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)
-        x = tl.load(ids + begin + i, mask=i < u, other=0).to(tl.int64) * d
-        y = tl.load(ids + begin + j, mask=j < u, other=0).to(tl.int64) * d
+        x = tl.load(ids + begin + i, mask=i < u, other=0).to(tl.int64)
+        y = tl.load(ids + begin + j, mask=j < u, other=0).to(tl.int64)
         total = tl.zeros((SIDE, SIDE), tl.float32)
         for at in range(0, d, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            left = tl.load(centred + x[:, None] + k[None, :], mask=(k < d)[None, :], other=0.0)
-            right = tl.load(centred + y[:, None] + k[None, :], mask=(k < d)[None, :], other=0.0)
+            left = tl.load(rows + x[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
+            right = tl.load(rows + y[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
             total = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+        if rows.dtype.element_ty == tl.float16:
+            total *= tl.load(scales + x)[:, None] * tl.load(scales + y)[None, :]
         base = gram + b.to(tl.int64) * U * U
         inside = (i < u)[:, None] & (j < u)[None, :]
         tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
@@ -189,6 +196,7 @@ def attend_kernel(
     counter,
     offset,
     back,
+    bounds,
     losses,
     slopes,
     m,
@@ -202,7 +210,8 @@ def attend_kernel(
     """Program b: the second softmax, the output and the loss.
 
     `back` receives, for every row: the gradients of `B C p` and of `B C v`, twice that of its squared length, and what
-     the softmax of the first layer subtracts, `sum_j A_ij dB_ij`.
+     the softmax of the first layer subtracts, `sum_j A_ij dB_ij`. `bounds` receives zero, which the next kernel raises,
+     and the largest modulus of the third.
     """
     b = tl.program_id(0)
     row, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -240,6 +249,8 @@ def attend_kernel(
         rows = tl.minimum(tl.load(counter + 1) - tl.load(counter) * BATCH, BATCH).to(tl.float32)
         slope = -y * sigmoid / rows
         tl.atomic_add(slopes, slope, sem="relaxed")
+        tl.store(bounds + b, 0.0)
+        peak = tl.zeros((BLOCK,), tl.float32)
 
         for at in range(0, u, BLOCK):
             i = at + lane
@@ -263,3 +274,5 @@ def attend_kernel(
             tl.store(back + (BATCH + b) * U + i, g_v, mask=i < u)
             tl.store(back + (2 * BATCH + b) * U + i, twice, mask=i < u)
             tl.store(back + (3 * BATCH + b) * U + i, taken, mask=i < u)
+            peak = tl.maximum(peak, tl.where(i < u, tl.abs(twice), 0.0))
+        tl.store(bounds + BATCH + b, tl.max(peak, 0))

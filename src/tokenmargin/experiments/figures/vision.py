@@ -252,6 +252,7 @@ def _correlations(curves: Table, arrays: Mapping[str, Array]) -> Table:
     each = spearman(heads[trained].T, norms[trained].T)
     last = each[-arrays["layer_sparsity"].shape[2] :]
     changes = np.diff(sparsity), np.diff(norm)
+    at_end = np.isfinite(heads[-1])  # a head that attends to nothing but itself has no sparsity
 
     def row(what: str, points: int, found: tuple[float, float, float]) -> dict[str, object]:
         return {"what": what, **dict(zip(("rho", "low", "high"), found, strict=True)), "points": points}
@@ -262,8 +263,8 @@ def _correlations(curves: Table, arrays: Mapping[str, Array]) -> Table:
             row("the same, changes from look to look", len(norm) - 1, correlation_interval(*changes)),
             row(*_spread("heads of the last layer, over epochs: mean, least, largest", last)),
             row(*_spread("heads of all layers, over epochs: mean, least, largest", each)),
-            row("across the heads of all layers, at the end", len(each),
-                correlation_interval(heads[-1], norms[-1], block=1)),
+            row("across the heads of all layers, at the end", int(at_end.sum()),
+                correlation_interval(heads[-1][at_end], norms[-1][at_end], block=1)),
         ]
     )  # fmt: skip
 
