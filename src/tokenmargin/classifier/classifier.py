@@ -52,6 +52,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `tokenizers.Tokenizer`. Lists of tokens are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
+    - `max_words`: how many words are known at most, the most frequent ones; None for no bound.
     - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model; between them evidence adds up in
         part.
     - `attention`: `counted` (logits are naive Bayes': how well a token tells the classes apart), `learned` (the same
@@ -91,6 +92,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
+        max_words: int | None = None,
         exponent: float | str = "auto",
         attention: str = "counted",
         start_power: float | str = "auto",
@@ -109,6 +111,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
+        self.max_words = max_words
         self.exponent = exponent
         self.attention = attention
         self.start_power = start_power
@@ -155,6 +158,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 ngrams=self.ngrams,
                 minimum=self.min_count,
                 minimum_gram=max(2, self.min_count),
+                most=self.max_words,
                 weight=None if sample_weight is None else weight,
             )
         self.classes_ = classes
@@ -206,7 +210,11 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         check_settings(self)
         words = read_tokens(documents, self.tokenizer)
         self.vocabulary_, _ = Vocabulary.learn(
-            words, ngrams=self.ngrams, minimum=self.min_count, minimum_gram=max(2, self.min_count)
+            words,
+            ngrams=self.ngrams,
+            minimum=self.min_count,
+            minimum_gram=max(2, self.min_count),
+            most=self.max_words,
         )
         given = {name: getattr(self, name) for name in CHOSEN}
         self.chosen_ = Chosen(**{name: value for name, value in given.items() if not isinstance(value, str)})
@@ -385,6 +393,10 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `class` names the one that stands out most among the texts that hold it.
         """
         check_is_fitted(self, "token_model_")
+        if not hasattr(self, "token_statistics_"):
+            raise AttributeError(
+                "this model was saved light, without the statistics of its tokens; fit it without --light to have them"
+            )
         return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)
 
 

@@ -93,18 +93,26 @@ class Vocabulary:
 
     @staticmethod
     def learn(
-        words: Words, *, ngrams: int, minimum: int, minimum_gram: int, weight: Float[Array, " n"] | None = None
+        words: Words,
+        *,
+        ngrams: int,
+        minimum: int,
+        minimum_gram: int,
+        most: int | None = None,
+        weight: Float[Array, " n"] | None = None,
     ) -> tuple[Vocabulary, Encoded]:
         """The vocabulary of documents, and the documents in it.
 
         **Arguments**
         - `ngrams`: the longest n-gram.
         - `minimum`, `minimum_gram`: how often a word, and a longer n-gram, must occur.
+        - `most`: how many words are kept, the most frequent (of equals the first in the alphabet); None for all.
         - `weight`: as how many documents each counts; None for one each.
         """
         times = None if weight is None else np.repeat(weight, np.diff(words.offsets))
         counts = np.bincount(words.codes, times, minlength=len(words.distinct))
-        kept = sorted((word, code) for code, word in enumerate(words.distinct) if counts[code] >= minimum)
+        often = [(word, code) for code, word in enumerate(words.distinct) if counts[code] >= minimum]
+        kept = sorted(sorted(often, key=lambda pair: (-counts[pair[1]], pair[0]))[:most])
         rank = np.full(len(words.distinct) + 1, -1, np.int32)
         rank[[code for _, code in kept]] = np.arange(len(kept))
         keys: list[Array] = []

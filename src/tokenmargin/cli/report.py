@@ -7,20 +7,19 @@ from typing import Any
 
 from tokenmargin.cli._common import Seed, UsageError, needs_extra, say
 from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
-
-__all__ = ["report"]
+from tokenmargin.cli._options import Delimiter, Encoding, LabelColumn, ModelFolder, TextColumn
 
 
 def report(
-    model: Path,
+    model: ModelFolder,
     source: str | None = None,
     /,
     *,
     out: Path = Path("report.html"),
-    text: str = "text",
-    label: str = "label",
-    encoding: str | None = None,
-    delimiter: str | None = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     no_texts: bool = False,
     figures: Path | None = None,
     seed: Seed = 0,
@@ -36,20 +35,10 @@ def report(
 
     Parameters
     ----------
-    model:
-        A model folder, written by tokenmargin fit.
     source:
         Labelled texts, in any form that tokenmargin fit reads; without them the page has no tests and no examples.
     out:
         The page to write.
-    text:
-        The column with the texts.
-    label:
-        The column with the labels.
-    encoding:
-        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
-    delimiter:
-        Of a .csv or .tsv file, if it is not a comma or a tab.
     no_texts:
         No text of the data is in the page, no token with digits, and none that fewer than ten texts hold.
     figures:
@@ -58,6 +47,10 @@ def report(
         Of the tests.
     """
     classifier = open_model(model)
+    if not hasattr(classifier, "token_statistics_"):
+        raise UsageError(
+            f"{model}: written by fit --light, without the statistics a report shows; fit it without --light"
+        )
     with needs_extra("report"):
         import numpy as np
 
