@@ -53,6 +53,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `tokenizers.Tokenizer`. Lists of tokens are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
+    - `max_words`: how many words are known at most, the most frequent ones; None for no bound.
     - `vocabulary`: the words that are known, spelled as the tokenizer does, instead of those that occur often enough.
     - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model; between them evidence adds up in
         part.
@@ -94,6 +95,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
+        max_words: int | None = None,
         vocabulary: Sequence[str] | None = None,
         exponent: float | str = "auto",
         attention: str = "counted",
@@ -114,6 +116,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
+        self.max_words = max_words
         self.vocabulary = vocabulary
         self.exponent = exponent
         self.attention = attention
@@ -213,9 +216,14 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self._seen = []
 
     def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary, Encoded]:
-        least = self.min_count
         return Vocabulary.learn(
-            words, ngrams=self.ngrams, minimum=least, minimum_gram=max(2, least), weight=weight, known=self.vocabulary
+            words,
+            ngrams=self.ngrams,
+            minimum=self.min_count,
+            minimum_gram=max(2, self.min_count),
+            most=self.max_words,
+            weight=weight,
+            known=self.vocabulary,
         )
 
     def _labelled(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
@@ -392,6 +400,10 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `class` names the one that stands out most among the texts that hold it.
         """
         check_is_fitted(self, "token_model_")
+        if not hasattr(self, "token_statistics_"):
+            raise AttributeError(
+                "this model was saved light, without the statistics of its tokens; fit it without --light to have them"
+            )
         return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)
 
 

@@ -40,6 +40,7 @@ FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
     "min_count",
+    "max_words",
     "exponent",
     "attention",
     "start_power",
@@ -56,8 +57,13 @@ class ModelFileError(ValueError):
     """A model folder that cannot be used, with the file and what is wrong in the message."""
 
 
-def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Mapping[str, Any] | None = None) -> Path:
+def save_model(
+    model: TokenSelectionClassifier, folder: str | Path, *, notes: Mapping[str, Any] | None = None, light: bool = False
+) -> Path:
     """Write a fitted model; `notes` (where the data came from, the command) are kept with it.
+
+    A `light` folder holds the model alone, two numbers of 32 bits per token for two classes: it decides and explains
+    as the whole one does, to seven digits, and has no `token_importance_`.
 
     An older model in the folder is replaced; a folder that holds anything else is refused.
     """
@@ -65,19 +71,21 @@ def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Ma
     if folder.exists() and not (folder / "config.json").is_file() and (folder.is_file() or any(folder.iterdir())):
         raise ModelFileError(f"{folder} is in the way: it holds something that is not a model; choose another name")
     with atomic_folder(folder) as beside:
-        _write(model, beside, dict(notes or {}))
+        _write(model, beside, dict(notes or {}), light)
     return folder
 
 
-def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any]) -> None:
+def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any], light: bool) -> None:
     from safetensors.numpy import save_file
 
     arrays = {
         **model.token_model_.tensors(),
-        **vars(model.token_statistics_),
+        **({} if light else vars(model.token_statistics_)),
         "loss_curve": np.array(model.loss_curve_, float),
         **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
     }
+    if light:
+        arrays |= {name: arrays[name].astype(np.float32) for name in ("logits", "values")}
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
     tokenizer = model.tokenizer
@@ -88,7 +96,9 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any])
         described |= {"kind": "pipeline", "choices": tokenizer.describe()}
     elif not isinstance(tokenizer, str):
         described["kind"] = f"callable {describe_tokenizer(tokenizer)}"
-    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(described, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+    )
     (folder / "README.md").write_text(_card(model, notes), encoding="utf-8")
     settings = {name: getattr(model, name) for name in SETTINGS}
     config = {
@@ -222,7 +232,9 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     model.token_model_ = TokenModel.of_tensors(arrays)
     model.chosen_ = _chosen(config)
     model.n_duplicates_ = int(config.get("duplicates", 0))
-    model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
+    if "texts" in arrays:  # else the folder is light
+        known = {field.name: arrays[field.name] for field in fields(TokenStatistics)}
+        model.token_statistics_ = TokenStatistics(**known)
     model.n_texts_ = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)
@@ -264,11 +276,12 @@ def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: S
     shapes = {
         "logits": (m,), "values": (m, columns),
         **({"sink": (columns + 1,)} if "sink" in arrays else {"shared": (2 * columns + 2,)}),
-        "texts": (m, classes), "occurrences": (m, classes),
-        "selected": (m,), "attention": (m,), "contributions": (m, columns),
         "loss_curve": arrays["loss_curve"].shape[:1],
         **({"repeats": (1,)} if "repeats" in arrays else {}),
     }  # fmt: skip
+    if "texts" in arrays:
+        shapes |= {"texts": (m, classes), "occurrences": (m, classes)}
+        shapes |= {"selected": (m,), "attention": (m,), "contributions": (m, columns)}
     for name, shape in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype.kind not in "fi" or not np.isfinite(array).all():

@@ -109,6 +109,8 @@ def check_settings(model: Any) -> None:
         value = getattr(model, name)
         if not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if model.max_words is not None and (not isinstance(model.max_words, int | np.integer) or model.max_words < 1):
+        raise ValueError(f"max_words must be None or a whole number of at least 1, got {model.max_words!r}")
     if model.ngrams > LONGEST_NGRAM:
         raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {model.ngrams}: longer ones hardly repeat")
     if model.attention not in ("counted", "learned", "uniform"):

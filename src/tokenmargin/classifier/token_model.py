@@ -128,7 +128,7 @@ class TokenModel:
 
         There `f = (e^c b_0 + sum e^a b) / Z`, which is `b_0 + sum e^a (b - b_0) / Z`: the same decisions with g = 1.
         """
-        logits, values = arrays["logits"], arrays["values"]
+        logits, values = arrays["logits"].astype(float), arrays["values"].astype(float)
         if "sink" in arrays:
             start = arrays["sink"][1:]
             return TokenModel(logits, values - start, float(arrays["sink"][0]), start, start, 1.0)

@@ -100,6 +100,7 @@ class Vocabulary:
         ngrams: int,
         minimum: int,
         minimum_gram: int,
+        most: int | None = None,
         weight: Float[Array, " n"] | None = None,
         known: Sequence[str] | None = None,
     ) -> tuple[Vocabulary, Encoded]:
@@ -108,14 +109,14 @@ class Vocabulary:
         **Arguments**
         - `ngrams`: the longest n-gram.
         - `minimum`, `minimum_gram`: how often a word, and a longer n-gram, must occur.
+        - `most`: how many words are kept, the most frequent (of equals the first in the alphabet); None for all.
         - `weight`: as how many documents each counts; None for one each.
         - `known`: the words, however often they occur; None for those that occur often enough.
         """
         times = None if weight is None else np.repeat(weight, np.diff(words.offsets))
         counts = np.bincount(words.codes, times, minlength=len(words.distinct))
-        kept = sorted(
-            {*known} if known is not None else (word for k, word in enumerate(words.distinct) if counts[k] >= minimum)
-        )
+        often = [(-counts[code], word) for code, word in enumerate(words.distinct) if counts[code] >= minimum]
+        kept = sorted({*known} if known is not None else (word for _, word in sorted(often)[:most]))
         row_of = {word: row for row, word in enumerate(kept)}
         rank = np.array([row_of.get(word, -1) for word in words.distinct] + [-1], np.int32)
         keys: list[Array] = []

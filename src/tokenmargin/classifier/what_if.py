@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -16,7 +17,9 @@ from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
 
-__all__ = ["Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
+__all__ = ["LEAST", "Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
+
+LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Decision:
     def label(self) -> int:
         """+1 for the second class, -1 for the first, 0 when the output is exactly zero."""
         return int(np.sign(self.output))
+
+    @property
+    def abstains(self) -> bool:
+        """Whether all words together change the odds by less than a factor of two: there is nothing to decide on."""
+        return abs(self.output - self.start) < LEAST
 
 
 @dataclass(frozen=True)

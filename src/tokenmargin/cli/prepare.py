@@ -16,13 +16,12 @@ from tokenmargin.cli._common import (
     show,
     usage_errors,
 )
+from tokenmargin.cli._options import Address, Jobs, Json
 
 if TYPE_CHECKING:
     from tokenmargin.data.pipeline import Pipeline
     from tokenmargin.data.prepared import PreparedText, Step
     from tokenmargin.data.sources import LabelledText
-
-__all__ = ["prepare"]
 
 SHOWN = 5
 
@@ -40,10 +39,10 @@ def prepare(
     minimum_count: int | None = None,
     punctuation: Literal["split", "join"] = "split",
     engine: Literal["here", "local", "ray"] = "here",
-    jobs: int = -1,
-    address: str | None = None,
+    jobs: Jobs = -1,
+    address: Address = None,
     slice_megabytes: float = 32.0,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Turn labelled text into token ids that remember their place in the text.
 
@@ -80,14 +79,8 @@ def prepare(
         Does punctuation end a word (split), or vanish inside it (join)?
     engine:
         For shards: this process (here), processes on this machine (local), or a ray cluster (ray).
-    jobs:
-        Processes of the local engine; -1 for one per core.
-    address:
-        The ray cluster, for --engine ray: auto, or host:port.
     slice_megabytes:
         For shards: text worked on at a time, which bounds the memory of a worker.
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("text"):
         from tokenmargin.data.pipeline import PAPER, PLAIN, no_token_left

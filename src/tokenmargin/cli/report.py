@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmargin.cli._common import Seed, UsageError, needs_extra, say
 from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
+from tokenmargin.cli._options import Delimiter, Encoding, LabelColumn, ModelFolder, TextColumn
 
 if TYPE_CHECKING:
     from tokenmargin.data.sources import LabelledText
 
-__all__ = ["report"]
-
 
 def report(
-    model: Path,
+    model: ModelFolder,
     source: str | None = None,
     /,
     *,
     out: Path = Path("report.html"),
-    text: str = "text",
-    label: str = "label",
-    encoding: str | None = None,
-    delimiter: str | None = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     slice: str | None = None,
     no_texts: bool = False,
     figures: Path | None = None,
@@ -40,20 +39,10 @@ def report(
 
     Parameters
     ----------
-    model:
-        A model folder, written by tokenmargin fit.
     source:
         Labelled texts, in any form that tokenmargin fit reads; without them the page has no tests and no examples.
     out:
         The page to write.
-    text:
-        The column with the texts.
-    label:
-        The column with the labels.
-    encoding:
-        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
-    delimiter:
-        Of a .csv or .tsv file, if it is not a comma or a tab.
     slice:
         A column of groups (a source, a year): words that decide in one of them only are told. Without it, groups by
         length.
@@ -65,6 +54,10 @@ def report(
         Of the tests.
     """
     classifier = open_model(model)
+    if not hasattr(classifier, "token_statistics_"):
+        raise UsageError(
+            f"{model}: written by fit --light, without the statistics a report shows; fit it without --light"
+        )
     with needs_extra("report"):
         import numpy as np
 

@@ -17,11 +17,10 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["ClassProblem", "checked_classes", "soft_margin"]
 
 
 def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import attend
-from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
+from tokenmargin.training.parameters import AdamW, State, initial_state
 
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda
-
-__all__ = ["LARGEST_DIMENSION", "OneLayerCuda", "check_dimension", "kernels_work"]
 
 LARGEST_DIMENSION = 16384
 UNROLLED = 16  # steps in the longer of the two graphs

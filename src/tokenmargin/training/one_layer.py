@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
-
-__all__ = ["Model", "OneLayer", "attend"]
 
 BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together
 

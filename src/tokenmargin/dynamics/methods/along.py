@@ -10,18 +10,10 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit
 
-from tokenmargin.dynamics.methods.method import (
-    AbstractMethod,
-    AbstractValue,
-    State,
-    StepNumber,
-    StepSize,
-    checked_step,
-    step_at,
-)
-from tokenmargin.objective.attention import AbstractObjective, Descent, PromptObjective
-
-__all__ = ["AbstractLengths", "GradientDescent", "NormalizedGradientDescent", "Polyak"]
+from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, State
+from tokenmargin.dynamics.methods.step_size import StepNumber, StepSize, checked_step, step_at
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Descent
 
 
 class AbstractLengths(AbstractMethod):
@@ -93,7 +85,7 @@ class NormalizedGradientDescent(AbstractLengths):
     def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
         step = step_at(self.step, t)
         if self.guard == 0:
-            return np.broadcast_to(np.asarray(step, dtype=np.float64), descent.log_norm.shape)
+            return np.full(descent.log_norm.shape, step)
         return np.asarray(step * expit(descent.log_norm - np.log(self.guard)))
 
 

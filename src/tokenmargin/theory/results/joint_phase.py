@@ -26,8 +26,6 @@ from tokenmargin.theory.paper_b.joint_limits import (
 )
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "scaled_values"]
-
 RADII = (1e2, 1e3, 1e4)
 REACH = (1e2, 1e3)
 NEAR = (2.0, 20.0)
@@ -166,8 +164,9 @@ def joint_descent(x: ProblemInstance) -> Findings:
     objective = JointObjective(problem, x.loss)
     start = np.concatenate([phases.head.vector, phases.prompt.vector])
     settings = FlowSettings(coupling="block", tolerance=1e-7)  # angles are compared to 1e-3
-    blocks = flow(objective, start=start, until_norm=1.5 * REACH[-1], settings=settings)
-    u = [float(angle(keys, objective.prompt(blocks.at_norm(norm)), phase.solution.vector)) for norm in REACH]
+    unit = max(1.0, 2 * float(np.linalg.norm(start)) / REACH[0])  # norms are counted from beyond the start
+    blocks = flow(objective, start=start, until_norm=1.5 * unit * REACH[-1], settings=settings)
+    u = [float(angle(keys, objective.prompt(blocks.at_norm(unit * norm)), phase.solution.vector)) for norm in REACH]
     together = flow(
         JointObjective(x.problem, x.loss), start=start, until_norm=1e8, settings=FlowSettings(tolerance=1e-7)
     )
@@ -197,22 +196,12 @@ def _inside(ratio: float) -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "R.joint-phase",
-        joint_phase,
-        "sampled",
-        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value",
-        example=lambda: _inside(1.0),
+    Claim("R.joint-phase", joint_phase, "sampled",
+        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value", example=lambda: _inside(1.0),
         outside=(smaller_label_margin, rather_another),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT},
-    ),
-    Claim(
-        "R.joint-descent",
-        joint_descent,
-        "sampled",
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+    Claim("R.joint-descent", joint_descent, "sampled",
         about="joint descent and flow: which phase each method lands in",
-        example=lambda: second(figure3b(), "fig3b", 0.5),
-        outside=(rather_another,),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT},
-    ),
-)
+        example=lambda: second(figure3b(), "fig3b", 0.5), outside=(rather_another,),
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+)  # fmt: skip
