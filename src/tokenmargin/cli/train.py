@@ -161,7 +161,7 @@ def train(
             )
             return 1
         report = _report(result, data, words, frequencies, shared)
-        if ranks.first and model == "one-layer" and not prepared.is_dir():
+        if ranks.first and result.config.model == "one-layer" and not prepared.is_dir():
             _keep_model(result, report["scores"], prepared, out)
         del report["scores"]
         if margin and ranks.first and result.status != "interrupted":
