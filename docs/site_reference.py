@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
+
+import docstring_parser
 
 import tokenmargin as tm
 
@@ -69,13 +71,22 @@ def _entry(name: str, value: Any) -> str:
     shapes = _annotations(value)
     if shapes is not None:
         parts.append(f"```python\n{_signature(name, value)}\n```")
-    text, tables, example = _read(inspect.getdoc(value) or "", shapes or {})
+    text, tables, example = _read(f"{inspect.getdoc(value) or ''}{_attributes(value)}", shapes or {})
     parts += [text, *tables]
     if inspect.isclass(value):
         parts += _members(value)
     if example:
         parts.append(f"```pycon\n{example}\n```")
     return "\n\n".join(part for part in parts if part)
+
+
+def _attributes(value: Any) -> str:
+    """The sentences below the fields of a dataclass, as the list that other docstrings have."""
+    if not is_dataclass(value):
+        return ""
+    rows = [(one.arg_name, one.description) for one in docstring_parser.parse_from_object(value).params]
+    listed = "\n".join(f"- `{name}`: {words}" for name, words in rows if words)
+    return f"\n\n**Attributes**\n{listed}" if listed else ""
 
 
 def _signature(name: str, value: Callable[..., Any]) -> str:

@@ -12,8 +12,9 @@ from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.local_scores import ClassObjective, SquareObjective, prompt_objective
 from tokenmargin.objective.losses import ExponentialLoss, LogisticLoss
 from tokenmargin.problem.class_problem import ClassProblem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.problem.regression_problem import RegressionProblem
-from tokenmargin.problem.token_problem import TokenProblem, load_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, optimal_tokens
 
 

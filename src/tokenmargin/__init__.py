@@ -17,11 +17,8 @@ _EXPORTS = {
         "SchattenNorm",
         "norm_named",
     ),
-    "tokenmargin.problem.token_problem": (
-        "ProblemFileError",
-        "TokenProblem",
-        "load_problem",
-    ),
+    "tokenmargin.problem.token_problem": ("TokenProblem",),
+    "tokenmargin.problem.problem_files": ("ProblemFileError", "load_problem"),
     "tokenmargin.problem.geometry": (
         "Coordinates",
         "Gram",
@@ -165,8 +162,8 @@ _EXPORTS = {
         "PreparedText",
         "load_prepared",
     ),
+    "tokenmargin.training.config": ("TrainingConfig",),
     "tokenmargin.training.trainer": (
-        "TrainingConfig",
         "TrainingRun",
         "train",
     ),

@@ -102,10 +102,10 @@ from tokenmargin.problem.instances import shared_vocabulary_problem as shared_vo
 from tokenmargin.problem.instances import three_limits as three_limits
 from tokenmargin.problem.next_token import NextTokenProblem as NextTokenProblem
 from tokenmargin.problem.next_token import next_token_windows as next_token_windows
+from tokenmargin.problem.problem_files import ProblemFileError as ProblemFileError
+from tokenmargin.problem.problem_files import load_problem as load_problem
 from tokenmargin.problem.regression_problem import RegressionProblem as RegressionProblem
-from tokenmargin.problem.token_problem import ProblemFileError as ProblemFileError
 from tokenmargin.problem.token_problem import TokenProblem as TokenProblem
-from tokenmargin.problem.token_problem import load_problem as load_problem
 from tokenmargin.selection import angle as angle
 from tokenmargin.selection import attention_weights as attention_weights
 from tokenmargin.selection import cosine as cosine
@@ -116,6 +116,6 @@ from tokenmargin.theory import CLAIMS as CLAIMS
 from tokenmargin.theory import Claim as Claim
 from tokenmargin.theory import claim as claim
 from tokenmargin.theory import verify as verify
-from tokenmargin.training.trainer import TrainingConfig as TrainingConfig
+from tokenmargin.training.config import TrainingConfig as TrainingConfig
 from tokenmargin.training.trainer import TrainingRun as TrainingRun
 from tokenmargin.training.trainer import train as train

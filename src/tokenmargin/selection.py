@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Systems, normalised
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 

@@ -17,8 +17,9 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.problem.sequences import EndToEnd
+
 
 @dataclass(frozen=True)
 class Assumption4:
@@ -31,7 +33,7 @@ class Assumption4:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenCorpus:
+class TokenCorpus(EndToEnd):
     """Sequences of token ids with labels.
 
     **Arguments**
@@ -79,38 +81,6 @@ class TokenCorpus:
         flat = np.array([token for row in rows for token in row], dtype=np.intp)
         lengths = np.array([len(row) for row in rows], dtype=np.intp)
         return cls(flat, lengths, np.asarray(labels, dtype=np.float64), tuple(str(token) for token in ids))
-
-    @property
-    def n(self) -> int:
-        """Number of sequences."""
-        return len(self.lengths)
-
-    @property
-    def T(self) -> int:
-        """Length of the longest sequence."""
-        return int(self.lengths.max())
-
-    @property
-    def size(self) -> int:
-        """Size of the vocabulary, `|S|`."""
-        return len(self.vocabulary)
-
-    @cached_property
-    def sequence(self) -> Int[Array, " N"]:
-        """Which sequence each token belongs to."""
-        return np.repeat(np.arange(self.n), self.lengths)
-
-    @cached_property
-    def mask(self) -> Bool[Array, "n T"]:
-        """Which positions of the padded layout hold a token."""
-        return np.arange(self.T) < self.lengths[:, None]
-
-    @cached_property
-    def index(self) -> Int[Array, "n T"]:
-        """The ids laid out per sequence, padded with zeros."""
-        index = np.zeros((self.n, self.T), dtype=np.intp)
-        index[self.mask] = self.tokens
-        return index
 
     @cached_property
     def counts(self) -> Int[Array, "2 m"]:

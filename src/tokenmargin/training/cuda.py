@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import attend
-from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
+from tokenmargin.training.parameters import AdamW, State, initial_state
 
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda

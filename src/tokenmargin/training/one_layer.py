@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
 
 BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together

@@ -39,7 +39,6 @@ class _Growth(AbstractExperiment):
         return Result(self, {"curves": table}, self.findings(table))
 
 
-@dataclass(frozen=True)
 class Figure4a(_Growth):
     """`tokenmargin reproduce fig4a`: about 0.4 s; normalised descent has mean weight 0.999 after 66 steps."""
 
@@ -76,7 +75,6 @@ class Figure4a(_Growth):
         )
 
 
-@dataclass(frozen=True)
 class Figure4b(_Growth):
     """`tokenmargin reproduce fig4b`: about 0.4 s; the norm grows linearly, or like a logarithm under plain descent."""
 

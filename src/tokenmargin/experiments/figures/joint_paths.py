@@ -120,7 +120,6 @@ def _still_falls(paths: Table, name: str) -> Finding:
     )
 
 
-@dataclass(frozen=True)
 class Figure3a(_Joint):
     """`tokenmargin reproduce fig3a`: about 0.3 s; p and v at cosine 0.9999 with their max-margin directions."""
 
@@ -140,7 +139,6 @@ class Figure3a(_Joint):
         )
 
 
-@dataclass(frozen=True)
 class Figure3b(_Joint):
     """`tokenmargin reproduce fig3b`: about 0.3 s; p at cosine 0.9999 with p^relax, 0.98 with p^mm."""
 
@@ -176,7 +174,6 @@ class Figure3b(_Joint):
         )
 
 
-@dataclass(frozen=True)
 class Figure3c(_Joint):
     """`tokenmargin reproduce fig3c`: about 0.3 s; both probabilities reach 1."""
 

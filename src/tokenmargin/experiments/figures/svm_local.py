@@ -157,7 +157,6 @@ def _mean(runs: Table, settings: Settings, column: str) -> float:
     return float(np.nanmean(runs[column][runs["settings"] == settings]))
 
 
-@dataclass(frozen=True)
 class SvmW(_Local):
     """`tokenmargin reproduce svm-w --scale paper`: W to the direction of least Frobenius norm, 100 seeds."""
 
@@ -222,7 +221,6 @@ class SvmW(_Local):
         )
 
 
-@dataclass(frozen=True)
 class SvmKQ(_Local):
     """`tokenmargin reproduce svm-kq --scale paper`: K and Q to the least nuclear norm, 100 seeds."""
 

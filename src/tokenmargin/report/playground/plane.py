@@ -18,7 +18,8 @@ from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, Normal
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, loss_named
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
 from tokenmargin.report.playground.schema import PlaneRequest
