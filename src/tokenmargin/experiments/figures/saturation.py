@@ -36,7 +36,7 @@ class Saturation(AbstractExperiment):
     )
     seconds = (60, 900)
     shown_tables = ("dimensions",)
-    scales = Scales(quick={"trials": 8, "starts": 8}, paper={"trials": 100, "starts": 32})
+    scales = Scales(quick={"trials": 6, "starts": 8})
 
     dimensions: tuple[int, ...] = (2, 3, 5, 10, 30, 100)
     trials: int = 100
