@@ -120,7 +120,8 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
             texts.append(found[0])
             labels.append(found[1])
     if not texts:
-        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)})")
+        remedy = "; say its encoding, such as latin-1 or cp1252" if "not UTF-8" in _first(rejected) else ""
+        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)}){remedy}")
     return LabelledText(texts, labels, tuple(rejected))
 
 
