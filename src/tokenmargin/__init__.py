@@ -11,23 +11,12 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
-    "tokenmargin.norms": (
-        "CustomNorm",
-        "LpNorm",
-        "SchattenNorm",
-        "norm_named",
-    ),
+    "tokenmargin.norms": ("CustomNorm", "LpNorm", "SchattenNorm", "norm_named"),
     "tokenmargin.problem.token_problem": ("TokenProblem",),
     "tokenmargin.problem.problem_files": ("ProblemFileError", "load_problem"),
-    "tokenmargin.problem.geometry": (
-        "Coordinates",
-        "Gram",
-    ),
+    "tokenmargin.problem.geometry": ("Coordinates", "Gram"),
     "tokenmargin.problem.bilinear": ("bilinear",),
-    "tokenmargin.problem.attention_problems": (
-        "cross_attention",
-        "self_attention",
-    ),
+    "tokenmargin.problem.attention_problems": ("cross_attention", "self_attention"),
     "tokenmargin.problem.class_problem": ("ClassProblem",),
     "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
@@ -44,29 +33,11 @@ _EXPORTS = {
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
-    "tokenmargin.problem.next_token": (
-        "NextTokenProblem",
-        "next_token_windows",
-    ),
-    "tokenmargin.problem.corpus_generators": (
-        "k_level_corpus",
-        "selective_corpus",
-    ),
-    "tokenmargin.objective.losses": (
-        "CorrelationLoss",
-        "CustomLoss",
-        "ExponentialLoss",
-        "LogLoss",
-        "LogisticLoss",
-    ),
-    "tokenmargin.objective.attention": (
-        "JointObjective",
-        "PromptObjective",
-    ),
-    "tokenmargin.objective.local_scores": (
-        "ClassObjective",
-        "SquareObjective",
-    ),
+    "tokenmargin.problem.next_token": ("NextTokenProblem", "next_token_windows"),
+    "tokenmargin.problem.corpus_generators": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.objective.losses": ("CorrelationLoss", "CustomLoss", "ExponentialLoss", "LogLoss", "LogisticLoss"),
+    "tokenmargin.objective.attention": ("JointObjective", "PromptObjective"),
+    "tokenmargin.objective.local_scores": ("ClassObjective", "SquareObjective"),
     "tokenmargin.objective.attention_maps": (
         "AttentionMap",
         "Entmax",
@@ -75,11 +46,7 @@ _EXPORTS = {
         "Softmax",
         "Sparsemax",
     ),
-    "tokenmargin.objective.nonlinear_heads": (
-        "HeadObjective",
-        "NonlinearHead",
-        "optimal_sets",
-    ),
+    "tokenmargin.objective.nonlinear_heads": ("HeadObjective", "NonlinearHead", "optimal_sets"),
     "tokenmargin.objective.factored": ("FactoredObjective",),
     "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
     "tokenmargin.objective.embedding": (
@@ -91,14 +58,7 @@ _EXPORTS = {
     "tokenmargin.objective.first_step": ("first_step",),
     "tokenmargin.objective.class_first_step": ("class_first_step",),
     "tokenmargin.objective.single_location": ("SingleLocation",),
-    "tokenmargin.selection": (
-        "angle",
-        "attention_weights",
-        "cosine",
-        "optimal_tokens",
-        "saturation",
-        "select",
-    ),
+    "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens", "saturation", "select"),
     "tokenmargin.margin": (
         "Atlas",
         "LimitDirection",
@@ -148,29 +108,12 @@ _EXPORTS = {
         "random_starts",
         "rates",
     ),
-    "tokenmargin.theory": (
-        "CLAIMS",
-        "Claim",
-        "claim",
-        "verify",
-    ),
-    "tokenmargin.data.pipeline": (
-        "Pipeline",
-        "prepare",
-    ),
-    "tokenmargin.data.prepared": (
-        "PreparedText",
-        "load_prepared",
-    ),
+    "tokenmargin.theory": ("CLAIMS", "Claim", "claim", "verify"),
+    "tokenmargin.data.pipeline": ("Pipeline", "prepare"),
+    "tokenmargin.data.prepared": ("PreparedText", "load_prepared"),
     "tokenmargin.training.config": ("TrainingConfig",),
-    "tokenmargin.training.trainer": (
-        "TrainingRun",
-        "train",
-    ),
-    "tokenmargin.classifier": (
-        "TokenSelectionClassifier",
-        "load_model",
-    ),
+    "tokenmargin.training.trainer": ("TrainingRun", "train"),
+    "tokenmargin.classifier": ("TokenSelectionClassifier", "load_model"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
