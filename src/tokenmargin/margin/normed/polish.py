@@ -60,8 +60,8 @@ def polished(
         return None
     active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
-    weights = m[active] / norm.dual_value(m @ rows)
     with np.errstate(all="ignore"):
+        weights = m[active] / norm.dual_value(m @ rows)
         try:
             if 1 < norm.p < np.inf:
                 y, weights = _newton(norm.p, kept, asked, x, m[active])
