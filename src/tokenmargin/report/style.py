@@ -27,7 +27,6 @@ __all__ = [
     "ONE",
     "RELAXED",
     "TWO",
-    "colour_of",
     "direction_colours",
     "draw_angles",
     "draw_hyperplane",
@@ -77,11 +76,6 @@ def paper_style() -> Iterator[None]:
     """Draw in the style of the figures; matplotlib's own settings are as before afterwards."""
     with mpl.rc_context(PAPER):
         yield
-
-
-def colour_of(kind: str) -> str:
-    """The colour of a direction by what it is, where there is but one of each kind."""
-    return {"GMM": GLOBAL, "LMM": LOCAL}.get(kind, MUTED)
 
 
 def direction_colours(directions: Float[Array, "k 2"], kinds: Sequence[str], asked: Float[Array, "m 2"]) -> list[str]:

@@ -106,7 +106,7 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     every sequence. (The gradient has no part along such vectors, so what p_t has of them stays what it was at the
     start: over |p_t| it is at most |p_1| / |p_t|.)"""
     left, drift, kept = 0.0, 0.0, 0.0
-    for (problem, _), limit, step in zip(x.posed, x.limits, x.steps, strict=True):
+    for (problem, _), limit, step in zip(x.problems_and_choices, x.limits, x.steps, strict=True):
         norm = float(problem.keys.norm(limit.path.prompt))
         before, after = (_tying(problem, p) for p in (step.after.prompt, limit.path.prompt))
         left = max(left, float(np.linalg.norm(after)) / norm)
@@ -146,7 +146,7 @@ def descent(x: EmbeddingInstance) -> Findings:
     hypotheses = regime(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    problem, limit = x.posed[0][0], x.limits[0]
+    problem, limit = x.problems_and_choices[0][0], x.limits[0]
     objective = PromptObjective(problem)
     p, risks, way = x.steps[0].after.prompt, [], 0.0
     smoothness = objective.smoothness()
