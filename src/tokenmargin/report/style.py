@@ -18,27 +18,6 @@ from numpy import ndarray as Array
 from tokenmargin.experiments import Table
 from tokenmargin.problem.names import token_name
 
-__all__ = [
-    "GLOBAL",
-    "INK",
-    "LIMIT_COLOURS",
-    "LOCAL",
-    "MUTED",
-    "ONE",
-    "RELAXED",
-    "TWO",
-    "direction_colours",
-    "draw_angles",
-    "draw_hyperplane",
-    "draw_path",
-    "draw_ray",
-    "draw_tokens",
-    "finish_plane",
-    "legend_below",
-    "panels",
-    "paper_style",
-]
-
 ONE, TWO = (3.25, 3.05), (6.75, 3.55)
 """Inches: a column of a two-column page, and the whole width."""
 

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
+from tokenmargin.dynamics.flow import FlowPath, flow
+from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss

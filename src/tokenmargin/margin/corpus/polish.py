@@ -17,8 +17,6 @@ from scipy.linalg import cho_factor, cho_solve
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 
-__all__ = ["polish_farkas", "polish_solution"]
-
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""
 LARGEST_SET = 4096  # active constraints that are solved as equations, or four times the dimension
