@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 import tokenmargin as tm
-from tokenmargin.dynamics import AbstractMethod
+from tokenmargin.dynamics import AbstractMethod, Adam
 from tokenmargin.experiments.figures.methods import MethodMargins
 from tokenmargin.limits.by_method import margin_share
 from tokenmargin.margin import limit_direction
@@ -61,7 +61,7 @@ def speed(problems: int) -> None:
     print(f"{'beta2':>6} {'step':>6} {'settled':>8} {'limit':>9}  r over the limit      r over the prediction")
     for beta2 in (0.999, 0.99, 0.95):
         for step in (0.01, 0.1):
-            method = tm.Adam(step, beta2=beta2)
+            method = Adam(step, beta2=beta2)
             half = tm.evolve_many(posed, method, steps=10_000)
             whole = half.resume(steps=20_000)
             limit, falls = -np.log(beta2) / 2, []
@@ -81,7 +81,7 @@ def speed(problems: int) -> None:
             print(f"{beta2:6g} {step:6g} {len(falls):8d} {limit:9.3e}  " + "  ".join(cells), flush=True)
 
 
-def _predicted(method: tm.Adam, margin: float) -> float:
+def _predicted(method: Adam, margin: float) -> float:
     """The r with `r = step margin c(r)`."""
     assert isinstance(method.step, float)
     size = method.step * margin

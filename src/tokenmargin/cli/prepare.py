@@ -113,7 +113,10 @@ def prepare(
         )
     with needs_extra("text"), usage_errors():
         found = _read(source, text, label)
-        prepared = run(found.texts, binary_labels(found.labels, positive=positive), chosen, progress=say)
+        signs = binary_labels(found.labels, positive=positive)
+        prepared = run(found.texts, signs, chosen, progress=say)
+        names = dict(zip(signs.tolist(), found.labels, strict=True))
+        prepared = replace(prepared, choices={**(prepared.choices or {}), "classes": (names[-1], names[1])})
     if not prepared.m:
         raise UsageError(no_token_left(prepared.steps, chosen))
     (prepared.save_ids if out.suffix == ".npz" else prepared.save)(out)

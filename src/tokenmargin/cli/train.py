@@ -96,7 +96,8 @@ def train(
         What tokenmargin prepare wrote: a file (.safetensors), or a folder of shards, which are read from the disk as
         they are needed.
     out:
-        Folder for checkpoints and metrics.parquet.
+        Folder for checkpoints, metrics.parquet and, of one layer over whole words, a model that tokenmargin predict,
+        explain, report and playground open.
     device:
         cpu, cuda, or auto.
     deterministic:
@@ -160,6 +161,9 @@ def train(
             )
             return 1
         report = _report(result, data, words, frequencies, shared)
+        if ranks.first and result.config.model == "one-layer" and not prepared.is_dir():
+            _keep_model(result, report["scores"], prepared, out)
+        del report["scores"]
         if margin and ranks.first and result.status != "interrupted":
             report["margin"] = _margin(result, frequencies)
         if ranks.first:
@@ -216,11 +220,7 @@ def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
 
 
 def _report(
-    result: TrainingRun,
-    data: Sequences,
-    vocabulary: tuple[str, ...],
-    frequencies: Frequencies,
-    split: AbstractSplit,
+    result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: Frequencies, split: AbstractSplit
 ) -> dict[str, Any]:
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
     import numpy as np
@@ -248,8 +248,33 @@ def _report(
         "most selected": rows(np.argsort(-found.chosen, kind="stable")[:SHOWN]),
         "most positive": rows(np.argsort(-b)[:SHOWN]),
         "most negative": rows(np.argsort(b)[:SHOWN]),
+        "scores": scores,
         **({} if ranks.alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
     }
+
+
+def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> None:
+    """Leave a classifier in the run's folder that decides as the trained model does."""
+    import numpy as np
+
+    try:
+        from tokenmargin.classifier.files import save_model
+        from tokenmargin.classifier.trained import classifier_of_training
+    except ImportError:
+        say("no model for predict, explain and report is written: they need pip install 'tokenmargin[classify]'")
+        return
+    from tokenmargin.data.prepared import load_prepared
+
+    try:
+        logits = scores[0] / result.config.conventions.temperature
+        found = classifier_of_training(
+            np.stack([logits, scores[1]]), load_prepared(prepared), [row["loss"] for row in result.metrics]
+        )
+    except ValueError as error:
+        say(f"no model for predict, explain and report is written: {error}")
+        return
+    notes = {"trained by": "tokenmargin train", "epochs": len(result.metrics), "prepared": prepared.name}
+    save_model(found, out / "model", notes=notes)
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
@@ -273,4 +298,4 @@ def _print(report: dict[str, Any], out: Path) -> None:
     if "ranks" in report:
         moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
         show(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
-    show(f"checkpoint and metrics.parquet in {out}")
+    show(f"checkpoint and metrics.parquet in {out}" + (" (and model)" if (out / "model").is_dir() else ""))

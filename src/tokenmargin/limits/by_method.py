@@ -30,11 +30,6 @@ class NamedLimit:
     named: LimitDirection
 
     @property
-    def selected(self) -> Int[Array, " n"]:
-        """The selected token of each input; of a set, the first."""
-        return self.named.selected
-
-    @property
     def chosen(self) -> Bool[Array, "n T"]:
         """All selected tokens: several in an input where they are copies, or tie in score and in logit."""
         return self.named.chosen
@@ -76,6 +71,11 @@ class MethodLimit(NamedLimit, Tabular):
     def norm(self) -> AbstractNorm:
         """The norm by whose margin the limit is named."""
         return self.named.solution.norm
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
 
     @property
     def share(self) -> float:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
@@ -66,6 +66,11 @@ class Limit(NamedLimit, Tabular, Drawn):
     rate: float
     log_gradient: float
     path: FlowPath
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
 
     @property
     def finite(self) -> FinitePart | None:

@@ -13,7 +13,6 @@ from tokenmargin.objective.forward import Attention, Descent, attend, prompt_des
 from tokenmargin.objective.jacobian import (
     Linearisation,
     head_block,
-    in_coordinates,
     linearisation,
     pivoted,
     prompt_block,
@@ -22,7 +21,7 @@ from tokenmargin.objective.jacobian import (
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, selected_share

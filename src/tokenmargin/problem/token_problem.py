@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import Drawn, Tabular
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
@@ -53,8 +53,8 @@ class TokenProblem(Tabular, Drawn):
         labels: ArrayLike,
         values: AbstractGeometry | None = None,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
     ) -> None:
         values = keys if values is None else values
         if values.index.shape != keys.index.shape or (values.mask != keys.mask).any():
@@ -88,10 +88,10 @@ class TokenProblem(Tabular, Drawn):
         keys: ArrayLike,
         labels: ArrayLike,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
+        values: MaybeArray = None,
+        mask: MaybeArray = None,
     ) -> TokenProblem:
         """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)

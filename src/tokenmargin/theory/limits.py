@@ -54,13 +54,7 @@ class Limit:
         return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
-def follow(
-    problem: TokenProblem,
-    start: Float[Array, " D"],
-    *,
-    norm: float,
-    loss: AbstractLoss | None = None,
-) -> Limit:
+def follow(problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None) -> Limit:
     """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
     objective = PromptObjective(problem, loss or LogisticLoss())
     path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)

@@ -93,22 +93,14 @@ class MethodMargins(AbstractExperiment):
     def _findings(self, shares: Float[Array, "looks problems"]) -> tuple[Finding, ...]:
         norm = self.rule.margin_norm.name
         return (
-            Finding(
-                f"least share of the largest {norm} margin at the end",
-                float(np.nanmin(shares[-1])),
-                low=1 - self.within,
-                source="the margin tends to the largest in the method's own norm; how near is our choice",
-            ),
-            Finding(
-                f"largest share of the largest {norm} margin",
-                float(np.nanmax(shares)),
-                high=1 + CERTIFIED,
-                source="no direction has more than the certified margin",
-                basis="theorem",
-            ),
+            Finding(f"least share of the largest {norm} margin at the end", float(np.nanmin(shares[-1])),
+                    low=1 - self.within,
+                    source="the margin tends to the largest in the method's own norm; how near is our choice"),
+            Finding(f"largest share of the largest {norm} margin", float(np.nanmax(shares)), high=1 + CERTIFIED,
+                    source="no direction has more than the certified margin", basis="theorem"),
             Finding("median share at the end", float(np.nanmedian(shares[-1]))),
             Finding("problems whose largest margin is not certified", float(np.isnan(shares[-1]).sum())),
-        )
+        )  # fmt: skip
 
 
 def _share(

@@ -128,10 +128,7 @@ def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[F
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
     unsolved, apart, _ = _pseudo_inverse(x)
-    return Findings(
-        hypotheses=(_solved(unsolved),),
-        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
-    )
+    return Findings(hypotheses=(_solved(unsolved),), conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),))
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
@@ -139,10 +136,7 @@ def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
     `M^+ 1`; without ties that is the max-margin vector of (9)."""
     unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
     return Findings(
-        hypotheses=(
-            _solved(unsolved),
-            above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
-        ),
+        hypotheses=(_solved(unsolved), above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)),
         conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 

@@ -66,11 +66,7 @@ def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
 def lemma13(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, for `d >= 256`, `d >= (2 log(|S|^2/delta))^2` and `d >= |S| + 3`, with probability 1 - delta
     gradient flow of p after the first step grows without bound. No condition on eta_0."""
-    hypotheses = (
-        *selective(x),
-        *concentrated(x),
-        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
-    )
+    hypotheses = (*selective(x), *concentrated(x), above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3))
     return without_subject(x, hypotheses) or Findings(hypotheses, _grows(x))
 
 
