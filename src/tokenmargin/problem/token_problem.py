@@ -263,6 +263,16 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
     raise TypeError(f"{asked_by} takes a TokenProblem, got {type(item).__name__}; {remedy}")
 
 
+def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> TokenProblem:
+    """The problem itself, or a line that says why its scores will not do."""
+    if problem.has_fixed_scores:
+        return problem
+    raise TypeError(
+        f"{asked_by} ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where attention "
+        f"is; {remedy}"
+    )
+
+
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
     """Validate a one-dimensional array of finite numbers of the given length."""
     vector = np.asarray(value)
