@@ -28,8 +28,6 @@ from tokenmargin.classifier.solver import (
 )
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["Chosen", "choose_penalties", "number_of_folds"]
-
 STEP = 10**0.5  # from one ridge to the next
 LEAST, MOST = 0.009, 100.0
 WORTH = 0.005  # part of the loss that a weaker ridge must save: below it fits differ more by where they stopped

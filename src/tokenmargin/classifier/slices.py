@@ -22,8 +22,6 @@ from scipy.stats import norm
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.tokenizers import read_tokens
 
-__all__ = ["Confined", "Side", "Slices", "by_length", "confined_tokens", "name_slices"]
-
 LEAST_TEXTS, MOST_TOKENS = 10, 2000  # that hold a token; tokens of largest influence that are looked at
 SMALLEST, MOST_SLICES = 30, 12  # texts of a part; parts (the others are one)
 NEARLY_ALL, NOTHING = 0.95, 1.96  # part of its texts; deviations within which a log odds ratio says nothing

@@ -15,11 +15,6 @@ from tokenmargin.classifier import Explanation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 
-__all__ = [
-    "PartsFound", "calibration_rows", "class_rows", "compared_rows", "confined_rows", "confusion", "in_plain_words",
-    "lit", "part_rows", "shown_errors",
-]  # fmt: skip
-
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
 MOST_CLASSES = 20
 ERRORS, SUSPECTS, COPIES = 8, 12, 6

@@ -34,8 +34,6 @@ from tokenmargin.report.model_evidence import (
 )  # fmt: skip
 from tokenmargin.report.word_model import can_be_read_by_pages, page_model
 
-__all__ = ["ModelReport", "model_figures", "write_model_report"]
-
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
 SHAREABLE, OWN_TOKENS = 10, 40_000
 NAMED, CONSIDERED, LONGEST_NAME = 16, 200, 16  # tokens written into a plot
