@@ -40,7 +40,7 @@ ROOMS = (
 
 
 def _tasks() -> tuple[Task, ...]:
-    left = dict.fromkeys(name for name in tm.__all__ if name != "__version__")
+    left = dict.fromkeys(tm._HOME)
     tasks = []
     for place, title, what, rooms in ROOMS:
         here = tuple(name for name in left if _home(name).split(".")[1] in rooms)
@@ -49,7 +49,7 @@ def _tasks() -> tuple[Task, ...]:
 
 
 def _home(name: str) -> str:
-    return next(module for module, names in tm._EXPORTS.items() if name in names)
+    return tm._HOME[name]
 
 
 TASKS = _tasks()
@@ -99,8 +99,9 @@ def _signature(name: str, value: Callable[..., Any]) -> str:
         prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         default = "" if one.default is one.empty else f"={_default(one.default)}"
         told.append(f"{prefix}{one.name}{default}")
-    line = f"tm.{name}({', '.join(told)})"
-    return line if len(line) <= 88 else f"tm.{name}(\n    " + ", ".join(told) + ",\n)"
+    place = "tm." if name in tm.__all__ else f"from {_home(name)} import {name}\n"
+    line = f"{place}{name}({', '.join(told)})"
+    return line if len(line.split("\n")[-1]) <= 88 else f"{place}{name}(\n    " + ", ".join(told) + ",\n)"
 
 
 def _default(value: Any) -> str:

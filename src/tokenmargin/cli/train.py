@@ -220,11 +220,7 @@ def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
 
 
 def _report(
-    result: TrainingRun,
-    data: Sequences,
-    vocabulary: tuple[str, ...],
-    frequencies: Frequencies,
-    split: AbstractSplit,
+    result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: Frequencies, split: AbstractSplit
 ) -> dict[str, Any]:
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
     import numpy as np

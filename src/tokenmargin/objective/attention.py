@@ -13,7 +13,6 @@ from tokenmargin.objective.forward import Attention, Descent, attend, prompt_des
 from tokenmargin.objective.jacobian import (
     Linearisation,
     head_block,
-    in_coordinates,
     linearisation,
     pivoted,
     prompt_block,
@@ -22,7 +21,7 @@ from tokenmargin.objective.jacobian import (
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, selected_share
@@ -255,6 +254,11 @@ class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.problem, ClassProblem):
+            raise TypeError(
+                f"head and p are trained together for labels -1 and +1, and this problem has {self.problem.k} classes; "
+                "move tokens towards the heads by class_first_step, then train p: limit_of(ClassProblem.of(...))"
+            )
         _check_signs(self.problem, self.loss)
 
     @property

@@ -16,8 +16,9 @@ from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, shifted, unit_descent
-from tokenmargin.objective.jacobian import Linearisation, block_of, in_coordinates, linearisation
+from tokenmargin.objective.jacobian import Linearisation, block_of, linearisation
 from tokenmargin.plugins import find
+from tokenmargin.problem.geometry import in_coordinates
 
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
 _NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing

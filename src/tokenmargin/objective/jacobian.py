@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 from tokenmargin.objective.forward import Attention, Descent, shifted
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import in_coordinates
 
 
 class Pivoted(NamedTuple):
@@ -154,13 +154,6 @@ def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss
         log_slope=loss.log_slope(state.output),
         bend=loss.log_slope_derivative(state.output),
     )
-
-
-def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
-    """The tokens as an array, for derivatives of the field."""
-    if not isinstance(geometry, Coordinates):
-        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
-    return geometry.laid_out
 
 
 def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:

@@ -20,7 +20,6 @@ from tokenmargin.objective.jacobian import (
     Block,
     Linearisation,
     Pivoted,
-    in_coordinates,
     linearisation,
     pivoted,
     prompt_block,
@@ -28,6 +27,7 @@ from tokenmargin.objective.jacobian import (
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 

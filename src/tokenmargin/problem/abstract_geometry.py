@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import abc
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
+
+MaybeArray: TypeAlias = "ArrayLike | None"
+"""An array that may be left out."""
 
 
 def frozen(array: Array) -> Array:

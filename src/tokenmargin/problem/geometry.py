@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, checked_numbers, frozen
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, checked_numbers, frozen
 
 _EPS = float(np.finfo(float).eps)
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
@@ -44,7 +44,7 @@ class Coordinates(AbstractGeometry):
         self,
         vectors: ArrayLike,
         index: ArrayLike,
-        mask: ArrayLike | None = None,
+        mask: MaybeArray = None,
         *,
         matrix_shape: tuple[int, int] | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Coordinates(AbstractGeometry):
         self._set_tokens(index, mask)
 
     @classmethod
-    def of(cls, tokens: ArrayLike, mask: ArrayLike | None = None) -> Coordinates:
+    def of(cls, tokens: ArrayLike, mask: MaybeArray = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
         try:
             array = np.asarray(tokens)
@@ -152,6 +152,13 @@ class Coordinates(AbstractGeometry):
         )
 
 
+def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
+    """The tokens as an array, for derivatives of the field."""
+    if not isinstance(geometry, Coordinates):
+        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
+    return geometry.laid_out
+
+
 class KnownProducts(NamedTuple):
     """Inner products of differences: that of i and j is known up to `noise_i noise_j`; they span at most `rank`.
 
@@ -195,7 +202,7 @@ class Gram(AbstractGeometry):
         self,
         matrix: ArrayLike,
         index: ArrayLike,
-        mask: ArrayLike | None = None,
+        mask: MaybeArray = None,
         *,
         accuracy: float = 16 * _EPS,
         centred: Float[Array, "m m"] | None = None,

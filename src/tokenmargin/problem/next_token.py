@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.problem.abstract_geometry import MaybeArray
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.problem.problem_files import ProblemFileError
@@ -97,7 +98,7 @@ class NextTokenProblem(EndToEnd):
         sequences: Iterable[ArrayLike],
         labels: ArrayLike,
         *,
-        embeddings: ArrayLike | None = None,
+        embeddings: MaybeArray = None,
         vocabulary: Sequence[str] | None = None,
     ) -> NextTokenProblem:
         """From lists of ids; the vocabulary is as large as the largest id asks, or as the embeddings."""

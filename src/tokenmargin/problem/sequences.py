@@ -1,11 +1,11 @@
-"""Sequences of token ids, kept end to end: what a labelled corpus and a next-token problem share."""
+"""What kinds of corpora share: sequences of token ids kept end to end, and tokens counted under two labels."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 
@@ -47,3 +47,25 @@ class EndToEnd:
         index = np.zeros((self.n, self.T), dtype=np.intp)
         index[self.mask] = self.tokens
         return index
+
+
+class CountedByLabel:
+    """Tokens counted in negative (row 0) and in positive (row 1) sequences, and what paper A reads off the counts."""
+
+    counts: Int[Array, "2 m"]
+
+    @cached_property
+    def signed_frequency(self) -> Float[Array, " m"]:
+        """`alpha_s` (3): occurrences in positive sequences less those in negative ones, over all tokens of the corpus.
+
+        A quotient of integers, so its sign is exact. With sequences of one length it is what the first gradient step
+        sees; with several, that is `signed_share`.
+        """
+        negative, positive = self.counts
+        return np.asarray((positive - negative) / max(int(self.counts.sum()), 1))
+
+    @cached_property
+    def posterior_difference(self) -> Float[Array, " m"]:
+        """`p(+1|s) - p(-1|s)` by counting (37): between -1 and 1; zero for a token that never occurs."""
+        negative, positive = self.counts
+        return np.asarray((positive - negative) / np.maximum(negative + positive, 1))

@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import Drawn, Tabular
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
@@ -53,8 +53,8 @@ class TokenProblem(Tabular, Drawn):
         labels: ArrayLike,
         values: AbstractGeometry | None = None,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
     ) -> None:
         values = keys if values is None else values
         if values.index.shape != keys.index.shape or (values.mask != keys.mask).any():
@@ -88,10 +88,10 @@ class TokenProblem(Tabular, Drawn):
         keys: ArrayLike,
         labels: ArrayLike,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
+        values: MaybeArray = None,
+        mask: MaybeArray = None,
     ) -> TokenProblem:
         """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)
@@ -261,6 +261,16 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
         else "make one with TokenProblem.of(keys, labels, head=v)"
     )
     raise TypeError(f"{asked_by} takes a TokenProblem, got {type(item).__name__}; {remedy}")
+
+
+def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> TokenProblem:
+    """The problem itself, or a line that says why its scores will not do."""
+    if problem.has_fixed_scores:
+        return problem
+    raise TypeError(
+        f"{asked_by} ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where attention "
+        f"is; {remedy}"
+    )
 
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:

@@ -58,21 +58,12 @@ class Figure4a(_Growth):
         return (
             Finding("step at which normalised descent has mean weight 0.999", first("saturation_ngd")),
             Finding("mean weight of plain descent at the end", float(table["saturation_gd"][-1])),
-            Finding(
-                "mean weight of normalised descent at the end",
-                float(table["saturation_ngd"][-1]),
-                low=1 - 1e-5,
-                source="saturated, as the paper defines it for Figure 9",
-                basis="printed",
-            ),
-            Finding(
-                "plain descent is behind at every step after the first ten, by at least",
-                float((table["saturation_ngd"] - table["saturation_gd"])[10:].min()),
-                low=0.0,
-                source="normalised descent gets there quicker",
-                basis="printed",
-            ),
-        )
+            Finding("mean weight of normalised descent at the end", float(table["saturation_ngd"][-1]), low=1 - 1e-5,
+                    source="saturated, as the paper defines it for Figure 9", basis="printed"),
+            Finding("plain descent is behind at every step after the first ten, by at least",
+                    float((table["saturation_ngd"] - table["saturation_gd"])[10:].min()), low=0.0,
+                    source="normalised descent gets there quicker", basis="printed"),
+        )  # fmt: skip
 
 
 class Figure4b(_Growth):

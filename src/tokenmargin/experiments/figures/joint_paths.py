@@ -158,20 +158,14 @@ class Figure3b(_Joint):
         source = f"Theorem 6: {FINITE}"
         return (
             Finding("cosine of p with p^relax", _last_cosine(paths, "p_relax"), low=ALIGNED, source=source),
-            Finding(
-                "angle of p to p^relax over its angle to p^mm",
-                float(paths["angle_p_relax"][-1] / paths["angle_p_mm"][-1]),
-                high=0.1,
-                source=f"p leaves p^mm, which is {apart:.3f} rad from p^relax",
-            ),
+            Finding("angle of p to p^relax over its angle to p^mm",
+                    float(paths["angle_p_relax"][-1] / paths["angle_p_mm"][-1]), high=0.1,
+                    source=f"p leaves p^mm, which is {apart:.3f} rad from p^relax"),
             Finding("cosine of v with v^mm", _last_cosine(paths, "v_mm"), low=ALIGNED, source=source),
             _still_falls(paths, "p_relax"),
-            Finding(
-                "norm of v over norm of p at the end",
-                float(paths["v_norm"][-1] / paths["p_norm"][-1]),
-                source="which direction p has in the limit depends on it, and the theorem names no ratio",
-            ),
-        )
+            Finding("norm of v over norm of p at the end", float(paths["v_norm"][-1] / paths["p_norm"][-1]),
+                    source="which direction p has in the limit depends on it, and the theorem names no ratio"),
+        )  # fmt: skip
 
 
 class Figure3c(_Joint):

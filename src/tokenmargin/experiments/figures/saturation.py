@@ -51,7 +51,7 @@ class Saturation(AbstractExperiment):
         return Result(self, {"dimensions": table, "runs": runs}, _findings(runs, table))
 
     def _follow(self, d: int, trial: int) -> dict[str, object]:
-        """One problem: the flow from zero, its locally optimal directions, and the share of starts that go to the GMM."""
+        """One problem: the flow from zero, the directions there are, and the share of starts that go to the GMM."""
         rng = np.random.default_rng([self.seed, d, trial])
         problem = random_problem(4, 6, d, rng=rng)
         found = limit_of(problem, until_norm=self.reach)

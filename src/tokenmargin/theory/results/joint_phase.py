@@ -17,13 +17,7 @@ from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.paper_b.joint_limits import (
-    Joint,
-    least_margins,
-    rather_another,
-    second,
-    smaller_label_margin,
-)
+from tokenmargin.theory.paper_b.joint_limits import Joint, least_margins, rather_another, second, smaller_label_margin
 from tokenmargin.theory.settings import ProblemInstance
 
 RADII = (1e2, 1e3, 1e4)
