@@ -285,3 +285,12 @@ def test_the_limit_of_several_heads_is_that_of_them_side_by_side() -> None:
     for head, chosen, part in zip(heads, limit.selected.reshape(2, 2), np.split(limit.solution.vector, 2), strict=True):
         np.testing.assert_allclose(part, max_margin(head, chosen).vector, atol=1e-8)
     assert limit.angle < 1e-6
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_pulls_that_cancel_to_a_hundredth_are_followed_to_the_end():
+    """The first solver was given up at |p| = 18 here, and the second stalled before 1e8."""
+    audited = case(61)
+    limit = limit_of(audited.posed, audited.starts[0])
+    assert (limit.outcome, limit.path.stop) == ("direction", "norm")
+    assert limit.angle <= 1e-6  # what `limit_of` promises of a direction
