@@ -48,21 +48,6 @@ class RegressionProblem(TokenProblem):
         wanted.setflags(write=False)
         object.__setattr__(self, "targets", wanted)
 
-    @classmethod
-    def of(
-        cls,
-        keys: ArrayLike,
-        targets: ArrayLike,
-        *,
-        head: MaybeArray = None,
-        scores: MaybeArray = None,
-        values: MaybeArray = None,
-        mask: MaybeArray = None,
-    ) -> RegressionProblem:
-        """From plain arrays: `keys` and `values` (n, T, d), `targets` (n,), `head` (d,) or `scores` (n, T)."""
-        geometry = None if values is None else Coordinates.of(values, mask)
-        return cls(Coordinates.of(keys, mask), targets, geometry, head=head, scores=scores)
-
     def _answers(self) -> Array:
         return self.targets
 

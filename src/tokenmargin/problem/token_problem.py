@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -92,8 +93,11 @@ class TokenProblem(Tabular, Drawn):
         scores: MaybeArray = None,
         values: MaybeArray = None,
         mask: MaybeArray = None,
-    ) -> TokenProblem:
-        """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
+    ) -> Self:
+        """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T).
+
+        The labels of a `RegressionProblem` are its targets.
+        """
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(Coordinates.of(keys, mask), labels, geometry, head=head, scores=scores)
 

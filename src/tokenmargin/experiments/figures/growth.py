@@ -81,18 +81,11 @@ class Figure4b(_Growth):
         half = self.steps // 2
         late = {name: table[f"norm_{name}"][-1] - table[f"norm_{name}"][half] for name in ("ngd", "gd")}
         return (
-            Finding(
-                "normalised descent, norm gained in the second half per step taken",
-                float(late["ngd"] / (self.normalized_step * (self.steps - half))),
-                0.99,
-                1.0,
-                "a straight line has 1; the share that may be missing is our choice",
-            ),
+            Finding("normalised descent, norm gained in the second half per step taken",
+                    float(late["ngd"] / (self.normalized_step * (self.steps - half))), 0.99, 1.0,
+                    "a straight line has 1; the share that may be missing is our choice"),
             # A logarithm gains log 2 / log(steps) of its final value in the last halving; 1.5 allows for the offset.
-            Finding(
-                "plain descent, share of the final norm gained in the second half",
-                float(late["gd"] / table["norm_gd"][-1]),
-                high=float(1.5 * np.log(2) / np.log(self.steps)),
-                source="a logarithm gains log 2 / log(steps) of its value; half as much more is our choice",
-            ),
-        )
+            Finding("plain descent, share of the final norm gained in the second half",
+                    float(late["gd"] / table["norm_gd"][-1]), high=float(1.5 * np.log(2) / np.log(self.steps)),
+                    source="a logarithm gains log 2 / log(steps) of its value; half as much more is our choice"),
+        )  # fmt: skip
