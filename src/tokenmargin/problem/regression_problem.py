@@ -11,8 +11,6 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
-from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
 
@@ -57,14 +55,6 @@ class RegressionProblem(TokenProblem):
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> RegressionProblem:
         return RegressionProblem(keys, self.targets, values, scores=self.scores)
-
-    def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> RegressionProblem:
-        return self.with_keys(bilinear(self.keys, queries), self.values)
-
-    def as_gram(self, starts: Float[Array, "k d"] | None = None) -> RegressionProblem:
-        if not isinstance(self.keys, Coordinates):
-            raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
-        return self.with_keys(self.keys.as_gram(starts))
 
     @cached_property
     def merged(self) -> RegressionProblem:

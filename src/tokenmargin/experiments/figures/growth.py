@@ -20,6 +20,7 @@ class _Growth(AbstractExperiment):
     """Normalised descent against plain descent on the data of Figure 1c, from p = 0."""
 
     source = PAPER_B
+    seconds = (0.4, 0.4)
 
     steps: int = 1000
     normalized_step: float = 0.1
@@ -44,7 +45,6 @@ class Figure4a(_Growth):
 
     figure = "fig4a"
     title = "Softmax saturates sooner under normalised descent"
-    seconds = (0.4, 0.4)
     shows = (
         "on the data of Figure 1c the largest softmax weight rises to 1 under both, sooner under normalised descent "
         "(step 0.1) than under gradient descent (step 1). No numbers are printed."
@@ -71,7 +71,6 @@ class Figure4b(_Growth):
 
     figure = "fig4b"
     title = "The norm of attention grows linearly or logarithmically"
-    seconds = (0.4, 0.4)
     shows = (
         "the norm of p grows without bound under both: in a straight line under normalised descent, ever more slowly "
         "under gradient descent. No numbers are printed."
