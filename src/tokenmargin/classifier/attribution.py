@@ -22,8 +22,6 @@ from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Encoded, segment_sum
 
-__all__ = ["attribute", "in_chunks", "join_attributions", "token_parts", "weigh"]
-
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
 Result = TypeVar("Result")

@@ -30,8 +30,6 @@ from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_token
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
 from tokenmargin.data.words import Words
 
-__all__ = ["TokenSelectionClassifier"]
-
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
 

@@ -15,8 +15,6 @@ from numpy import ndarray as Array
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Encoded, segment_sum
 
-__all__ = ["deletion_effects", "original_words"]
-
 CROWDED = 0.999  # from this share on, what is left is summed anew: 1 - rho has lost three digits
 
 

@@ -31,8 +31,6 @@ from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, descr
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
 
-__all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
-
 FORMAT = 4  # 3 had no choice of the loss
 OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"

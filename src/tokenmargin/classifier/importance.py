@@ -15,8 +15,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["TokenStatistics", "TokenTable", "token_statistics", "token_table"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenTable:

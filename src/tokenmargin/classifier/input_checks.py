@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = ["check_documents", "check_labels", "check_settings", "is_missing"]
-
 LONGEST_NGRAM = 100
 LARGEST_WEIGHT = 1e100  # sums of weights, and their squares, stay far from overflow
 

@@ -33,11 +33,6 @@ from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = [
-    "LOSSES", "SOFT", "Labelled", "Penalty", "Start", "TokenObjective", "fit_token_model", "join_labelled", "log_loss",
-    "naive_bayes", "squared_hinge", "start_model",
-]  # fmt: skip
-
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
 SINK_RIDGE = 0.1

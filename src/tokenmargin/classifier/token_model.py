@@ -20,8 +20,6 @@ import scipy.sparse as sp
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["TokenModel"]
-
 SMALLEST = 1e-300  # Z of a text without a token where there is no sink; it gets the prior
 
 

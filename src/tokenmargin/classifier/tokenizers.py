@@ -18,8 +18,6 @@ from numpy import ndarray as Array
 from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold, number, spell
 from tokenmargin.data.words import Words, find_words
 
-__all__ = ["NAMED_TOKENIZERS", "Tokenizer", "describe_tokenizer", "join_tokens", "read_tokens"]
-
 Tokenizer = str | Callable[[str], list[str]] | Any
 NAMED_TOKENIZERS = ("words", "plain", "paper")
 DRAWN = re.compile("[\ufe0e\ufe0f]")  # how a picture is drawn, not which one it is

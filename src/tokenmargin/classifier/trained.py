@@ -22,8 +22,6 @@ from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
 from tokenmargin.data.prepared import PreparedText
 
-__all__ = ["classifier_of_training"]
-
 NO_SINK = 800.0  # below the smallest logit: e^-800 is zero
 
 

@@ -17,8 +17,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.data.words import Words
 
-__all__ = ["Encoded", "Vocabulary", "segment_sum"]
-
 
 @dataclass(frozen=True, eq=False)
 class Encoded:

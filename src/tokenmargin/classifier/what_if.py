@@ -17,8 +17,6 @@ from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
 
-__all__ = ["LEAST", "Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
-
 LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 

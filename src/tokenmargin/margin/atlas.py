@@ -45,8 +45,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
-__all__ = ["atlas"]
-
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
 KEPT = 1 << 24

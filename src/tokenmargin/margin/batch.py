@@ -28,8 +28,6 @@ from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, as_norm
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["MarginBatch", "max_margin_batch"]
-
 BLOCK, BLOCK_BYTES = 128, 1 << 24
 """Problems that a thread takes at a time, and the most memory that their constraint rows may take."""
 

@@ -18,15 +18,6 @@ from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
-__all__ = [
-    "Constraints",
-    "attention_constraints",
-    "choice_constraints",
-    "class_constraints",
-    "label_constraints",
-    "relaxed_constraints",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Constraints:

@@ -34,8 +34,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens
 
-__all__ = ["HeldTies", "held_ties", "tie_of_equals"]
-
 MOST = 2048
 """Work spent on ties, in convex problems."""
 NARROW = 1e-6

@@ -14,8 +14,6 @@ from tokenmargin.margin.normed.faces import Face
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.problem.names import token_names
 
-__all__ = ["Certificate", "MarginSolution", "Status"]
-
 Status = Literal["optimal", "infeasible", "inaccurate"]
 
 

@@ -15,11 +15,6 @@ from tokenmargin.classifier import Explanation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 
-__all__ = [
-    "PartsFound", "calibration_rows", "class_rows", "compared_rows", "confined_rows", "confusion", "in_plain_words",
-    "lit", "part_rows", "shown_errors",
-]  # fmt: skip
-
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
 MOST_CLASSES = 20
 ERRORS, SUSPECTS, COPIES = 8, 12, 6
@@ -138,8 +133,11 @@ def confined_rows(parts: PartsFound, shown: Callable[[str], bool]) -> list[tuple
     """The words that decide in one part only, in words for people."""
     rows: list[tuple[str, ...]] = []
     for one in [one for one in parts.confined if shown(one.token)][:CONFINED]:
-        there = f"{one.share_elsewhere:.0%} of {one.elsewhere}" if one.elsewhere else "none"
-        rows.append((one.token, KINDS[one.kind], one.part, str(one.label), f"{one.share:.0%} of {one.texts}", there))
+        sides = [
+            f"{side.share:.0%} of {side.texts}, without it {side.without:.0%}" if side.texts else "in no text"
+            for side in (one.here, one.elsewhere)
+        ]
+        rows.append((one.token, KINDS[one.kind], one.part, str(one.label), *sides))
     return rows
 
 

@@ -18,8 +18,6 @@ from tokenmargin._notebook import table_cell
 from tokenmargin._version import __version__
 from tokenmargin.experiments import Result, Table, Verdict
 
-__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
-
 
 @dataclass(frozen=True)
 class PageTable:

@@ -50,7 +50,7 @@ class MethodMargins(AbstractExperiment):
     seed: int = 0
     within: float = 0.1
 
-    def posed(self) -> list[TokenProblem]:
+    def random_problems(self) -> list[TokenProblem]:
         """Random problems; for a norm of matrices, each with a random query of d numbers per input."""
         rng = np.random.default_rng(self.seed)
         problems = [random_problem(self.n, self.T, self.d, rng=rng) for _ in range(self.problems)]
@@ -64,7 +64,7 @@ class MethodMargins(AbstractExperiment):
         return method_named(self.method, self.step, decay=self.decay)
 
     def run(self, progress: Progress = None) -> Result:
-        problems, named = self.posed(), dict[tuple[int, bytes], LimitDirection]()
+        problems, named = self.random_problems(), dict[tuple[int, bytes], LimitDirection]()
         runs: BatchResult | None = None
         at = sorted({max(self.steps // 4**k, 1) for k in range(LOOKS)})
         norms, shares = [], []

@@ -16,8 +16,6 @@ from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
 from tokenmargin.margin.single.proposals import many_can_wait, propose_by_cuts, shortest_vector
 from tokenmargin.margin.single.refine import judged, proof, rescue
 
-__all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "StackResult", "solve_systems"]
-
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
 _WIDE = 6  # dimensions per constraint from which a single system is worth narrowing

@@ -22,8 +22,6 @@ from numpy import ndarray as Array
 from tokenmargin.margin.normed.polish import holding
 from tokenmargin.norms import SchattenNorm
 
-__all__ = ["matrix_proposals", "reduced"]
-
 Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
 _ROUNDS = 60
 _ENOUGH = 2e-9  # relative gap: a fifth of what is asked

@@ -8,8 +8,6 @@ import numpy as np
 
 from tokenmargin.margin.compiled.active_set import inner_products, summing
 
-__all__ = ["factor", "longest_step", "products", "pulled_back", "step_system", "substitute"]
-
 _RIDGE = 1e-15  # of the largest diagonal entry: keeps dependent rows from a division by zero
 
 

@@ -10,8 +10,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.norms import LpNorm
 
-__all__ = ["holding", "polished", "pulled_by_neighbours", "stiff_coordinates", "trimmed"]
-
 _CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 

@@ -26,8 +26,6 @@ from tokenmargin.margin.normed.linear_algebra import (
     substitute,
 )
 
-__all__ = ["by_highs", "interior_point"]
-
 _ROUNDS = 60
 _ENOUGH = 1e-11  # relative gap and residuals: what is left is for the certificate
 _GOOD = 1e-7  # from here on, a round that does not improve is the last

@@ -22,8 +22,6 @@ from tokenmargin.margin.normed.linear_algebra import (
     substitute,
 )
 
-__all__ = ["smooth_interior_point"]
-
 _ROUNDS = 100
 _ENOUGH = 1e-14
 _GOOD = 1e-7  # from here on, three rounds that do not improve are the last

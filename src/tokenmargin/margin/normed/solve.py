@@ -29,8 +29,6 @@ from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["norm_for", "solve_in_norm"]
-
 _WIDE = 600  # size up to which the larger linear system is worth trying
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e60  # sizes up to this, and down to its reciprocal, have products without under- or overflow

@@ -18,8 +18,6 @@ from tokenmargin.margin.normed.linear_algebra import products, pulled_back
 from tokenmargin.margin.normed.polyhedral import interior_point
 from tokenmargin.margin.normed.smooth import smooth_interior_point
 
-__all__ = ["solve_stack"]
-
 
 def solve_stack(
     rows: Float[Array, "B k r"], bound: Float[Array, "B k"], p: float

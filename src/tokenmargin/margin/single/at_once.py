@@ -18,8 +18,6 @@ from tokenmargin.margin.single.exact import surely_positive
 from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_by_cuts, shortest_vector
 from tokenmargin.margin.solution import Certificate
 
-__all__ = ["Solved", "solve_at_once"]
-
 _LARGEST = 10_000  # numbers in the rows, beyond which the general path wins unless most constraints can wait
 _WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own

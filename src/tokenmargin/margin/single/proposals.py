@@ -13,15 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = [
-    "RestrictedProblem",
-    "least_distance",
-    "many_can_wait",
-    "nearest_point",
-    "propose_by_cuts",
-    "shortest_vector",
-]
-
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _ENOUGH = 1e-12  # violations below this are left to the certificate

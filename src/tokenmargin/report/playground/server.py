@@ -30,8 +30,6 @@ from tokenmargin.report.playground.presets import PRESETS
 from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
 from tokenmargin.report.word_model import class_names
 
-__all__ = ["STATIC", "create_app", "listen", "serve"]
-
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
 SHARED = HOME.parent / "explore" / "static"

@@ -13,7 +13,7 @@ from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.limits import Limit
+from tokenmargin.theory.limits import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     concentrated,
@@ -94,7 +94,7 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     return without_subject(x, hypotheses) or Findings(hypotheses, (*_grows(x), *_selects(x), *_aligned(x)))
 
 
-def length_reached(limits: Sequence[Limit], norm: float) -> Slack:
+def length_reached(limits: Sequence[FollowedFlow], norm: float) -> Slack:
     """That |p_t| grows without bound: seen up to `norm`, refuted where the gradient vanishes."""
     least = min(limit.path.norm for limit in limits)
     slack = above("|p_t| reached", least, norm, tolerance=1e-6 * norm)
@@ -106,7 +106,7 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     every sequence. (The gradient has no part along such vectors, so what p_t has of them stays what it was at the
     start: over |p_t| it is at most |p_1| / |p_t|.)"""
     left, drift, kept = 0.0, 0.0, 0.0
-    for (problem, _), limit, step in zip(x.posed, x.limits, x.steps, strict=True):
+    for (problem, _), limit, step in zip(x.problems_and_choices, x.limits, x.steps, strict=True):
         norm = float(problem.keys.norm(limit.path.prompt))
         before, after = (_tying(problem, p) for p in (step.after.prompt, limit.path.prompt))
         left = max(left, float(np.linalg.norm(after)) / norm)
@@ -146,7 +146,7 @@ def descent(x: EmbeddingInstance) -> Findings:
     hypotheses = regime(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    problem, limit = x.posed[0][0], x.limits[0]
+    problem, limit = x.problems_and_choices[0][0], x.limits[0]
     objective = PromptObjective(problem)
     p, risks, way = x.steps[0].after.prompt, [], 0.0
     smoothness = objective.smoothness()

@@ -30,7 +30,7 @@ def nearly_orthogonal(x: EmbeddingInstance) -> float:
 
 
 def _lengths(x: EmbeddingInstance) -> list[float]:
-    return [length(class_margin(problem, x.corpus.important)) for problem, _ in x.posed]
+    return [length(class_margin(problem, x.corpus.important)) for problem, _ in x.problems_and_choices]
 
 
 def lemma21(x: EmbeddingInstance) -> Findings:
