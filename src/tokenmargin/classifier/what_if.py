@@ -17,8 +17,6 @@ from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
 
-__all__ = ["LEAST", "Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
-
 LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 
@@ -153,6 +151,11 @@ def _outputs_without(
     """The output with each word left out: a token is lost with a word that all its occurrences cover."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)
     tokens, times = np.unique(np.concatenate([ids[ids >= 0] for ids in encoded.levels]), return_counts=True)
+    if model.repeats:  # a token goes as often as the word holds it
+        for word in np.unique(word_of).tolist():
+            left = [ids[(ids >= 0) & (word_of != word)] for ids in encoded.levels]
+            found[word] = model.decide_tokens(np.concatenate(left))[0]
+        return found
     for word, lost in _lost(encoded, word_of, tokens, times) if len(tokens) else ():
         found[word] = model.decide_tokens(np.delete(tokens, lost))[0]
     return found

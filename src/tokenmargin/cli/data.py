@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, say, show_facts
 from tokenmargin.cli._model import dataset
+from tokenmargin.cli._options import Json
 
 
 def data(
@@ -17,7 +18,7 @@ def data(
     /,
     *,
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Put a dataset into the cache and print where it is.
 
@@ -37,8 +38,6 @@ def data(
         imdb, yelp, cifar10 or bert-vocabulary.
     from_:
         Your own copy: the archive of the source, or a table of texts with labels (for Yelp: with stars).
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("text"):
         from tokenmargin.data.datasets import DATASETS, DatasetError

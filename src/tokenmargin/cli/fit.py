@@ -8,6 +8,7 @@ from typing import Literal
 
 from tokenmargin.cli._common import Seed, UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
 from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
+from tokenmargin.cli._options import Delimiter, Encoding, Json, LabelColumn, TextColumn
 
 
 def fit(
@@ -15,10 +16,10 @@ def fit(
     /,
     *,
     out: Path,
-    text: str = "text",
-    label: str = "label",
-    encoding: str | None = None,
-    delimiter: str | None = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     ngrams: int = 1,
     tokenizer: Literal["words", "plain", "paper"] = "words",
     min_count: int = 2,
@@ -27,7 +28,7 @@ def fit(
     balanced: bool = False,
     light: bool = False,
     seed: Seed = 0,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Train a classifier that says which tokens decide, and write a model folder.
 
@@ -44,14 +45,6 @@ def fit(
         yelp (fetched once, see tokenmargin data), or sentences (built in).
     out:
         The model folder to write.
-    text:
-        The column with the texts.
-    label:
-        The column with the labels.
-    encoding:
-        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
-    delimiter:
-        Of a .csv or .tsv file, if it is not a comma or a tab.
     ngrams:
         The longest n-gram that counts as a token.
     tokenizer:
@@ -69,8 +62,6 @@ def fit(
         Keep two numbers per word and no statistics: a small folder that explains texts but makes no report.
     seed:
         Chooses the texts held out to measure the accuracy.
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("classify"):
         from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model

@@ -23,16 +23,6 @@ from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
-__all__ = [
-    "DRAWINGS",
-    "Drawing",
-    "draw",
-    "draw_figures",
-    "draw_products",
-    "save_basin_map",
-    "save_figure",
-]
-
 EXTREMES = 2  # words named at either end of a cloud
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
 
@@ -241,6 +231,20 @@ def draw_pairs(result: Result, ax: Axes) -> None:
     ax.set(xticks=[-1, 1], xlabel="posterior difference of the pair", ylabel="mean output")
 
 
+def draw_correlations(result: Result, ax: Axes) -> None:
+    """One less the correlation with the theory's direction, draw by draw: as printed, as repeated, and farther out."""
+    draws = result.tables["draws"]
+    for column, marker, colour, label in (
+        ("printed", "o", MUTED, "as printed"),
+        ("cosine", "x", LOCAL, "repeated here"),
+        ("farther", ".", GLOBAL, "trained farther"),
+    ):
+        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+        ax.scatter(draws["draw"], np.maximum(1 - draws[column], 1e-16), marker=marker, s=22, label=label, **face)
+    ax.set(yscale="log", xlabel="draw", ylabel="1 − correlation with the limit")
+    legend_below(ax, columns=3)
+
+
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
         "demo": Drawing(draw_disc_paths, TWO),
@@ -262,6 +266,7 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "fig10": Drawing(draw_gap_distribution),
         **dict.fromkeys(("A1", "A2", "A3-imdb", "A3-yelp", "A4"), Drawing(draw_embeddings, TWO)),
         "pairs": Drawing(draw_pairs),
+        **dict.fromkeys(("ntp-global", "ntp-local"), Drawing(draw_correlations)),
         "first-step-error": Drawing(draw_first_step_error),
         "theorem5-sharpness": Drawing(draw_sharpness),
     }

@@ -21,17 +21,18 @@ from tokenmargin.classifier.trust import Trust
 from tokenmargin.report.explore.page import joined
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
+    PartsFound,
     calibration_rows,
     class_rows,
     compared_rows,
+    confined_rows,
     confusion,
     in_plain_words,
     lit,
+    part_rows,
     shown_errors,
 )  # fmt: skip
 from tokenmargin.report.word_model import can_be_read_by_pages, page_model
-
-__all__ = ["ModelReport", "model_figures", "write_model_report"]
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
 SHAREABLE, OWN_TOKENS = 10, 40_000
@@ -59,6 +60,7 @@ class ModelReport:
     examples: Sequence[Explanation] = ()
     truths: Sequence[Any] = ()
     texts: Sequence[str] = ()  # those that `trust` was found on; without them no text of the data is in the page
+    parts: PartsFound | None = None  # of the same texts
     private: bool = False  # leave out rare tokens and those with digits
     provenance: Mapping[str, Any] = field(default_factory=dict)
     command: str = "tokenmargin report"
@@ -88,8 +90,12 @@ def _context(report: ModelReport) -> dict[str, Any]:
     held = f"Held out while training: {check}." if check else "No texts were held out while training."
     errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
     own = _own_text(model, full)
+    parts, listed = report.parts, {*full["token"].tolist()}
     own_tokens = own["tokens"].count("\n") + 1 if own else 0
     return {
+        "parts": part_rows(trust, parts) if trust and parts else [],
+        "parts_by": parts.slices.what if parts else "",
+        "confined": confined_rows(parts, listed.__contains__) if parts else [],
         "title": "Which words decide",
         "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
@@ -204,12 +210,19 @@ def _example(one: Explanation, truth: Any) -> dict[str, Any]:
     return {
         "label": str(one.label),
         "truth": None if truth is None else str(truth),
-        "sure": f"{one.probability:.0%}" if one.probability < 0.995 else f"{one.probability:.1%}",
+        "sure": _sure(one.probability),
         "selected": one.selected or "nothing",
         "competitor": one.competitor or "nothing",
         "margin": f"{one.margin:.2f}",
         "parts": parts,
     }
+
+
+def _sure(probability: float) -> str:
+    """A probability for people; none is ever quite sure."""
+    return (
+        f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
+    )
 
 
 def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:

@@ -12,8 +12,6 @@ from numpy import ndarray as Array
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.what_if import decide_by_words
 
-__all__ = ["can_be_read_by_pages", "class_names", "explore_model", "page_model"]
-
 SIDES: dict[tuple[str, ...], tuple[str, ...]] = {(low, "1"): ("negative", "positive") for low in ("-1", "0")}
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.cuda import check_dimension
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
 SIDE = 64  # of the tiles of the u x u matrices
@@ -159,6 +160,7 @@ class TwoLayerCuda(TwoLayer):
 
     def _launch(self) -> None:
         """The gradient of a batch: six kernels, and the products of p's and v's gradients with C."""
+        from tokenmargin.training import two_layer_gradient_kernels as gradients
         from tokenmargin.training import two_layer_kernels as kernels
 
         data, batch, U = self.data, self._batch, self._width
@@ -189,17 +191,17 @@ class TwoLayerCuda(TwoLayer):
             **shape, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
         )  # fmt: skip
         # G has done its work: its place takes dG + dG'.
-        kernels.combine_kernel[(tiles * tiles, batch)](
+        gradients.combine_kernel[(tiles * tiles, batch)](
             self._weights, self._product, self._back, self._across, *tokens, self._gram, self._scales, self._bounds,
             self._across_gradient, m, d, **square, SHARPNESS=sharpness, **tune["combine"],
         )  # fmt: skip
         columns = 256 if d % 256 == 0 else 64
-        kernels.pull_kernel[(-(-d // columns), tiles, batch)](
+        gradients.pull_kernel[(-(-d // columns), tiles, batch)](
             self._gram, self._parts, self._scales, self._bounds, *tokens, self._pulled, m, d,
             **shape, ROWS=SIDE, COLUMNS=columns, PARTS=PARTS[self.precision], **tune["pull"],
         )  # fmt: skip
         columns, rows_each = tune["heads"]["COLUMNS"], 64
-        kernels.heads_kernel[(-(-d // columns), -(-m // (4 * rows_each)))](
+        gradients.heads_kernel[(-(-d // columns), -(-m // (4 * rows_each)))](
             *rows, self._across_gradient, self._heads_sum, m, d, ROWS=rows_each, **tune["heads"]
         )  # fmt: skip
 
@@ -222,7 +224,7 @@ class TwoLayerCuda(TwoLayer):
         """AdamW on the embeddings."""
         import triton
 
-        from tokenmargin.training.two_layer_kernels import settle_kernel
+        from tokenmargin.training.two_layer_gradient_kernels import settle_kernel
 
         state, (b1, b2) = self.state, self.optimizer.betas
         m, d = state.embeddings.shape
@@ -230,6 +232,6 @@ class TwoLayerCuda(TwoLayer):
             state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
             self._scales, self._across, self._across_gradient, self._pulled, self._bounds, self._occurrences,
             self._starts, self._before, self._after, self._rates, self._counter, m, d,
-            B1=b1, B2=b2, EPS=self.optimizer.eps, U=self._width, BLOCK=triton.next_power_of_2(d), PARTS=len(self._parts),
-            num_warps=8,
+            B1=b1, B2=b2, EPS=self.optimizer.eps, U=self._width, BLOCK=triton.next_power_of_2(d),
+            PARTS=len(self._parts), num_warps=8,
         )  # fmt: skip

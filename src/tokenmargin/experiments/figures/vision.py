@@ -132,7 +132,6 @@ class VisionAttention(AbstractExperiment):
 STAND_IN = "generated images standing in for CIFAR-10"
 
 
-@dataclass(frozen=True)
 class Figure6(VisionAttention):
     """`tokenmargin reproduce fig6`: about 190 s; attention maps of [CLS] by epoch, dense at first, then sparse."""
 
@@ -158,7 +157,6 @@ class Figure6(VisionAttention):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Figure7(VisionAttention):
     """`tokenmargin reproduce fig7`: about 190 s; sparsity of attention and norm of the key-query product by epoch."""
 

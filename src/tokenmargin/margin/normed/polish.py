@@ -10,8 +10,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.norms import LpNorm
 
-__all__ = ["holding", "polished", "pulled_by_neighbours", "stiff_coordinates", "trimmed"]
-
 _CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
@@ -60,8 +58,8 @@ def polished(
         return None
     active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
-    weights = m[active] / norm.dual_value(m @ rows)
     with np.errstate(all="ignore"):
+        weights = m[active] / norm.dual_value(m @ rows)
         try:
             if 1 < norm.p < np.inf:
                 y, weights = _newton(norm.p, kept, asked, x, m[active])

@@ -11,8 +11,6 @@ from typing import Any
 from tokenmargin._files import atomic_path
 from tokenmargin.report.explore.stories import STORIES
 
-__all__ = ["MATHEMATICS", "PAGE", "STATIC", "explore_page", "write_explore_page"]
-
 STATIC = Path(__file__).parent / "static"
 EXAMPLE = Path(__file__).parent / "example_model.json"  # written by `python -m tokenmargin.report.explore.words`
 MATHEMATICS = ("plane.js", "limits.js", "paths.js", "worker.js")

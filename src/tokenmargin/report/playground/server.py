@@ -23,15 +23,13 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
 from tokenmargin.plugins import names
-from tokenmargin.problem.token_problem import ProblemFileError, parse_problem
+from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 from tokenmargin.report.explore.page import explore_page
 from tokenmargin.report.playground.guard import LOOPBACK, Guard, article_policy
 from tokenmargin.report.playground.plane import picture
 from tokenmargin.report.playground.presets import PRESETS
 from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
 from tokenmargin.report.word_model import can_be_read_by_pages, class_names, explore_model
-
-__all__ = ["STATIC", "create_app", "listen", "serve"]
 
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
