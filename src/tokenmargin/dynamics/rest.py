@@ -22,7 +22,7 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Attention, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
         return None
     problem, state = objective.problem, objective.forward(y)
     tied = problem.mask & (state.weights > _TIED)
-    keys = _laid_out(problem)
+    keys = in_coordinates(problem.keys)
     apart = (keys - keys[state.pivot][:, None])[tied]
     _, sizes, rows = np.linalg.svd(apart)
     rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
@@ -250,7 +250,7 @@ def _divergent(
     problem = objective.problem
     alone = replace(objective, problem=_masked(problem, tied))
     state = alone.forward(w)
-    keys = _laid_out(problem)
+    keys = in_coordinates(problem.keys)
     away = keys - keys[state.pivot][:, None]
     kept = (problem.mask & ~tied) | state.pivot
     # The logits of the new problem are z's alone; w, the summed weights of the tied and c_i go into the offset.
@@ -268,8 +268,3 @@ def _masked(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
     keys = problem.keys
     assert isinstance(keys, Coordinates), "reduced problems have coordinates"
     return problem.with_keys(Coordinates(keys.vectors, keys.index, mask))
-
-
-def _laid_out(problem: TokenProblem) -> Float[Array, "n T r"]:
-    assert isinstance(problem.keys, Coordinates), "reduced problems have coordinates"
-    return problem.keys.laid_out
