@@ -227,3 +227,9 @@ def test_directions_to_start_from_find_a_branch_that_random_starts_miss() -> Non
     assert cosine(problem.keys, blind.points[-1], gmm) < 0.9
     assert cosine(problem.keys, guided.points[-1], gmm) > 0.9999
     assert guided.branches[0].log_excess[-1] < blind.branches[0].log_excess[-1]
+
+
+def test_a_risk_that_is_the_same_everywhere_is_left_where_it_is():
+    flat = TokenProblem.of([[[-1.0, 1.0], [0.0, -1.0]]], [1], scores=[[-1.0, -1.0]])
+    path = cone_path(PromptObjective(flat), np.array([1.0, 0.0]), (1.0, 10.0), width=0.1, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(path.norms, 1.0, rtol=1e-14)  # no point is lower than the first; a few roundings

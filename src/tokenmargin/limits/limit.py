@@ -287,8 +287,10 @@ def _judged(
         return "rounding", _where_rounding_decides(path)
     if path.stop == "stationary":
         return "bounded", ""
-    if path.stop != "norm":
-        return "undecided", f"stopped by {path.stop}"
+    stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
+    # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
+    if path.stop != "norm" and not (stalled and off <= tolerance):
+        return "undecided", stalled or f"stopped by {path.stop}"
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
@@ -297,7 +299,7 @@ def _judged(
         return "undecided", f"the angle is above {tolerance:g}"
     if not named.is_limit:
         return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
-    return "direction", ""
+    return "direction", stalled
 
 
 def _where_rounding_decides(path: FlowPath) -> str:

@@ -175,6 +175,8 @@ class _Cap:
     def landscape(self, start: Float[Array, " r"]) -> SecondOrderFunction:
         """The logarithm of the excess on the start's side of zero, so that lower is better; NaN on the other side."""
         side = float(self.objective.excess(start, self.selected)[1])
+        if side == 0:  # equal scores in every input: the risk is the same everywhere
+            return lambda y: (0.0, np.zeros_like(y), np.zeros((len(y), len(y))))
 
         def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:
             size, sign = self.objective.excess(y, self.selected)

@@ -34,14 +34,14 @@ class Saturation(AbstractExperiment):
         "in Figure 9b a few saturated runs have a negative score gap, which no direction of convergence has; "
         "the share of global limits grows with the dimension."
     )
-    seconds = (60, 900)
+    seconds = (40, 300)
     shown_tables = ("dimensions",)
     scales = Scales(quick={"trials": 6, "starts": 8})
 
     dimensions: tuple[int, ...] = (2, 3, 5, 10, 30, 100)
-    trials: int = 100
-    starts: int = 32
-    reach: float = 1e5
+    trials: int = 40
+    starts: int = 16
+    reach: float = 1e8
     seed: int = 0
 
     def run(self, progress: Progress = None) -> Result:
