@@ -60,7 +60,10 @@ def polished(
         return None
     active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
-    weights = m[active] / norm.dual_value(m @ rows)
+    pull = norm.dual_value(m @ rows)
+    if pull == 0:  # the multipliers cancel: they prove that nothing is feasible, or nothing at all
+        return None
+    weights = m[active] / pull
     with np.errstate(all="ignore"):
         try:
             if 1 < norm.p < np.inf:
