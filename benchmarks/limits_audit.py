@@ -25,7 +25,8 @@ import clarabel
 import numpy as np
 from scipy import sparse
 
-from tokenmargin.limits.limit import SATURATED, Limit, limit_of
+from tokenmargin.limits.by_method import SATURATED
+from tokenmargin.limits.limit import Limit, limit_of
 from tokenmargin.margin import Atlas, LimitDirection, atlas
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle

@@ -9,15 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmargin.objective.attention import (
-    LOSSES,
-    CorrelationLoss,
-    CustomLoss,
-    ExponentialLoss,
-    JointObjective,
-    LogisticLoss,
-    PromptObjective,
-)
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.losses import LOSSES, CorrelationLoss, CustomLoss, ExponentialLoss, LogisticLoss
 from tokenmargin.problem.instances import (
     figure1b,
     figure1c,

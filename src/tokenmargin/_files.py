@@ -24,24 +24,6 @@ from numpy import ndarray as Array
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "arrays_digest",
-    "arrow_table",
-    "atomic_folder",
-    "atomic_path",
-    "file_digest",
-    "json_digest",
-    "locked_folder",
-    "plain",
-    "plain_columns",
-    "read_table",
-    "remove_leftovers",
-    "sealed",
-    "unsealed",
-    "write_json",
-    "write_table",
-]
-
 LEFTOVER = ".unfinished-"
 LOCK = ".lock"
 SEAL = "seal"

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = ["Drawn", "Tabular", "frame", "one_line", "select_columns"]
-
 SHOWN = 10  # rows of a table in a notebook
 _STYLE = "font-variant-numeric: tabular-nums; text-align: right; padding: 0 .6em"
 

@@ -9,8 +9,6 @@ from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray as Array
 from numpy.random import Generator, RandomState
 
-__all__ = ["Rng", "generator", "spearman", "stratified_split", "wilson_interval"]
-
 Rng = Generator | int
 """Where random numbers come from: a generator, or a seed for a new one."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NO_CLUSTER", "AbstractEngine", "LocalEngine", "LostTask", "RayEngine", "SerialEngine", "usable_cores"]
-
 NO_CLUSTER = (
     "ray needs the address of a cluster (auto, or host:port): none is started here, since it would run whatever anyone "
     "on the network sends it; on this machine alone use the local engine"

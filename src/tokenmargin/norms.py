@@ -26,20 +26,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.plugins import PluginError, find
 
-__all__ = [
-    "L1",
-    "L2",
-    "LINF",
-    "NUCLEAR",
-    "SPECTRAL",
-    "AbstractNorm",
-    "CustomNorm",
-    "LpNorm",
-    "SchattenNorm",
-    "as_norm",
-    "norm_named",
-]
-
 EPS = float(np.finfo(float).eps)
 Function: TypeAlias = Callable[[Float[Array, " D"]], float]
 Maximiser: TypeAlias = Callable[[Float[Array, " D"]], Float[Array, " D"]]

@@ -24,18 +24,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = [
-    "OWN",
-    "PluginError",
-    "PluginWarning",
-    "added_names",
-    "described",
-    "find",
-    "load_added",
-    "names",
-    "own_objects",
-]
-
 OWN = {
     "losses": {
         "logistic": "tokenmargin.objective.losses:LogisticLoss",

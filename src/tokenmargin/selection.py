@@ -19,37 +19,6 @@ from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = [
-    "NEIGHBOUR_TOLERANCE",
-    "ConeConstants",
-    "Selection",
-    "angle",
-    "attention_weights",
-    "checked_selection",
-    "checked_token_sets",
-    "cone_constants",
-    "copies_of",
-    "cosine",
-    "directional_margin",
-    "directional_neighbours",
-    "equals",
-    "gaps_over",
-    "is_globally_optimal",
-    "is_locally_optimal",
-    "is_neighbour_optimal",
-    "margins",
-    "named_sets",
-    "near_tokens",
-    "neighbours",
-    "optimal_tokens",
-    "saturation",
-    "score_gaps",
-    "select",
-    "selected_share",
-    "selected_tokens",
-    "spelled",
-]
-
 Selection: TypeAlias = Sequence[int] | Array
 """One token per input, counted from 0."""
 

@@ -13,7 +13,8 @@ from tokenmargin.dynamics import (
     whole_runs,
 )
 from tokenmargin.margin import max_margin, relaxed_max_margin
-from tokenmargin.objective.attention import CustomLoss, JointObjective, LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.losses import CustomLoss, LogisticLoss
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure3a, figure3b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine

@@ -21,7 +21,8 @@ from tokenmargin.dynamics import (
 )
 from tokenmargin.margin import max_margin
 from tokenmargin.norms import norm_named
-from tokenmargin.objective.attention import Descent, JointObjective, PromptObjective
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.problem.instances import figure1b, figure3a, random_problem
 from tokenmargin.problem.token_problem import TokenProblem

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import logsumexp
 
-from tokenmargin.objective.attention import LogisticLoss
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory import ProblemInstance
 

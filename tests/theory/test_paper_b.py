@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from tests.oracles.joint import best_head, ridge_solution
 
 from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
-from tokenmargin.objective.attention import CustomLoss, LogisticLoss
+from tokenmargin.objective.losses import CustomLoss, LogisticLoss
 from tokenmargin.objective.nonlinear_heads import optimal_sets
 from tokenmargin.problem.instances import (
     figure1a,

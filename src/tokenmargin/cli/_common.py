@@ -23,27 +23,6 @@ if TYPE_CHECKING:
     from tokenmargin.engines import AbstractEngine
     from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = [
-    "Seed",
-    "UsageError",
-    "choose_engine",
-    "complain",
-    "console_for",
-    "emit_json",
-    "needs_extra",
-    "numbers",
-    "plugin_lines",
-    "printable",
-    "progress_bar",
-    "read_problem",
-    "say",
-    "selected_tokens",
-    "show",
-    "show_facts",
-    "show_table",
-    "usage_errors",
-]
-
 UNBOUNDED = 1 << 14  # columns of a file
 Number = TypeVar("Number", int, float)
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]

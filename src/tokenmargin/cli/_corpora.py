@@ -10,8 +10,6 @@ import numpy as np
 from tokenmargin.cli._common import UsageError, needs_extra, say, show
 from tokenmargin.problem.corpus import TokenCorpus
 
-__all__ = ["corpus_statistics", "print_corpus", "read_corpus"]
-
 CLASSES = {1: "positive", 0: "irrelevant", -1: "negative"}
 SHOWN = 20
 """Tokens and offending sequences shown to people; JSON has them all."""

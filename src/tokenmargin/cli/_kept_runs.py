@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["MEMORY", "Settings", "load_run", "problem_digest", "save_run"]
-
 MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
 Settings = Mapping[str, str | int | float | None]
 

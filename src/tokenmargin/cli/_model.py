@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
     from tokenmargin.data.sources import LabelledText
 
-__all__ = ["command_line", "data_hash", "open_model", "read_rows", "versions"]
-
 SHOWN = 3
 
 

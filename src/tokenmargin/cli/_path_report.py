@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from tokenmargin.dynamics import FlowPath, Trajectory
     from tokenmargin.margin import MarginSolution
 
-__all__ = ["path_report", "print_report"]
-
 
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
     """What the end of a path is compared with: a solution, what it is, and its tokens."""

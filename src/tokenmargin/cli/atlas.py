@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tokenmargin.margin import Atlas
     from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["atlas"]
-
 MOST = 3  # coordinates of a direction that are printed
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tokenmargin.limits.shares import Basins
     from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["basins"]
-
 
 def basins(
     problem: str,

@@ -9,8 +9,6 @@ from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say, show_facts
 
-__all__ = ["data"]
-
 
 def data(
     action: Literal["get", "list"],

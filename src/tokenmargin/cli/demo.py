@@ -12,8 +12,6 @@ from tokenmargin.cli._common import emit_json, needs_extra, progress_bar, say
 if TYPE_CHECKING:
     from tokenmargin.experiments import Result
 
-__all__ = ["demo"]
-
 SENTENCE = "What a dreadful ferry, but the deck was tidy!"
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tokenmargin.limits.rates import Rates
     from tokenmargin.objective.attention import AbstractObjective
 
-__all__ = ["evolve"]
-
 KEPT_POINTS = 1000
 _ATTENTION_HELP = (
     f"How logits become weights: {', '.join(OWN['attention_maps'])}; with a number, entmax=1.25 (its alpha), "

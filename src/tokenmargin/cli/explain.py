@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tokenmargin.classifier import Edited, Explanation, TokenSelectionClassifier
 
-__all__ = ["explain"]
-
 LEADING = 5
 
 

@@ -9,8 +9,6 @@ from cyclopts import Parameter
 
 from tokenmargin.cli._common import say
 
-__all__ = ["explore"]
-
 
 def explore(*, out: Path = Path("explore.html"), open_it: Annotated[bool, Parameter(name="--open")] = False) -> int:
     """Write the explorable article: one page in which attention can be seen to choose.

@@ -9,8 +9,6 @@ from typing import Literal
 from tokenmargin.cli._common import Seed, UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
 from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
 
-__all__ = ["fit"]
-
 
 def fit(
     source: str,

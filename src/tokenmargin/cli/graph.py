@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from tokenmargin.limits.next_token import NextTokenLimit
     from tokenmargin.problem.next_token import NextTokenProblem
 
-__all__ = ["graph"]
-
 MANY = 10_000
 """Nodes up to which JSON has the graphs of all last tokens; beyond, that of `--last` alone."""
 

@@ -11,8 +11,6 @@ from cyclopts import Parameter
 from tokenmargin.cli._common import UsageError, needs_extra, say
 from tokenmargin.cli._model import open_model
 
-__all__ = ["playground"]
-
 
 def playground(
     *,

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
     from tokenmargin.data.rows import TextRows
 
-__all__ = ["predict"]
-
 
 def predict(
     model: Path,

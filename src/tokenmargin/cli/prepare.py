@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tokenmargin.data.prepared import PreparedText, Step
     from tokenmargin.data.sources import LabelledText
 
-__all__ = ["prepare"]
-
 SHOWN = 5
 
 

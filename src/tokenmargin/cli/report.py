@@ -8,8 +8,6 @@ from typing import Any
 from tokenmargin.cli._common import Seed, UsageError, needs_extra, say
 from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
 
-__all__ = ["report"]
-
 
 def report(
     model: Path,

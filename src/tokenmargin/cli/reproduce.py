@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
     from tokenmargin.report.reproduction import NotRun
 
-__all__ = ["experiments_named", "field_names", "reproduce"]
-
 
 def reproduce(
     figures: list[str] | None = None,

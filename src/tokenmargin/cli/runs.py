@@ -10,8 +10,6 @@ from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, sho
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run
 
-__all__ = ["runs"]
-
 
 def runs(
     action: Literal["list", "show", "compare", "check", "remove"] = "list",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
     from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["solution_report", "solve"]
-
 
 def solve(
     problem: str,

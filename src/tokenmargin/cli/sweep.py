@@ -14,8 +14,6 @@ from tokenmargin.cli.reproduce import experiments_named, field_names
 if TYPE_CHECKING:
     from tokenmargin.experiments.sweeps import Progress
 
-__all__ = ["sweep"]
-
 LINE_SECONDS = 10.0  # between lines of progress when standard error is a file
 
 

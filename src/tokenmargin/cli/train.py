@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tokenmargin.training.probe import Frequencies
     from tokenmargin.training.trainer import Progress, TrainingRun
 
-__all__ = ["train"]
-
 SHOWN = 8
 GAP = 1e-7
 

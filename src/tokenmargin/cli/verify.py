@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
     from tokenmargin.theory import Claim, Report, Slack
 
-__all__ = ["verify"]
-
 _KINDS = {
     "example": "inside the hypotheses",
     "outside": "outside a hypothesis, and the conclusion fails",

@@ -15,8 +15,6 @@ from tokenmargin.data.prepared import PreparedText, load_prepared
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.data.sources import binary_labels, read_labelled
 
-__all__ = ["ABSENT", "CachedCorpus", "corpus_inputs", "find_corpus"]
-
 ABSENT = "absent"
 
 

@@ -16,8 +16,6 @@ import numpy as np
 from tokenmargin._files import atomic_path, file_digest
 from tokenmargin.data.sources import LabelledText, SourceError, binary_labels, read_labelled
 
-__all__ = ["DATASETS", "DatasetError", "RemoteFile", "cache_folder", "get_dataset", "yelp_rules"]
-
 YELP_SIZE = 50_000
 Progress = Callable[[int, int], None]
 

@@ -16,17 +16,6 @@ from tokenmargin._files import file_digest
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.data.datasets import DatasetError, cache_folder
 
-__all__ = [
-    "CIFAR10_CLASSES",
-    "CIFAR10_SHA256",
-    "ImageSet",
-    "find_images",
-    "image_inputs",
-    "load_images",
-    "make_glyphs",
-    "noted_images",
-]
-
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
 """Digest of the 60,000 images and labels in the released order."""

@@ -18,20 +18,6 @@ from tokenmargin._files import file_digest
 from tokenmargin.data.prepared import PreparedText, Step
 from tokenmargin.data.words import PUNCTUATION, Words, find_words
 
-__all__ = [
-    "PAPER",
-    "PLAIN",
-    "Pipeline",
-    "Tokens",
-    "choose_tokens",
-    "cut_words",
-    "fold",
-    "no_token_left",
-    "number",
-    "prepare",
-    "spell",
-]
-
 STOP_LISTS = ("none", "nltk")
 STEMMERS = ("none", "english", "porter")
 

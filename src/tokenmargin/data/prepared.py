@@ -17,8 +17,6 @@ from numpy import ndarray as Array
 from tokenmargin._files import arrays_digest, atomic_path, json_digest
 from tokenmargin.problem.corpus import TokenCorpus
 
-__all__ = ["PreparedFileError", "PreparedText", "Step", "load_prepared"]
-
 ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
 BLOCK = 1 << 22  # bytes read at a time for the checksum
 DTYPES = {"I8": np.int8, "I32": np.int32, "I64": np.int64}

@@ -11,8 +11,6 @@ from typing import Any
 
 from tokenmargin.data.sources import UNDECODED, SourceError, open_table, read_header, read_labelled
 
-__all__ = ["TextRows", "read_text_rows"]
-
 
 @dataclass(frozen=True, eq=False)
 class TextRows:

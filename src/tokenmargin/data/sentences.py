@@ -11,8 +11,6 @@ import numpy as np
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.data.sources import LabelledText
 
-__all__ = ["OPINIONS", "make_sentences"]
-
 THINGS = {
     "kettle": ("handle", "lid", "spout", "switch"),
     "novel": ("plot", "ending", "narrator", "prose"),

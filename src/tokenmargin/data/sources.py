@@ -19,11 +19,6 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-__all__ = [
-    "LabelledText", "Rejected", "SourceError", "binary_labels", "json_rows", "open_table", "read_header",
-    "read_labelled", "usable",
-]  # fmt: skip
-
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
 UNDECODED = re.compile("[\ud800-\udfff]")  # halves of characters, and what stands for bytes that are not UTF-8
 csv.field_size_limit(1 << 27)

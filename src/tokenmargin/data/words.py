@@ -16,8 +16,6 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt8
 from numpy import ndarray as Array
 
-__all__ = ["PUNCTUATION", "Words", "find_words"]
-
 PUNCTUATION = ("split", "join")
 MARKUP = re.compile(r"<[^<>\n]{1,500}>|&(?:#[0-9]{1,7}|#x[0-9a-fA-F]{1,6}|[A-Za-z]{2,8});")
 BLANK, LETTER, OTHER, SYMBOL, JOINER = 0, 1, 2, 3, 4

@@ -20,8 +20,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
-__all__ = ["BatchResult", "evolve_many"]
-
 MEMORY = 256 << 20  # bytes of token products held at once
 _MANY_STARTS = 32  # from here on a problem's starts are lanes that share one matrix
 _LOOK = 25  # steps between two looks at which runs are finished

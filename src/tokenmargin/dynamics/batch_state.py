@@ -16,10 +16,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, AbstractValue, State
-from tokenmargin.objective.attention import Attention, Descent, attend, descent_weights
+from tokenmargin.objective.forward import Attention, Descent, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss, signed_excess
-
-__all__ = ["BatchState", "Tokens"]
 
 _FEW = 0.5  # two products with r columns against one with n T columns: they cost the same near r = n T / 2
 

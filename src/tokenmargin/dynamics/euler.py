@@ -9,8 +9,6 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.integrate import DenseOutput, OdeSolver
 
-__all__ = ["MOST_STEPS", "Euler"]
-
 SHARE = 5e-3  # of the length reached, and of a length that changes logits by one: a step
 MOST_STEPS = 20_000
 _LOOKED_AT = 100  # steps after which it is asked whether they led anywhere

@@ -13,8 +13,6 @@ from numpy import ndarray as Array
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import angle, saturation, select
 
-__all__ = ["AbstractEvent", "AngleReached", "Crossing", "NormReached", "Saturated", "SelectionChanged", "WhenTrue"]
-
 
 @dataclass(frozen=True)
 class Crossing:

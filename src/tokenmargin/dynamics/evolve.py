@@ -15,14 +15,13 @@ from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
-from tokenmargin.objective.attention import AbstractObjective, Descent
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.plugins import described
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
-
-__all__ = ["OBSERVABLES", "Memory", "Trajectory", "evolve"]
 
 Observable = Callable[[AbstractObjective, Array], Array]
 Kept: TypeAlias = "str | Callable[[Array], object]"

@@ -22,8 +22,6 @@ from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["FlowSettings", "Integration", "Stop", "UnitField", "checked_norm"]
-
 Stop = Literal["norm", "event", "stationary", "saturated", "finite part", "flat", "steps", "stalled", "interrupted"]
 
 # Logits differ by O(1) where it matters, so a norm beyond this loses them to the rounding of <k, p>.

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["interrupted_run", "whole_runs"]
-
 _WHOLE: ContextVar[bool] = ContextVar("whole_runs", default=False)
 
 

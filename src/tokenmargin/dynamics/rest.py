@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics.events import AbstractEvent
-from tokenmargin.objective.attention import AbstractObjective, Attention, PromptObjective, attend
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Attention, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.geometry import Coordinates
@@ -27,17 +28,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 if TYPE_CHECKING:
     from tokenmargin.dynamics.flow import FlowPath
     from tokenmargin.dynamics.integrate import FlowSettings, UnitField
-
-__all__ = [
-    "NEAR_FINITE",
-    "NEAR_STATIONARY",
-    "STATIONARY",
-    "BesidePiece",
-    "FinitePart",
-    "Piece",
-    "finite_part",
-    "polish",
-]
 
 Piece = Callable[[float], Array]
 """A stretch of a path, by arc length."""

@@ -24,8 +24,6 @@ from scipy.linalg import expm
 if TYPE_CHECKING:
     from tokenmargin.dynamics.integrate import UnitField
 
-__all__ = ["Rounding", "rounding_along"]
-
 _EPS = np.finfo(float).eps
 _ROUNDINGS = 8  # a step of LSODA adds up to 78 numbers, each of them rounded: the root of that
 # Where rounding has grown by this share of 1 / tolerance, what the solver is off by has grown to order one: it was seen

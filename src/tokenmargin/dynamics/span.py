@@ -17,8 +17,6 @@ from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 
-__all__ = ["Reduced", "Span"]
-
 
 @dataclass(frozen=True, eq=False)
 class Span:

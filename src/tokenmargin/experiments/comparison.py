@@ -9,8 +9,6 @@ import numpy as np
 from tokenmargin.experiments.experiment import FINDINGS, Table
 from tokenmargin.experiments.records import Run
 
-__all__ = ["compare_runs"]
-
 
 def compare_runs(first: Run, second: Run) -> dict[str, Any]:
     """Differences of two finished runs, in plain types; tables that differ in bytes are compared column by column."""

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = [
-    "FINDINGS",
-    "AbstractExperiment",
-    "Basis",
-    "Curves",
-    "Finding",
-    "Result",
-    "Table",
-    "Verdict",
-    "findings_table",
-    "verdict_of",
-]
-
+Item = TypeVar("Item")
 Table = Mapping[str, Array]
 """Columns of equal length, by name."""
 
@@ -180,6 +168,28 @@ class Curves:
     log: Literal["", "x", "y", "xy"] = ""
 
 
+Progress: TypeAlias = Callable[[float], None] | None
+"""Called with the share done, from 0 to 1."""
+
+
+def tracked(items: Sequence[Item], progress: Progress) -> Iterator[Item]:
+    """The items one after another; after each, `progress` is called with the share done."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress is not None:
+            progress(done / len(items))
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Settings that differ from the fields' defaults; `tuned` and `short` are the paper's unless they are given."""
+
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Any] | None = None
+    short: Mapping[str, Any] | None = None
+
+
 @dataclass(frozen=True)
 class AbstractExperiment(abc.ABC):
     """A figure of a paper, or a study of our own. Its fields are its settings, and each is a flag of the command line.
@@ -194,6 +204,7 @@ class AbstractExperiment(abc.ABC):
     - `needs`: extras of the package that must be installed, such as `train`.
     - `curves`: how to draw it, for experiments without a drawing of their own in `report.figures`.
     - `shown_tables`: tables that the reproduction report prints.
+    - `scales`: the settings of `quick()`, `paper()`, `tuned()` and `short()` that differ from the fields' defaults.
     """
 
     figure: ClassVar[str]
@@ -205,31 +216,32 @@ class AbstractExperiment(abc.ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Curves | None] = None
     shown_tables: ClassVar[tuple[str, ...]] = ()
+    scales: ClassVar[Scales] = Scales()
 
     @classmethod
     def quick(cls) -> Self:
-        """Settings for a laptop, seconds to minutes; the fields' defaults unless an experiment says otherwise."""
-        return cls()
+        """Settings for a laptop, seconds to minutes."""
+        return cls(**cls.scales.quick)
 
     @classmethod
     def paper(cls) -> Self:
-        """The paper's own settings; the fields' defaults unless an experiment says otherwise."""
-        return cls()
+        """The paper's own settings."""
+        return cls(**cls.scales.paper)
 
     @classmethod
     def tuned(cls) -> Self:
         """Settings that show what the figure claims, where the paper's own do not; else the paper's."""
-        return cls.paper()
+        return cls.paper() if cls.scales.tuned is None else cls(**cls.scales.tuned)
 
     @classmethod
     def short(cls) -> Self:
         """Settings for half an hour of one GPU, where the paper's own take days; else the paper's."""
-        return cls.paper()
+        return cls.paper() if cls.scales.short is None else cls(**cls.scales.short)
 
     def inputs(self) -> Mapping[str, str]:
         """What the result depends on beside settings and code, such as data files: a digest of each, or "absent"."""
         return {}
 
     @abc.abstractmethod
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         """Run and return the tables and findings; `progress` is called with the share done, from 0 to 1."""

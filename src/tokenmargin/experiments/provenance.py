@@ -18,8 +18,6 @@ from typing import Any
 from tokenmargin._version import __version__
 from tokenmargin.engines import usable_cores
 
-__all__ = ["code_digest", "code_version", "environment", "missing_extras"]
-
 PACKAGE = Path(__file__).resolve().parents[1]
 SHOWN_ONLY = ("cli", "report")  # rooms that show results and compute none
 PACKAGES = ("numpy", "scipy", "daqp", "pyarrow", "joblib", "matplotlib", "torch", "tokenizers", "ray")

@@ -28,19 +28,6 @@ from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Fin
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
 from tokenmargin.experiments.settings import command
 
-__all__ = [
-    "RecordError",
-    "Run",
-    "describe",
-    "describe_findings",
-    "find_runs",
-    "hold",
-    "record",
-    "run_id",
-    "runs_in",
-    "write_result",
-]
-
 MARK = "run.json"
 FORMAT = 2
 LOCKS = ".locks"

@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeVar, Union
 
 from tokenmargin.experiments.experiment import AbstractExperiment
 
-__all__ = ["Axis", "Grid", "command", "parse_axis", "parse_setting", "setting_kinds", "settings_from", "with_settings"]
-
 Experiment = TypeVar("Experiment", bound=AbstractExperiment)
 
 

@@ -23,8 +23,6 @@ from tokenmargin.experiments.sweep_worker import CELL, ROW
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Parts", "spans"]
-
 WINDOW_ROWS = 200_000
 CELLS_KEY = b"tokenmargin.cells"
 

@@ -14,8 +14,6 @@ from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, Finding, Table, findings_table
 from tokenmargin.experiments.settings import Grid
 
-__all__ = ["CELL", "ROW", "CellRunner", "Failure", "Outcome"]
-
 CELL, ROW = "cell", "row"
 
 

@@ -23,8 +23,6 @@ from tokenmargin.experiments.settings import Grid, command
 from tokenmargin.experiments.sweep_storage import Parts, spans
 from tokenmargin.experiments.sweep_worker import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
 
-__all__ = ["FAILURES", "Progress", "sweep"]
-
 FAILURES = "failures"
 FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
 PIECE_SECONDS = 0.25  # work per piece: long against the engines' 0.1 ms to 2 ms per piece, short against a flush

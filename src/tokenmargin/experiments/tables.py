@@ -16,21 +16,6 @@ from tokenmargin.problem.names import token_names
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 
-__all__ = [
-    "ALIGNED",
-    "PAPER_A",
-    "PAPER_B",
-    "PAPER_C",
-    "PAPER_D",
-    "columns",
-    "direction_table",
-    "limit_table",
-    "path_table",
-    "planar_angle",
-    "separating_level",
-    "token_table",
-]
-
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
 PAPER_C = "Transformers as Support Vector Machines"
 PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"

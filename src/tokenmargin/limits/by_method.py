@@ -18,15 +18,39 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import equals, spelled
 
-__all__ = ["MethodLimit", "limit_by_method", "margin_share", "size_in"]
-
 SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
 SHARE = 0.02  # a margin so much short of the largest is called settled
 
 
+class NamedLimit:
+    """What every limit says of the direction it is named by."""
+
+    named: LimitDirection
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
+
+    @property
+    def chosen(self) -> Bool[Array, "n T"]:
+        """All selected tokens: several in an input where they are copies, or tie in score and in logit."""
+        return self.named.chosen
+
+    @property
+    def solution(self) -> MarginSolution:
+        """The max-margin problem of the selection, in the norm of the method, solved with its certificate."""
+        return self.named.solution
+
+    @property
+    def kind(self) -> Kind:
+        """What that direction is: GMM, LMM, not locally optimal, or why there is none."""
+        return self.named.kind
+
+
 @dataclass(frozen=True, eq=False)
-class MethodLimit(Tabular):
+class MethodLimit(NamedLimit, Tabular):
     """Where a run of a method goes.
 
     **Attributes**
@@ -56,26 +80,6 @@ class MethodLimit(Tabular):
     def share(self) -> float:
         """The margin that was reached, as a share of the largest."""
         return float(self.shares[-1])
-
-    @property
-    def selected(self) -> Int[Array, " n"]:
-        """The selected token of each input; of a set, the first."""
-        return self.named.selected
-
-    @property
-    def chosen(self) -> Bool[Array, "n T"]:
-        """All selected tokens."""
-        return self.named.chosen
-
-    @property
-    def solution(self) -> MarginSolution:
-        """The max-margin problem of the selection in the method's norm, solved with its certificate."""
-        return self.named.solution
-
-    @property
-    def kind(self) -> Kind:
-        """What that direction is."""
-        return self.named.kind
 
     @property
     def point(self) -> Float[Array, " D"]:

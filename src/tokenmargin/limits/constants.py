@@ -22,8 +22,6 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, Selection, copies_of
 
-__all__ = ["LimitConstants", "limit_constants"]
-
 STRICT = 1e-7
 """A multiplier below this share of the mean one counts as zero: p^ is known to about 1e-9 of its length."""
 RANK = 1e-9

@@ -16,8 +16,6 @@ from tokenmargin.margin import Constraints, Kind, LimitDirection, MarginSolution
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, margins, select
 
-__all__ = ["exactly_ahead", "separating_direction"]
-
 
 def exactly_ahead(objective: MapObjective, p: Float[Array, " D"], solution: MarginSolution) -> str:
     """How far ahead the selected tokens are where the weights are exact, how far they must be, and at which length."""

@@ -11,22 +11,20 @@ from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
-from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, limit_by_method
+from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, NamedLimit, limit_by_method
 from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
-from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
+from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, spelled
-
-__all__ = ["SATURATED", "Limit", "Outcome", "limit_of"]
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
@@ -40,7 +38,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit(Tabular, Drawn):
+class Limit(NamedLimit, Tabular, Drawn):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -66,26 +64,6 @@ class Limit(Tabular, Drawn):
     rate: float
     log_gradient: float
     path: FlowPath
-
-    @property
-    def selected(self) -> Int[Array, " n"]:
-        """The selected token of each input; of a set, the first."""
-        return self.named.selected
-
-    @property
-    def chosen(self) -> Bool[Array, "n T"]:
-        """All selected tokens: several in an input where they are copies, or tie in score and in logit."""
-        return self.named.chosen
-
-    @property
-    def solution(self) -> MarginSolution:
-        """The max-margin problem of the selection, solved with its certificate."""
-        return self.named.solution
-
-    @property
-    def kind(self) -> Kind:
-        """What that direction is: GMM, LMM, not locally optimal, or why there is none."""
-        return self.named.kind
 
     @property
     def finite(self) -> FinitePart | None:

@@ -22,8 +22,6 @@ from tokenmargin.objective.tied_choice import SoftPart, TiedChoice
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.priority_graph import PriorityGraph
 
-__all__ = ["NextTokenLimit", "next_token_limit", "tied_choice"]
-
 _RANK = 1e-10  # singular values of the ties below this share of the largest are rounding
 
 

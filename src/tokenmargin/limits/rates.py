@@ -30,16 +30,15 @@ from tokenmargin.dynamics import (
     Trajectory,
     evolve,
 )
-from tokenmargin.dynamics.methods.method import step_at
+from tokenmargin.dynamics.methods.step_size import step_at
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.limits.constants import limit_constants
 from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import L2
-from tokenmargin.objective.attention import PromptObjective, attend
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.forward import attend
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, equals
-
-__all__ = ["Rate", "Rates", "rates"]
 
 POINTS = 60  # of a path that are fitted, at most
 DECADES = 3.0  # of the norm of a flow that are fitted

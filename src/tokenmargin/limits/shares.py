@@ -13,14 +13,12 @@ from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
-from tokenmargin.limits.limit import SATURATED
+from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import spelled
-
-__all__ = ["Basin", "Basins", "basin_map", "basins", "random_starts"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,20 +14,11 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
-    Descent,
-    Linearisation,
-    PromptObjective,
-    in_coordinates,
-    linearisation,
-    unit_descent,
-)
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Descent, Linearisation, in_coordinates, linearisation, unit_descent
 from tokenmargin.objective.jacobian import block_of, shifted
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry
-
-__all__ = ["AttentionMap", "Entmax", "MapObjective", "Sigmoid", "Softmax", "Sparsemax", "attention_named"]
 
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
 _NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing

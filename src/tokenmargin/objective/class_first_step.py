@@ -25,8 +25,6 @@ from scipy.special import softmax
 
 from tokenmargin.problem.class_problem import checked_classes
 
-__all__ = ["ClassFirstStep", "class_first_step", "class_shares"]
-
 
 def class_shares(
     sequences: Sequence[Int[Array, " _"]], classes: Int[Array, " n"], size: int, k: int

@@ -23,12 +23,10 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.objective.attention import LogisticLoss
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["EmbeddingGradient", "EmbeddingObjective", "Embeddings", "gaussian_embeddings", "wishart_embeddings"]
 
 
 @dataclass(frozen=True, eq=False)

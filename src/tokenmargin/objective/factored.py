@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.objective.attention import AbstractObjective, Descent, Linearisation, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import Descent, Linearisation
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
-
-__all__ = ["FactoredObjective"]
 
 _NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
 

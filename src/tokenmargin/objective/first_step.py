@@ -15,8 +15,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
 
-__all__ = ["FirstStep", "first_step"]
-
 
 @dataclass(frozen=True, eq=False)
 class FirstStep:

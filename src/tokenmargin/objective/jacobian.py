@@ -18,8 +18,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-__all__ = ["Block", "Pivoted", "block_of", "head_block", "prompt_block", "shifted"]
-
 
 class Pivoted(NamedTuple):
     """One forward pass at one point, seen from the token of largest weight in each input."""

@@ -14,12 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
-    PromptObjective,
     attend,
     in_coordinates,
     linearisation,
@@ -32,8 +31,6 @@ from tokenmargin.problem.class_problem import ClassProblem, soft_margin
 from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["AbstractLocalObjective", "ClassObjective", "SquareObjective", "prompt_objective"]
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,6 @@ from scipy.special import expit, logsumexp
 from tokenmargin._notebook import one_line
 from tokenmargin.plugins import find, own_objects
 
-__all__ = [
-    "LOSSES",
-    "AbstractLoss",
-    "CorrelationLoss",
-    "CustomLoss",
-    "ExponentialLoss",
-    "LogLoss",
-    "LogisticLoss",
-    "SquareLoss",
-    "loss_named",
-    "signed_excess",
-]
-
 # Gauss-Legendre nodes on [0, 1]: ten integrate the slopes below to rounding over an interval of length one.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2

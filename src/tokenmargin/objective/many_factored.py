@@ -10,13 +10,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import Attention, Descent, attend, descent_weights
 from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.forward import Attention, Descent, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["ManyFactored"]
 
 
 @dataclass(frozen=True)

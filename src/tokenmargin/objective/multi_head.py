@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
@@ -28,8 +28,6 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.side_by_side import side_by_side
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["MultiHeadObjective"]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
-from tokenmargin.objective.attention import (
-    AbstractObjective,
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
@@ -29,8 +29,6 @@ from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["HeadObjective", "NonlinearHead", "head_named", "optimal_sets"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2

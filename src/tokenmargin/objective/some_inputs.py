@@ -12,8 +12,6 @@ from numpy import ndarray as Array
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss
 
-__all__ = ["WeightedInputs", "on_inputs"]
-
 AnyObjective = TypeVar("AnyObjective", bound=AbstractObjective)
 
 

@@ -17,8 +17,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["SoftPart", "TiedChoice"]
-
 _STEPS = 200
 _HALVINGS = 40
 _REACH = 3.0

@@ -17,8 +17,6 @@ from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["cross_attention", "self_attention"]
-
 
 def cross_attention(
     tokens: ArrayLike,

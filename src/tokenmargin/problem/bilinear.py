@@ -14,8 +14,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
 
-__all__ = ["Bilinear", "as_matrix", "bilinear"]
-
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Bilinear(Coordinates):

@@ -21,8 +21,6 @@ from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["ClassProblem", "checked_classes", "soft_margin"]
-
 
 def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:
     """Validate one class of 0..k-1 per input, each used unless `keep_unused`."""

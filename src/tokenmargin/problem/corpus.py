@@ -15,8 +15,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["Assumption4", "TokenCorpus"]
-
 
 @dataclass(frozen=True)
 class Assumption4:

@@ -11,18 +11,6 @@ from numpy import ndarray as Array
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.problem.corpus import TokenCorpus
 
-__all__ = [
-    "IRRELEVANT",
-    "LEVELS",
-    "SYNTHETIC_SIZE",
-    "balanced",
-    "k_level_corpus",
-    "selective_corpus",
-    "subset",
-    "varied_selective_corpus",
-    "without_rare",
-]
-
 LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
 """The importance levels `delta_1, ..., delta_8` of Figure 2."""
 SYNTHETIC_SIZE = 25_000

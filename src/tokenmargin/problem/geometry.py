@@ -24,9 +24,6 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-__all__ = ["AbstractGeometry", "Coordinates", "Gram"]
-
-
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 

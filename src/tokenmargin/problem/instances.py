@@ -17,21 +17,6 @@ from tokenmargin._statistics import Rng, generator
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = [
-    "NAMED_PROBLEMS",
-    "figure1a",
-    "figure1b",
-    "figure1c",
-    "figure3a",
-    "figure3b",
-    "figure5",
-    "figure8",
-    "figure9",
-    "random_problem",
-    "shared_vocabulary_problem",
-    "three_limits",
-]
-
 
 def random_problem(n: int, T: int, d: int, *, rng: Rng) -> TokenProblem:
     """Tokens and head uniform on the unit sphere, labels fair coins: the data of Figures 9 and 10.

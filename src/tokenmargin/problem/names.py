@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray as Array
 
-__all__ = ["input_name", "parse_token", "token_name", "token_names"]
-
 
 def input_name(i: int) -> str:
     """The letters of an input: A to Z, then AA, AB, as the columns of a spreadsheet.

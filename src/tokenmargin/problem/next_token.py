@@ -23,8 +23,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem
 
-__all__ = ["NextTokenProblem", "load_next_token", "next_token_windows"]
-
 
 @dataclass(frozen=True, eq=False)
 class NextTokenProblem:

@@ -15,8 +15,6 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-__all__ = ["PriorityGraph"]
-
 
 @dataclass(frozen=True, eq=False)
 class PriorityGraph:

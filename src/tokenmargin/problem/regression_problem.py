@@ -14,8 +14,6 @@ from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
-__all__ = ["RegressionProblem"]
-
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class RegressionProblem(TokenProblem):

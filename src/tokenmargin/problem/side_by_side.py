@@ -15,8 +15,6 @@ from scipy.linalg import block_diag
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["side_by_side"]
-
 
 def side_by_side(problems: Sequence[TokenProblem]) -> TokenProblem:
     """The inputs of all problems, each with a part of the parameter of its own.

@@ -16,8 +16,6 @@ from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.problem.torch_normals import TorchNormals
 
-__all__ = ["ReluData", "svm_path_data", "svm_problem", "svm_relu_data"]
-
 
 def _unit(vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))

@@ -23,8 +23,6 @@ from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.names import token_names
 
-__all__ = ["ProblemFileError", "TokenProblem", "checked_problem", "checked_vector", "load_problem", "parse_problem"]
-
 SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
 LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read

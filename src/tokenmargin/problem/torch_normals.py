@@ -12,8 +12,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["TorchNormals"]
-
 _BLOCK = 16
 
 

@@ -28,26 +28,6 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 
-__all__ = [
-    "NO_SUBJECT",
-    "Claim",
-    "Conclusive",
-    "Evidence",
-    "Findings",
-    "Kind",
-    "Report",
-    "Slack",
-    "Verdict",
-    "above",
-    "below",
-    "equal",
-    "needed",
-    "sampled",
-    "searched",
-    "seen",
-    "true",
-]
-
 Verdict = Literal["holds", "fails", "vacuous", "undecided"]
 Evidence = Literal["exact", "bounded", "sampled"]
 """How much a verdict can be trusted.

@@ -10,12 +10,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
 from tokenmargin.margin import MarginSolution, class_margin
-from tokenmargin.objective.attention import AbstractLoss, LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Slack, below, seen
-
-__all__ = ["Limit", "follow", "selected_in_the_limit", "vanishing"]
 
 # A token tied in the limit is behind by o(|p|); one that is not, by a share of |p| near the margin. At the norms
 # followed here (1e4 and more) the two differ by orders of magnitude.

@@ -9,8 +9,6 @@ from scipy.stats import beta
 
 from tokenmargin.theory.claim import Slack, below
 
-__all__ = ["binomial_interval", "enough_draws", "rarely"]
-
 CONFIDENCE = 0.95
 """How sure the interval of a report is of holding the true probability."""
 REFUTING = 1 - 1e-9

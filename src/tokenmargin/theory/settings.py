@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FirstStep, first_step
-from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus
@@ -23,8 +24,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 from tokenmargin.theory.limits import Limit, follow
-
-__all__ = ["EmbeddingInstance", "ProblemInstance", "enough_dimensions", "enough_step"]
 
 Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3

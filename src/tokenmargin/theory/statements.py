@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["STATEMENTS", "Statement"]
-
 StatementKind = Literal["theorem", "lemma", "definition", "assumption", "equation"]
 
 

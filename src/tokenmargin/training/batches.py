@@ -10,8 +10,6 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
-__all__ = ["Ragged", "Sequences", "TokenData", "epoch_order", "truncated"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ragged:

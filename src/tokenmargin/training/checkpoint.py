@@ -19,8 +19,6 @@ from torch import Tensor
 
 from tokenmargin._files import atomic_path, file_digest, sealed, unsealed
 
-__all__ = ["Checkpoint", "damaged_checkpoints", "load_checkpoint", "save_checkpoint", "whole_steps"]
-
 KEPT = 2
 
 

@@ -19,8 +19,6 @@ from tokenmargin.training.parameters import AdamW, Conventions, State, initial_s
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
-__all__ = ["LARGEST_DIMENSION", "OneLayerCuda", "check_dimension", "kernels_work"]
-
 LARGEST_DIMENSION = 16384
 UNROLLED = 16  # steps in the longer of the two graphs
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["choose_device"]
-
 
 def choose_device(name: str = "auto") -> str:
     """`cpu` or `cuda`; `auto` takes a GPU where there is one.

@@ -21,8 +21,6 @@ from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.checkpoint import damaged_checkpoints
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 
-__all__ = ["Progress", "Row", "Schedule", "Status", "Trainable", "TrainingHistory", "run_epochs"]
-
 Status = Literal["finished", "loss reached", "out of time", "interrupted", "diverged"]
 Row = dict[str, float | int]
 

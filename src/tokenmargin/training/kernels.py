@@ -12,8 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["adamw", "attend_kernel", "heads_kernel", "pull_kernel", "update_kernel"]
-
 
 @triton.jit
 def adamw(x, g, mean, square, rates, step, B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr):

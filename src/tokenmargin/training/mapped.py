@@ -15,8 +15,6 @@ from torch import Tensor
 from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import Ragged
 
-__all__ = ["MappedSequences"]
-
 
 @dataclass(frozen=True, eq=False)
 class MappedSequences:

@@ -17,8 +17,6 @@ from tokenmargin.training.batches import TokenData
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
 from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train
 
-__all__ = ["Job", "machine", "observed_epochs", "run_job"]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -19,8 +19,6 @@ from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.parameters import AdamW, Conventions, State
 from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
 
-__all__ = ["Model", "OneLayer", "attend"]
-
 BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together
 
 

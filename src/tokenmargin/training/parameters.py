@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["AdamW", "Conventions", "Scales", "State", "initial_state"]
-
 DRAWN = 1 << 20  # normal numbers drawn at a time
 
 

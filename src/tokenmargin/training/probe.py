@@ -27,20 +27,6 @@ from tokenmargin.training.parameters import State
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
 
-__all__ = [
-    "Alignment",
-    "Frequencies",
-    "LearnedDirection",
-    "Survey",
-    "alignment",
-    "as_problem",
-    "attention_mass",
-    "learned_direction",
-    "selected",
-    "survey",
-    "token_scores",
-]
-
 CLEAR = 2.0  # standard deviations from zero at which a token's posterior difference has a clear sign
 
 

@@ -14,8 +14,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["RowBlocks", "one_thread_each"]
-
 Result = TypeVar("Result")
 
 

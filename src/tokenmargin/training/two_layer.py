@@ -20,8 +20,6 @@ from torch import Tensor
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.parameters import AdamW, Conventions, State
 
-__all__ = ["EPSILON", "Bucket", "Gradient", "Projected", "TwoLayer", "bucket_gradient"]
-
 EPSILON = 1e-5  # of the layer norm, as in torch
 
 

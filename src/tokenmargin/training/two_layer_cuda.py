@@ -12,8 +12,6 @@ from tokenmargin.training.cuda import check_dimension
 from tokenmargin.training.parameters import AdamW, Conventions, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
-__all__ = ["TwoLayerCuda"]
-
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
 PARTS = {"tf32x3": 3, "tf32": 2}  # bfloat16 numbers that make up an entry of C

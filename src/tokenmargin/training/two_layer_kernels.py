@@ -24,17 +24,6 @@ import triton.language as tl
 
 from tokenmargin.training.kernels import adamw
 
-__all__ = [
-    "attend_kernel",
-    "combine_kernel",
-    "gram_kernel",
-    "heads_kernel",
-    "mix_kernel",
-    "pull_kernel",
-    "settle_kernel",
-    "soften_kernel",
-]
-
 
 @triton.jit
 def _sequence(order, offsets, counter, b, BATCH: tl.constexpr):

@@ -16,8 +16,6 @@ from numpy import ndarray as Array
 from tokenmargin._files import file_digest, unsealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, load_prepared
 
-__all__ = ["FORMAT", "MANIFEST", "STATISTICS", "ShardedText", "load_sharded", "shard_path"]
-
 FORMAT = 3
 MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 

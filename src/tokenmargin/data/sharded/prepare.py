@@ -39,8 +39,6 @@ from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["prepare_sharded"]
-
 Progress = Callable[[str, int, int], None]
 
 

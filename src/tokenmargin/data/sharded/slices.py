@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tokenmargin.data.sources import Rejected, Row, SourceError, json_rows, usable
 
-__all__ = ["Batch", "Slice", "find_slices", "read_slice"]
-
 JSON_LINES = (".jsonl", ".ndjson")
 BATCH_CHARACTERS = 4_000_000  # what is read before it is worked on
 

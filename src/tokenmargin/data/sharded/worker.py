@@ -29,22 +29,6 @@ from tokenmargin.data.words import find_words
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = [
-    "BITS",
-    "MERGED_AT_ONCE",
-    "SHOWN",
-    "Numbering",
-    "Plan",
-    "SliceCount",
-    "add_up",
-    "count_slice",
-    "count_words",
-    "number_slice",
-    "sums_path",
-    "words_path",
-    "write_table",
-]
-
 BITS = 30  # of a fraction 1/T in each of two integers; sums over 2^33 tokens stay exact
 MERGED_AT_ONCE = 16
 SHOWN = 20  # rejected rows remembered of a slice

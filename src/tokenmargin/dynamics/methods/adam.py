@@ -8,20 +8,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.methods.method import (
-    AbstractMethod,
-    AbstractValue,
-    State,
-    StepNumber,
-    StepSize,
-    checked_step,
-    step_at,
-)
+from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, State
 from tokenmargin.dynamics.methods.momentum import checked_decay
+from tokenmargin.dynamics.methods.step_size import StepNumber, StepSize, checked_step, step_at
 from tokenmargin.norms import LINF, AbstractNorm
-from tokenmargin.objective.attention import Descent
-
-__all__ = ["Adam"]
+from tokenmargin.objective.forward import Descent
 
 
 @dataclass(frozen=True)

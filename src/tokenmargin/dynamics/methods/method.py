@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, TypeAlias
 
-import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin.dynamics.methods.step_size import StepNumber
 from tokenmargin.norms import L2, AbstractNorm
-from tokenmargin.objective.attention import AbstractObjective, Descent
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import Descent
 from tokenmargin.problem.geometry import Coordinates
-
-__all__ = ["AbstractMethod", "AbstractValue", "Schedule", "State", "StepSize", "Value", "checked_step", "step_at"]
 
 State: TypeAlias = Mapping[str, Array]
 """What a method remembers, by name; the leading axes are those of the points."""
-
-StepSize: TypeAlias = "float | Callable[[int], float]"
-"""A number, or a function of the step's number, counted from 0."""
-
-StepNumber: TypeAlias = "int | Int[Array, '... 1']"
 
 
 class AbstractValue(abc.ABC):
@@ -97,40 +91,3 @@ class AbstractMethod(abc.ABC):
     def margin_norm(self) -> AbstractNorm:
         """The norm by whose margin its limit is named."""
         return L2
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Steps that shrink: `step / (t + 1)^power`.
-
-    >>> [round(Schedule(0.3)(t), 3) for t in (0, 3, 8)]
-    [0.3, 0.15, 0.1]
-    """
-
-    step: float
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        checked_step(self.step)
-        if not (np.isfinite(self.power) and self.power >= 0):
-            raise ValueError(f"the power of a schedule must be zero or a positive number, got {self.power}")
-
-    def __call__(self, t: int) -> float:
-        return self.step / (t + 1) ** self.power
-
-
-def checked_step(step: StepSize) -> None:
-    """A step must be a positive number, or a function that gives one."""
-    if not callable(step) and not (np.isfinite(step) and step > 0):
-        raise ValueError(f"step must be a positive number, got {step}")
-
-
-def step_at(step: StepSize, t: StepNumber) -> float | Float[Array, "... 1"]:
-    """The size of step number `t`."""
-    if not callable(step):
-        return step
-    if isinstance(t, np.ndarray):
-        return np.array([step_at(step, int(number)) for number in t.ravel()]).reshape(t.shape)
-    size = float(step(t))
-    checked_step(size)
-    return size

@@ -12,19 +12,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.methods.method import (
-    AbstractMethod,
-    AbstractValue,
-    State,
-    StepNumber,
-    StepSize,
-    checked_step,
-    step_at,
-)
+from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, State
+from tokenmargin.dynamics.methods.step_size import StepNumber, StepSize, checked_step, step_at
 from tokenmargin.norms import L2, AbstractNorm, SchattenNorm, norm_named
-from tokenmargin.objective.attention import AbstractObjective, Descent
-
-__all__ = ["Momentum", "SteepestDescent"]
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.forward import Descent
 
 Scaled = tuple[Float[Array, "... D"], Float[Array, "... 1"]]
 

@@ -22,8 +22,6 @@ from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
-__all__ = ["Branch", "RegularisationPath", "minimum_along", "prompt_landscape", "regularisation_path"]
-
 _RATIO = 2.0  # largest factor between two radii of the continuation
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
 _STATIONARY = 1e-9  # of the balance at a minimum inside the ball

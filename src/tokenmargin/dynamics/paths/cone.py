@@ -23,8 +23,6 @@ from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
-__all__ = ["ConePath", "cone_path"]
-
 _INSIDE = 1e-9  # of the cosine
 _NARROW = 1e-6  # of the norm, where the minimiser lies inside
 _GOLDEN = (np.sqrt(5) - 1) / 2

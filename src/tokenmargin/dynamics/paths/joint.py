@@ -25,8 +25,6 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 
-__all__ = ["RidgePath", "head_landscape", "ridge_path"]
-
 _ROUNDS = 60
 _RATIO = 2.0
 

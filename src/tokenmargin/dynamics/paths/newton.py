@@ -13,8 +13,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-__all__ = ["Minimum", "SecondOrderFunction", "Sphere", "minimise"]
-
 SecondOrderFunction = Callable[[Array], tuple[float, Array, Array]]
 """Value, gradient and Hessian at a point."""
 

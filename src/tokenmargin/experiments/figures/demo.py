@@ -17,16 +17,14 @@ from tokenmargin.problem.instances import three_limits
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import spelled
 
-__all__ = ["Demo"]
-
 
 @dataclass(frozen=True)
 class Demo(PromptPaths):
     """`tokenmargin demo`: about 2 s; twelve starts reach three certified limits, each at cosine 0.999 or more."""
 
-    figure: ClassVar[str] = "demo"
-    source: ClassVar[str] = "an instance of our own"
-    title: ClassVar[str] = "Two inputs, four tokens each: three directions attention can converge to"
+    figure = "demo"
+    source = "an instance of our own"
+    title = "Two inputs, four tokens each: three directions attention can converge to"
     followed: ClassVar[bool] = False
 
     steps: int = 5000

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_A
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import IRRELEVANT, SYNTHETIC_SIZE, k_level_corpus
@@ -24,25 +24,37 @@ from tokenmargin.problem.corpus_generators import IRRELEVANT, SYNTHETIC_SIZE, k_
 if TYPE_CHECKING:
     from tokenmargin.training.trainer import TrainingConfig
 
-__all__ = ["FigureA1", "FigureA2", "FigureA3Imdb", "FigureA3Yelp", "FigureA4", "TrainedEmbeddings"]
-
 DATASETS = {"imdb": "IMDB", "yelp": "Yelp"}
 SHOWS = (
     "each token as a point, its posterior difference across and its product with p or with v upwards: the product "
     "with v rises with the posterior difference, the product with p with its modulus. No correlation is printed."
 )
+# Few epochs on as many positive as negative texts: the picture is there long before the loss is small.
+QUICK = {
+    "dimension": 128, "epochs": 3, "rate": 1e-3, "milestones": (), "balanced": True, "substitute": True,
+    "converged": False,
+}  # fmt: skip
+# Small steps, on as many positive as negative texts: the printed loss while the picture lasts.
+TUNED = {"epochs": 200, "rate": 1e-5, "balanced": True}
+
+
+def _two_layers(**tuned: float) -> Scales:
+    """Of what the printed settings leave open, the reading that gives most (docs/training-readings.md)."""
+    quick = QUICK | {"texts": 3000, "dimension": 32, "rate": 2e-3, "start_scale": 0.1}
+    return Scales(quick=quick, paper={"scaled_logits": True, "affine_norm": True}, tuned=TUNED | tuned)
 
 
 @dataclass(frozen=True)
 class TrainedEmbeddings(AbstractExperiment):
     """Train all parameters, then compare every token's products with its frequencies."""
 
-    source: ClassVar[str] = PAPER_A
-    shows: ClassVar[str] = SHOWS
-    needs: ClassVar[tuple[str, ...]] = ("train",)
+    source = PAPER_A
+    shows = SHOWS
+    needs = ("train",)
     dataset: ClassVar[str]
     model: ClassVar[str]
     printed_loss: ClassVar[float | None] = None  # order of magnitude at convergence
+    scales = Scales(quick=QUICK, paper={"trained_head": False}, tuned=TUNED)
 
     texts: int | None = None
     balanced: bool = False
@@ -62,23 +74,6 @@ class TrainedEmbeddings(AbstractExperiment):
     device: str = "auto"
     converged: bool = True  # whether the loss is judged; few epochs are not meant to converge
 
-    @classmethod
-    def quick(cls) -> Self:
-        """Few epochs on as many positive as negative texts: the picture is there long before the loss is small."""
-        return cls(dimension=128, epochs=3, rate=1e-3, milestones=(), balanced=True, substitute=True, converged=False)
-
-    @classmethod
-    def paper(cls) -> Self:
-        """The printed settings; of what they leave open, the reading that gives most (docs/training-readings.md)."""
-        if cls.model == "two-layer":
-            return cls(scaled_logits=True, affine_norm=True)
-        return cls(trained_head=False)
-
-    @classmethod
-    def tuned(cls) -> Self:
-        """Small steps, on as many positive as negative texts: the printed loss while the picture lasts."""
-        return cls(epochs=200, rate=1e-5, balanced=True)
-
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         """The sequences, and what should be said of them."""
         from tokenmargin.data.cached_corpus import find_corpus
@@ -91,7 +86,7 @@ class TrainedEmbeddings(AbstractExperiment):
 
         return corpus_inputs(self.dataset)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         from tokenmargin.problem.corpus_generators import balanced, subset
         from tokenmargin.training.observed_training import Job, run_job
 
@@ -227,50 +222,34 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
 class FigureA1(TrainedEmbeddings):
     """`tokenmargin reproduce A1`: about 50 s; the two-layer model on IMDB, rho_v 0.81, rho_p 0.56."""
 
-    figure: ClassVar[str] = "A1"
-    seconds: ClassVar[tuple[float | None, float | None]] = (6, None)
-    title: ClassVar[str] = "Two-layer attention on IMDB: products of the embeddings against the posterior difference"
-    dataset: ClassVar[str] = "imdb"
-    model: ClassVar[str] = "two-layer"
-    printed_loss: ClassVar[float | None] = 1e-5
-
-    @classmethod
-    def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1)
-
-    @classmethod
-    def tuned(cls) -> Self:
-        """The smallest loss of our runs, 3e-4; the picture fades on the way."""
-        return replace(super().tuned(), epochs=80, rate=1e-4)
+    figure = "A1"
+    seconds = (6, None)
+    title = "Two-layer attention on IMDB: products of the embeddings against the posterior difference"
+    dataset = "imdb"
+    model = "two-layer"
+    printed_loss = 1e-5
+    scales = _two_layers(epochs=80, rate=1e-4)  # the smallest loss of our runs, 3e-4; the picture fades on the way
 
 
 @dataclass(frozen=True)
 class FigureA2(TrainedEmbeddings):
     """`tokenmargin reproduce A2`: about 30 s; the one-layer model on K-level data, rho_v 0.98, rho_p 0.91."""
 
-    figure: ClassVar[str] = "A2"
-    seconds: ClassVar[tuple[float | None, float | None]] = (10, None)
-    title: ClassVar[str] = "One-layer attention on the K-level data: products of the embeddings"
-    shows: ClassVar[str] = (
+    figure = "A2"
+    seconds = (10, None)
+    title = "One-layer attention on the K-level data: products of the embeddings"
+    shows = (
         f"{SHOWS} The cloud around zero is said to be the irrelevant tokens: across it is, their posterior difference "
         "is zero; at which height it lies is not said."
     )
-    dataset: ClassVar[str] = "synthetic"
-    model: ClassVar[str] = "one-layer"
+    dataset = "synthetic"
+    model = "one-layer"
+    scales = Scales(
+        quick={"texts": 4000, "dimension": 128, "epochs": 20, "rate": 1e-3, "milestones": (), "decay": 1e-4},
+        paper={"epochs": 196, "rate": 1e-4, "decay": 1e-4},
+    )
 
     texts: int | None = SYNTHETIC_SIZE
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(texts=4000, dimension=128, epochs=20, rate=1e-3, milestones=(), decay=1e-4)
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(epochs=196, rate=1e-4, decay=1e-4)
-
-    @classmethod
-    def tuned(cls) -> Self:
-        return cls.paper()
 
     def inputs(self) -> Mapping[str, str]:
         return {}
@@ -308,42 +287,34 @@ class FigureA2(TrainedEmbeddings):
 class FigureA3Imdb(TrainedEmbeddings):
     """`tokenmargin reproduce A3-imdb`: about a minute; the one-layer model on IMDB, rho_v 0.77, rho_p 0.47."""
 
-    figure: ClassVar[str] = "A3-imdb"
-    seconds: ClassVar[tuple[float | None, float | None]] = (1.4, None)
-    title: ClassVar[str] = "One-layer attention on IMDB: products of the embeddings against the posterior difference"
-    dataset: ClassVar[str] = "imdb"
-    model: ClassVar[str] = "one-layer"
-    printed_loss: ClassVar[float | None] = 1e-1
+    figure = "A3-imdb"
+    seconds = (1.4, None)
+    title = "One-layer attention on IMDB: products of the embeddings against the posterior difference"
+    dataset = "imdb"
+    model = "one-layer"
+    printed_loss = 1e-1
 
 
 @dataclass(frozen=True)
 class FigureA3Yelp(TrainedEmbeddings):
     """`tokenmargin reproduce A3-yelp`: about 30 s; the one-layer model on Yelp, rho_v 0.91, rho_p 0.69."""
 
-    figure: ClassVar[str] = "A3-yelp"
-    seconds: ClassVar[tuple[float | None, float | None]] = (2.8, None)
-    title: ClassVar[str] = "One-layer attention on Yelp: products of the embeddings against the posterior difference"
-    dataset: ClassVar[str] = "yelp"
-    model: ClassVar[str] = "one-layer"
-    printed_loss: ClassVar[float | None] = 1e-1
+    figure = "A3-yelp"
+    seconds = (2.8, None)
+    title = "One-layer attention on Yelp: products of the embeddings against the posterior difference"
+    dataset = "yelp"
+    model = "one-layer"
+    printed_loss = 1e-1
 
 
 @dataclass(frozen=True)
 class FigureA4(TrainedEmbeddings):
     """`tokenmargin reproduce A4`: about 30 s; the two-layer model on Yelp, rho_v 0.82, rho_p 0.46."""
 
-    figure: ClassVar[str] = "A4"
-    seconds: ClassVar[tuple[float | None, float | None]] = (2.1, None)
-    title: ClassVar[str] = "Two-layer attention on Yelp: products of the embeddings against the posterior difference"
-    dataset: ClassVar[str] = "yelp"
-    model: ClassVar[str] = "two-layer"
-    printed_loss: ClassVar[float | None] = 1e-5
-
-    @classmethod
-    def quick(cls) -> Self:
-        return replace(super().quick(), texts=3000, dimension=32, rate=2e-3, start_scale=0.1)
-
-    @classmethod
-    def tuned(cls) -> Self:
-        """The printed loss, and of the runs that reach it the one with most of the picture."""
-        return replace(super().tuned(), epochs=60, rate=1e-3)
+    figure = "A4"
+    seconds = (2.1, None)
+    title = "Two-layer attention on Yelp: products of the embeddings against the posterior difference"
+    dataset = "yelp"
+    model = "two-layer"
+    printed_loss = 1e-5
+    scales = _two_layers(epochs=60, rate=1e-3)  # of the runs that reach the printed loss, most of the picture

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, tracked
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.theory import EmbeddingInstance
 from tokenmargin.theory.limits import follow
 from tokenmargin.theory.results.first_step import deviation, limit_variance, sharp_dimension, token_shares
 from tokenmargin.theory.settings import enough_dimensions, enough_step
-
-__all__ = ["FirstStepSharp"]
 
 ALIGNED = 1e-3
 
@@ -23,18 +19,19 @@ ALIGNED = 1e-3
 @dataclass(frozen=True)
 class FirstStepSharp(AbstractExperiment):
     """`tokenmargin reproduce first-step-sharp`: about a minute; errors at their closed form, within the sharp bound.
+    scales = Scales(paper={"corpora": 20, "steps": (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)})
 
     Left: the error of the first step per unit of eta_0, as root mean square over draws, against its closed form, the
     sharp bound and the printed one. Right: the share of corpora with unequal frequencies on which Theorem 5's
     conclusion holds, by dimension and first step. Expected: order d^(-1/2), and a boundary far below all conditions.
     """
 
-    figure: ClassVar[str] = "first-step-sharp"
-    source: ClassVar[str] = f"A result of our own (docs/results/first-step-sharp.md) on {PAPER_A}"
-    title: ClassVar[str] = "The first step's error at its true order, and where Theorem 5 begins to hold"
-    shows: ClassVar[str] = "the bound 11 eta_0 d^(-1/4) and the condition d >= (88 eta_0^2 + 111 eta_0 + 2)^8."
-    seconds: ClassVar[tuple[float | None, float | None]] = (60, 600)
-    shown_tables: ClassVar[tuple[str, ...]] = ("errors",)
+    figure = "first-step-sharp"
+    source = f"A result of our own (docs/results/first-step-sharp.md) on {PAPER_A}"
+    title = "The first step's error at its true order, and where Theorem 5 begins to hold"
+    shows = "the bound 11 eta_0 d^(-1/4) and the condition d >= (88 eta_0^2 + 111 eta_0 + 2)^8."
+    seconds = (60, 600)
+    shown_tables = ("errors",)
 
     draws: int = 400
     corpora: int = 6
@@ -43,23 +40,13 @@ class FirstStepSharp(AbstractExperiment):
     norm: float = 1e4
     delta: float = 0.05
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(corpora=20, steps=(0.001, 0.01, 0.03, 0.1, 0.3, 1.0))
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         errors = columns([self._error(decade) for decade in (2, 3, 4, 6, 8, 12)])
         rows: list[dict[str, object]] = []
         cells = [(part, d) for part in self.steps for d in self.dimensions]
-        for done, (part, d) in enumerate(cells):
+        for part, d in tracked(cells, progress):
             held = [self._holds(seed, part, d) for seed in range(self.corpora)]
             rows.append({"share_of_4n2T2": part, "d": d, "held": float(np.mean(held))})
-            if progress is not None:
-                progress((done + 1) / len(cells))
         phase = columns(rows)
         x = EmbeddingInstance.of(4, 3, varied=True)
         asked = sharp_dimension(x.corpus.size, x.step, self.delta)

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, tracked
 from tokenmargin.experiments.tables import PAPER_B
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import figure1c
-
-__all__ = ["Figure4a", "Figure4b"]
 
 
 @dataclass(frozen=True)
 class _Growth(AbstractExperiment):
     """Normalised descent against plain descent on the data of Figure 1c, from p = 0."""
 
-    source: ClassVar[str] = PAPER_B
+    source = PAPER_B
 
     steps: int = 1000
     normalized_step: float = 0.1
     plain_step: float = 1.0
 
+    @abc.abstractmethod
     def findings(self, table: Table) -> tuple[Finding, ...]:
         """What the figure claims, measured."""
-        raise AssertionError("each figure gives its findings")
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         objective = PromptObjective(figure1c())
         methods = {"ngd": NormalizedGradientDescent(self.normalized_step), "gd": GradientDescent(self.plain_step)}
         table: dict[str, Array] = {"step": np.arange(self.steps + 1)}
-        for done, (name, method) in enumerate(methods.items()):
+        for name, method in tracked(list(methods.items()), progress):
             path = evolve(objective, method, steps=self.steps, keep=("saturation", "norm"))
             table |= {f"saturation_{name}": path["saturation"], f"norm_{name}": path["norm"][:, 0]}
-            if progress is not None:
-                progress((done + 1) / len(methods))
         return Result(self, {"curves": table}, self.findings(table))
 
 
@@ -48,10 +43,10 @@ class _Growth(AbstractExperiment):
 class Figure4a(_Growth):
     """`tokenmargin reproduce fig4a`: about 0.4 s; normalised descent has mean weight 0.999 after 66 steps."""
 
-    figure: ClassVar[str] = "fig4a"
-    title: ClassVar[str] = "Softmax saturates sooner under normalised descent"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.4, 0.4)
-    shows: ClassVar[str] = (
+    figure = "fig4a"
+    title = "Softmax saturates sooner under normalised descent"
+    seconds = (0.4, 0.4)
+    shows = (
         "on the data of Figure 1c the largest softmax weight rises to 1 under both, sooner under normalised descent "
         "(step 0.1) than under gradient descent (step 1). No numbers are printed."
     )
@@ -85,10 +80,10 @@ class Figure4a(_Growth):
 class Figure4b(_Growth):
     """`tokenmargin reproduce fig4b`: about 0.4 s; the norm grows linearly, or like a logarithm under plain descent."""
 
-    figure: ClassVar[str] = "fig4b"
-    title: ClassVar[str] = "The norm of attention grows linearly or logarithmically"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.4, 0.4)
-    shows: ClassVar[str] = (
+    figure = "fig4b"
+    title = "The norm of attention grows linearly or logarithmically"
+    seconds = (0.4, 0.4)
+    shows = (
         "the norm of p grows without bound under both: in a straight line under normalised descent, ever more slowly "
         "under gradient descent. No numbers are printed."
     )

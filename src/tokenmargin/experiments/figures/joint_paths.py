@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import NormalizedGradientDescent, Trajectory, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
 from tokenmargin.experiments.tables import ALIGNED, PAPER_B, planar_angle, token_table
 from tokenmargin.margin import MarginSolution, label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
-
-__all__ = ["Figure3a", "Figure3b", "Figure3c"]
 
 OPTIMAL = (1, 1, 1)  # the second token of each input
 
@@ -27,7 +24,7 @@ OPTIMAL = (1, 1, 1)  # the second token of each input
 class _Joint(AbstractExperiment):
     """Normalised descent on v and p, each by its own gradient norm, from v = (-1, 0) and p = (0, -1)."""
 
-    source: ClassVar[str] = PAPER_B
+    source = PAPER_B
 
     steps: int = 1000
     step: float = 0.1
@@ -36,11 +33,11 @@ class _Joint(AbstractExperiment):
         """The figure's data."""
         return figure3a()
 
+    @abc.abstractmethod
     def findings(self, paths: Table, solutions: dict[str, MarginSolution]) -> tuple[Finding, ...]:
         """What the figure claims, measured."""
-        raise AssertionError("each figure gives its findings")
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         problem = self.problem()
         path = evolve(
             JointObjective(problem),
@@ -127,12 +124,10 @@ def _still_falls(paths: Table, name: str) -> Finding:
 class Figure3a(_Joint):
     """`tokenmargin reproduce fig3a`: about 0.3 s; p and v at cosine 0.9999 with their max-margin directions."""
 
-    figure: ClassVar[str] = "fig3a"
-    title: ClassVar[str] = (
-        "All selected tokens are support vectors: p and v reach their max-margin directions (Theorem 5)"
-    )
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
-    shows: ClassVar[str] = (
+    figure = "fig3a"
+    title = "All selected tokens are support vectors: p and v reach their max-margin directions (Theorem 5)"
+    seconds = (0.3, 0.3)
+    shows = (
         "head v and attention vector p trained together on three inputs of two tokens, all selected tokens support "
         "vectors of the classifier: v turns to v^mm and p to p^mm. No numbers are printed."
     )
@@ -149,10 +144,10 @@ class Figure3a(_Joint):
 class Figure3b(_Joint):
     """`tokenmargin reproduce fig3b`: about 0.3 s; p at cosine 0.9999 with p^relax, 0.98 with p^mm."""
 
-    figure: ClassVar[str] = "fig3b"
-    title: ClassVar[str] = "One token is no support vector: p reaches the relaxed direction instead (Theorem 6)"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
-    shows: ClassVar[str] = (
+    figure = "fig3b"
+    title = "One token is no support vector: p reaches the relaxed direction instead (Theorem 6)"
+    seconds = (0.3, 0.3)
+    shows = (
         "the same with one selected token that is no support vector: p turns away from p^mm to the solution p^relax "
         "of the problem that asks nothing but non-negative margins of that input. No numbers are printed."
     )
@@ -185,14 +180,14 @@ class Figure3b(_Joint):
 class Figure3c(_Joint):
     """`tokenmargin reproduce fig3c`: about 0.3 s; both probabilities reach 1."""
 
-    figure: ClassVar[str] = "fig3c"
-    title: ClassVar[str] = "Softmax and output probabilities in the run of Figure 3a"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.3, 0.3)
-    shows: ClassVar[str] = (
+    figure = "fig3c"
+    title = "Softmax and output probabilities in the run of Figure 3a"
+    seconds = (0.3, 0.3)
+    shows = (
         "in the run of Figure 3a the softmax probability of the optimal tokens and the logistic probability of the "
         "labels both rise to 1. No numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The caption names the probability of the optimal tokens, the formula in the text the largest one of each "
         "input; they part at first. Drawn is the caption's; the table has both.",
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow, ridge_path
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
 from tokenmargin.experiments.tables import columns
 from tokenmargin.margin import JointPhases, joint_phases
 from tokenmargin.objective.attention import JointObjective
@@ -17,8 +15,6 @@ from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.results.joint_phase import scaled_values
-
-__all__ = ["JointPhase", "random_joint_problem"]
 
 SHARES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)  # of the critical ratio, where points are measured
 RADII = (1e2, 1e3, 1e4)
@@ -56,39 +52,28 @@ class JointPhase(AbstractExperiment):
     ratio on.
     """
 
-    figure: ClassVar[str] = "joint-phase"
-    source: ClassVar[str] = "A result of our own (docs/results/joint-phase.md)"
-    title: ClassVar[str] = "Which direction joint training gives p: the phases in |v| Gamma/|p|"
-    shows: ClassVar[str] = (
-        "two of the phases (Theorems 5 and 6); the law, its critical ratio and the dynamics are ours."
-    )
-    seconds: ClassVar[tuple[float | None, float | None]] = (20, 120)
-    shown_tables: ClassVar[tuple[str, ...]] = ("problems",)
+    figure = "joint-phase"
+    source = "A result of our own (docs/results/joint-phase.md)"
+    title = "Which direction joint training gives p: the phases in |v| Gamma/|p|"
+    shows = "two of the phases (Theorems 5 and 6); the law, its critical ratio and the dynamics are ours."
+    seconds = (20, 120)
+    shown_tables = ("problems",)
+    scales = Scales(paper={"randoms": 20})
 
     randoms: int = 2
     steps: int = 4000
     seed: int = 0
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(randoms=20)
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rng = np.random.default_rng(self.seed)
         named = [("fig3b", figure3b()), ("fig3, (0.5, 1.1)", figure3a(third=(0.5, 1.1)))]
         named += [(f"random {k + 1}", random_joint_problem(5, 4, rng=rng)) for k in range(self.randoms)]
         rows: dict[str, list[dict[str, object]]] = {"law": [], "measured": [], "problems": []}
-        for done, (name, problem) in enumerate(named):
+        for name, problem in tracked(named, progress):
             phases = joint_phases(problem, [1] * problem.n)
             rows["law"] += _law(name, phases)
             rows["measured"] += [*_ridge(name, phases, rng), *_descent(name, phases, self.steps)]
             rows["problems"].append(_problem(name, phases))
-            if progress is not None:
-                progress((done + 1) / len(named))
         tables = {name: columns(table) for name, table in rows.items()}
         return Result(self, tables, _findings(tables))
 

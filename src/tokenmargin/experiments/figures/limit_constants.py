@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 
 from tokenmargin.dynamics import FlowPath, flow
 from tokenmargin.dynamics.paths.ball import minimum_along
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
 from tokenmargin.experiments.tables import columns
 from tokenmargin.limits import LimitConstants, limit_constants
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import figure1c, random_problem
-
-__all__ = ["Constants"]
 
 NORMS = 10.0 ** np.arange(1.0, 7.01, 0.25)
 
@@ -30,25 +26,18 @@ class Constants(AbstractExperiment):
     `docs/results/constants.md`, computed from multipliers, scores and slopes alone.
     """
 
-    figure: ClassVar[str] = "constants"
-    source: ClassVar[str] = "A result of our own (docs/results/constants.md)"
-    title: ClassVar[str] = "Angle times norm tends to a constant that multipliers, scores and the loss give"
-    shows: ClassVar[str] = "rates without constants (Theorem 3's log t); the constants are ours."
-    seconds: ClassVar[tuple[float | None, float | None]] = (10, 60)
-    shown_tables: ClassVar[tuple[str, ...]] = ("constants",)
+    figure = "constants"
+    source = "A result of our own (docs/results/constants.md)"
+    title = "Angle times norm tends to a constant that multipliers, scores and the loss give"
+    shows = "rates without constants (Theorem 3's log t); the constants are ours."
+    seconds = (10, 60)
+    shown_tables = ("constants",)
+    scales = Scales(paper={"problems": 24})
 
     problems: int = 6
     seed: int = 0
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(problems=24)
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rng = np.random.default_rng(self.seed)
         named = [
             ("fig1c", figure1c()),
@@ -56,15 +45,13 @@ class Constants(AbstractExperiment):
         ]
         summary: list[dict[str, object]] = []
         curves: list[dict[str, object]] = []
-        for done, (name, problem) in enumerate(named):
+        for name, problem in tracked(named, progress):
             path = flow(PromptObjective(problem), until_norm=1.01 * float(NORMS[-1]))
             found = limit_constants(problem, path.selected)
             if path.stop == "norm" and not found.reason:
                 rows = _products(name, found, path)
                 curves += rows
                 summary.append(_summary(name, found, rows[-1]))
-            if progress is not None:
-                progress((done + 1) / len(named))
         table = columns(summary)
         return Result(self, {"constants": table, "curves": columns(curves)}, _findings(table))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,15 +9,13 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import Finding, Result, Table
+from tokenmargin.experiments.experiment import Finding, Progress, Result, Table
 from tokenmargin.experiments.figures.prompt_paths import PromptPaths
 from tokenmargin.experiments.tables import ALIGNED
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import ConeConstants, cone_constants
-
-__all__ = ["Figure2"]
 
 SELECTED = (0, 1)  # the locally optimal direction of the instance of Figure 8
 
@@ -27,15 +24,11 @@ SELECTED = (0, 1)  # the locally optimal direction of the instance of Figure 8
 class Figure2(PromptPaths):
     """`tokenmargin reproduce fig2`: about 1 s; no path leaves the cone, and all turn to its axis."""
 
-    figure: ClassVar[str] = "fig2"
-    title: ClassVar[str] = (
-        "Started in the cone of a locally optimal direction, p stays there and turns to it (Theorem 3)"
-    )
-    seconds: ClassVar[tuple[float | None, float | None]] = (1, 1)
-    shows: ClassVar[str] = (
-        "a sketch: gradient descent started inside the cone around a locally optimal direction p^mm. No numbers."
-    )
-    differences: ClassVar[tuple[str, ...]] = (
+    figure = "fig2"
+    title = "Started in the cone of a locally optimal direction, p stays there and turns to it (Theorem 3)"
+    seconds = (1, 1)
+    shows = "a sketch: gradient descent started inside the cone around a locally optimal direction p^mm. No numbers."
+    differences = (
         "The sketch has no data; ours are those of Figure 8, around its LMM. The cone's width and the norm it begins "
         "at are those of the proof, as cone_constants computes them.",
         "Theorem 3 is about gradient descent with small steps; normalised descent in small steps follows the same "
@@ -82,7 +75,7 @@ class Figure2(PromptPaths):
             Finding("norm at which the cone begins", cone.radius),
         )  # fmt: skip
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         result, cone = super().run(progress), self.cone()
         table = {"half_width": np.array([np.arccos(1 - cone.mu)]), "norm": np.array([cone.radius])}
         return Result(self, {**result.tables, "cone": table}, result.findings, result.notes)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, tracked
 from tokenmargin.experiments.tables import PAPER_B, columns, token_table
 from tokenmargin.margin import max_margin
-from tokenmargin.objective.attention import LOSSES, AbstractLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import LOSSES, AbstractLoss
 from tokenmargin.problem.instances import figure5
 from tokenmargin.selection import angle
-
-__all__ = ["Figure5"]
 
 
 def _predicted_height(loss: AbstractLoss, score: float) -> float:
@@ -34,11 +31,11 @@ def _predicted_height(loss: AbstractLoss, score: float) -> float:
 class Figure5(AbstractExperiment):
     """`tokenmargin reproduce fig5`: about 4 s; correlation loss bends towards the high score, logistic to the low."""
 
-    figure: ClassVar[str] = "fig5"
-    source: ClassVar[str] = PAPER_B
-    title: ClassVar[str] = "How loss and score bend the path before the limit"
-    seconds: ClassVar[tuple[float | None, float | None]] = (4, 4)
-    shows: ClassVar[str] = (
+    figure = "fig5"
+    source = PAPER_B
+    title = "How loss and score bend the path before the limit"
+    seconds = (4, 4)
+    shows = (
         "two inputs, one with a token of score C = 1 to 10, or 100 (dashed): with correlation loss the path of p bends "
         "towards the input of the larger score, with logistic loss towards the other, and both end at p^mm = (1, 0)."
     )
@@ -47,11 +44,11 @@ class Figure5(AbstractExperiment):
     step: float = 0.1
     scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 100.0)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
         paths: dict[str, list[Array]] = {name: [] for name in ("loss", "score", "step", "x", "y")}
         losses = [(name, loss) for name, loss in LOSSES if name in ("correlation", "logistic")]
-        for done, score in enumerate(self.scores):
+        for score in tracked(self.scores, progress):
             problem = figure5(score)
             for name, loss in losses:
                 path = evolve(
@@ -81,8 +78,6 @@ class Figure5(AbstractExperiment):
                         "residual": solution.certificate.residual,
                     }
                 )
-            if progress is not None:
-                progress((done + 1) / len(self.scores))
         summary = columns(rows)
         tables = {
             "tokens": token_table(figure5(1.0)),

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import AbstractMethod, BatchResult, evolve_many, method_named
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales, tracked
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import SchattenNorm
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["MethodMargins"]
 
 LOOKS = 4  # at the end, and at a quarter, a sixteenth and a 64th of the steps
 CERTIFIED = 1e-7  # the largest margins are right to 1e-8 or better, and so no share is above 1 by more
@@ -32,15 +28,16 @@ class MethodMargins(AbstractExperiment):
     method=sign,coordinate,mirror:1.5` several.
     """
 
-    figure: ClassVar[str] = "methods"
-    source: ClassVar[str] = "a study of our own"
-    title: ClassVar[str] = "Each method comes to the margin of its own norm"
-    seconds: ClassVar[tuple[float | None, float | None]] = (2.0, 30.0)
-    shows: ClassVar[str] = (
+    figure = "methods"
+    source = "a study of our own"
+    title = "Each method comes to the margin of its own norm"
+    seconds = (2.0, 30.0)
+    shows = (
         "steepest descent in a norm, and mirror descent with its potential, tend to the largest margin in that norm: "
         "theorems for linear models, and for attention by mirror descent. No numbers are printed."
     )
-    curves: ClassVar[Curves | None] = Curves("looks", "norm", ("least", "median"))
+    curves = Curves("looks", "norm", ("least", "median"))
+    scales = Scales(paper={"steps": 64_000, "problems": 100, "within": 0.02})
 
     method: str = "sign"
     step: float = 0.03
@@ -52,10 +49,6 @@ class MethodMargins(AbstractExperiment):
     d: int = 10
     seed: int = 0
     within: float = 0.1
-
-    @classmethod
-    def paper(cls) -> MethodMargins:
-        return cls(steps=64_000, problems=100, within=0.02)
 
     def posed(self) -> list[TokenProblem]:
         """Random problems; for a norm of matrices, each with a random query of d numbers per input."""
@@ -70,18 +63,16 @@ class MethodMargins(AbstractExperiment):
         """The method."""
         return method_named(self.method, self.step, decay=self.decay)
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         problems, named = self.posed(), dict[tuple[int, bytes], LimitDirection]()
         runs: BatchResult | None = None
         at = sorted({max(self.steps // 4**k, 1) for k in range(LOOKS)})
         norms, shares = [], []
-        for done, steps in enumerate(at):
+        for steps in tracked(at, progress):
             runs = evolve_many(problems, self.rule, steps=steps) if runs is None else runs.resume(steps=steps)
             found = [_share(problem, runs, j, named) for j, problem in enumerate(problems)]
             norms.append([size for size, _ in found])
             shares.append([share for _, share in found])
-            if progress is not None:
-                progress((done + 1) / len(at))
         return Result(
             self, self._tables(np.array(at), np.array(norms), np.array(shares)), self._findings(np.array(shares))
         )

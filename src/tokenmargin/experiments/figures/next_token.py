@@ -8,7 +8,7 @@ divided by `|gradient| + eps`, a guard that stops training where the gradient is
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Table, tracked
 from tokenmargin.experiments.tables import PAPER_D, columns
 from tokenmargin.limits import NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
@@ -28,8 +28,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
-
-__all__ = ["NextTokenGlobal", "NextTokenLocal", "drawn_problems"]
 
 SEQUENCES, LENGTH, VOCABULARY, DIMENSION = 6, 4, 6, 8
 GLOBAL = (
@@ -83,10 +81,10 @@ def drawn_problems(count: int, *, unused: int, seed: int = 1) -> Iterator[tuple[
 class _Notebook(AbstractExperiment):
     """Ten draws, trained as printed, compared with the certified solution and with the printed correlations."""
 
-    source: ClassVar[str] = PAPER_D
-    needs: ClassVar[tuple[str, ...]] = ("train",)
-    curves: ClassVar[Curves | None] = Curves("draws", "draw", ("printed", "cosine", "farther"))
-    shown_tables: ClassVar[tuple[str, ...]] = ("draws",)
+    source = PAPER_D
+    needs = ("train",)
+    curves = Curves("draws", "draw", ("printed", "cosine", "farther"))
+    shown_tables = ("draws",)
     printed: ClassVar[tuple[float, ...]]
     unused: ClassVar[int]
 
@@ -98,13 +96,13 @@ class _Notebook(AbstractExperiment):
     def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         """What is measured of one draw."""
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows = []
-        for draw, (problem, start) in enumerate(drawn_problems(self.draws, unused=self.unused)):
+        drawn = drawn_problems(self.draws, unused=self.unused)
+        for draw in tracked(range(self.draws), progress):
+            problem, start = next(drawn)
             printed = self.printed[draw] if draw < len(self.printed) else np.nan
             rows.append({"draw": draw, "printed": printed, **self.one(problem, start)})
-            if progress is not None:
-                progress((draw + 1) / self.draws)
         table = columns(rows)
         return Result(self, {"draws": table}, self.findings(table))
 
@@ -121,10 +119,10 @@ def _trained(objective: AbstractObjective, start: Float[Array, "d d"], step: flo
 class NextTokenGlobal(_Notebook):
     """`tokenmargin reproduce ntp-global`: about 25 s; the printed correlations, and the limit itself."""
 
-    figure: ClassVar[str] = "ntp-global"
-    title: ClassVar[str] = "Next tokens, log loss: W goes to the graph max-margin direction and a finite part"
-    seconds: ClassVar[tuple[float | None, float | None]] = (25, 25)
-    shows: ClassVar[str] = (
+    figure = "ntp-global"
+    title = "Next tokens, log loss: W goes to the graph max-margin direction and a finite part"
+    seconds = (25, 25)
+    shows = (
         "ten draws of six sequences over six tokens; after 4000 steps of normalised descent W has a correlation of "
         ".976 to .993 with the graph max-margin solution (printed by the public notebook)."
     )
@@ -169,10 +167,10 @@ class NextTokenGlobal(_Notebook):
 class NextTokenLocal(_Notebook):
     """`tokenmargin reproduce ntp-local`: about 20 s; local limits of a general head, passed without the guard."""
 
-    figure: ClassVar[str] = "ntp-local"
-    title: ClassVar[str] = "Next tokens, general head and squared loss: W goes to a local max-margin solution"
-    seconds: ClassVar[tuple[float | None, float | None]] = (20, 20)
-    shows: ClassVar[str] = (
+    figure = "ntp-local"
+    title = "Next tokens, general head and squared loss: W goes to a local max-margin solution"
+    seconds = (20, 20)
+    shows = (
         "ten draws with the embeddings as head and the loss (1 - softmax)^2; after 2000 steps W has a correlation of "
         ".992 to .9995 with the max-margin solution of the tokens it selects (printed by the public notebook)."
     )

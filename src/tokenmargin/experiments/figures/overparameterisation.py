@@ -6,10 +6,8 @@ certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -17,16 +15,15 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve_many
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_B
-from tokenmargin.limits.limit import SATURATED, limit_of
+from tokenmargin.limits.by_method import SATURATED
+from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import max_margin_batch
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import gaps_over, near_tokens
-
-__all__ = ["Figure9a", "Figure9b", "Figure10"]
 
 SHARES = {
     "not_saturated": ("not saturated",),
@@ -41,7 +38,8 @@ SHARES = {
 class _Overparameterisation(AbstractExperiment):
     """Four inputs of six random tokens; normalised descent with step 1 from p = 0."""
 
-    source: ClassVar[str] = PAPER_B
+    source = PAPER_B
+    scales = Scales(quick={"trials": 100})
 
     dimensions: tuple[int, ...] = (2, 5, 10, 100, 300, 500)
     trials: int = 1000
@@ -51,14 +49,6 @@ class _Overparameterisation(AbstractExperiment):
     n: int = 4
     T: int = 6
     seed: int = 0
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(trials=100)
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
 
     @property
     def method(self) -> NormalizedGradientDescent:
@@ -71,10 +61,10 @@ class _Overparameterisation(AbstractExperiment):
         return [random_problem(self.n, self.T, d, rng=rng) for _ in range(self.trials)]
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
-        """What the figure claims, measured."""
-        raise AssertionError("each figure gives its findings")
+        """What the figure claims, measured; the runs alone claim nothing."""
+        return ()
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         base = _Overparameterisation(**{name: getattr(self, name) for name in _SETTINGS})
         runs, shares = _tables(_Job(base, progress))
         return Result(self, {"shares": shares, "runs": runs}, self.findings(runs, shares))
@@ -88,7 +78,7 @@ class _Job:
     """The argument of `_tables`: jobs with equal settings are equal, so its cache does not look at `progress`."""
 
     settings: _Overparameterisation
-    progress: Callable[[float], None] | None = field(compare=False)
+    progress: Progress = field(compare=False)
 
 
 @lru_cache(maxsize=2)
@@ -112,7 +102,7 @@ def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
     return runs, {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _trials(settings: _Overparameterisation, d: int, progress: Callable[[float], None] | None) -> dict[str, Array]:
+def _trials(settings: _Overparameterisation, d: int, progress: Progress) -> dict[str, Array]:
     problems = settings.problems(d)
     path = evolve_many(problems, settings.method, steps=settings.steps, progress=progress)
     finals = np.stack([final[0] for final in path.finals])
@@ -154,15 +144,15 @@ def _tokens(problem: TokenProblem) -> Float[Array, "n T d"]:
 class Figure9a(_Overparameterisation):
     """`tokenmargin reproduce fig9 --scale paper`: 6000 trials; see docs/dynamics.md for time and numbers."""
 
-    figure: ClassVar[str] = "fig9"
-    seconds: ClassVar[tuple[float | None, float | None]] = (1.4, 68)
-    title: ClassVar[str] = "With more dimensions softmax saturates, and the limit is global more often"
-    shows: ClassVar[str] = (
+    figure = "fig9"
+    seconds = (1.4, 68)
+    title = "With more dimensions softmax saturates, and the limit is global more often"
+    shows = (
         "four inputs of six random tokens, 1000 problems per dimension from 2 to 500: the share that does not saturate "
         "falls and the share that reaches the GMM grows with the dimension; the average correlation of a saturated run "
         "with its max-margin direction is 0.997."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The paper does not give the start; ours is p = 0.",
         "Green is a part of blue, as in the text: an LMM counts whether or not it is the GMM. The paper draws three "
         "kinds of bar; grey, the fourth, are runs that saturate on tokens that are not locally optimal.",
@@ -220,9 +210,9 @@ HIGHER = (
 class Figure9b(_Overparameterisation):
     """`tokenmargin reproduce fig9b --scale paper`: the runs of Figure 9a, by their smallest score gap."""
 
-    figure: ClassVar[str] = "fig9b"
-    title: ClassVar[str] = "The selected tokens outscore their neighbours"
-    shows: ClassVar[str] = (
+    figure = "fig9b"
+    title = "The selected tokens outscore their neighbours"
+    shows = (
         "the smallest score gap between a selected token and its SVM-neighbours is negative in less than 1% of the "
         "saturated runs; those runs have a correlation above 0.99 with their direction all the same."
     )
@@ -273,15 +263,13 @@ class Figure9b(_Overparameterisation):
 class Figure10(Figure9b):
     """`tokenmargin reproduce fig10 --scale paper`: the distribution of Figure 9b, cumulated."""
 
-    figure: ClassVar[str] = "fig10"
-    title: ClassVar[str] = "Distribution of the smallest score gap, by dimension"
-    shows: ClassVar[str] = (
+    figure = "fig10"
+    title = "Distribution of the smallest score gap, by dimension"
+    shows = (
         "the distribution of the score gaps of Figure 9, all dimensions together: less than 1% of the mass lies below "
         "zero, where it has a sharp transition."
     )
-    differences: ClassVar[tuple[str, ...]] = (
-        "One curve per dimension: nearly all of the mass below zero is of the smallest.",
-    )
+    differences = ("One curve per dimension: nearly all of the mass below zero is of the smallest.",)
 
     def findings(self, runs: Table, shares: Table) -> tuple[Finding, ...]:
         judged = np.isfinite(runs["cosine"])

@@ -5,17 +5,13 @@ No single word of this corpus tells anything about the label; pairs of words dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
 from tokenmargin.experiments.tables import PAPER_A
-
-__all__ = ["Pairs"]
 
 
 @dataclass(frozen=True)
@@ -27,15 +23,16 @@ class Pairs(AbstractExperiment):
     posterior difference 0 in law, and every pair has +1 or -1.
     """
 
-    figure: ClassVar[str] = "pairs"
-    title: ClassVar[str] = "Two layers find the pairs that decide, one layer cannot"
-    source: ClassVar[str] = PAPER_A
-    seconds: ClassVar[tuple[float | None, float | None]] = (25, None)
-    needs: ClassVar[tuple[str, ...]] = ("train",)
-    shows: ClassVar[str] = (
+    figure = "pairs"
+    title = "Two layers find the pairs that decide, one layer cannot"
+    source = PAPER_A
+    seconds = (25, None)
+    needs = ("train",)
+    shows = (
         "nothing: a closing remark conjectures that with more layers the earlier ones form tuples of tokens and the "
         "later ones select among them as one layer selects among tokens."
     )
+    scales = Scales(paper={"words": 8, "others": 200, "length": 12, "texts": 4000, "seeds": (0, 1, 2)})
 
     words: int = 4  # left ones, and as many right ones
     others: int = 60
@@ -46,11 +43,6 @@ class Pairs(AbstractExperiment):
     rate: float = 1e-3
     seeds: tuple[int, ...] = (0, 1)
 
-    @classmethod
-    def paper(cls) -> Pairs:
-        """Larger, since the paper prints no setting."""
-        return cls(words=8, others=200, length=12, texts=4000, seeds=(0, 1, 2))
-
     def corpus(self, rng: np.random.Generator, texts: int) -> tuple[Array, Array, Array]:
         """Ids, labels, and the left and the right word of every text."""
         pair = rng.integers(0, self.words, (texts, 2))
@@ -60,9 +52,9 @@ class Pairs(AbstractExperiment):
         first = pair < self.words // 2
         return ids, np.where(first[:, 0] == first[:, 1], 1.0, -1.0), pair
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows, pairs = [], []
-        for k, seed in enumerate(self.seeds):
+        for seed in tracked(self.seeds, progress):
             ids, labels, _ = self.corpus(np.random.default_rng([seed, 0]), self.texts)
             held = self.corpus(np.random.default_rng([seed, 1]), 2000)
             for model in ("one-layer", "two-layer"):
@@ -70,8 +62,6 @@ class Pairs(AbstractExperiment):
                 rows.append({"model": model, "seed": seed, **row})
                 if model == "two-layer":
                     pairs.append(seen)
-            if progress is not None:
-                progress((k + 1) / len(self.seeds))
         runs: Table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         tables = {"runs": runs, "pairs": {name: np.concatenate([p[name] for p in pairs]) for name in pairs[0]}}
         return Result(self, tables, _findings(runs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import AbstractMethod, GradientDescent, NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
 from tokenmargin.experiments.tables import (
     ALIGNED,
     PAPER_B,
@@ -26,8 +26,6 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import NAMED_PROBLEMS
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["Figure1a", "Figure1b", "Figure1c", "Figure8", "PromptPaths"]
-
 KEPT_POINTS = 1000
 FLOW_POINTS = 100
 SIX_STARTS = (1.0, 0.5, 0.0, -0.5, -1.0, -1.5)
@@ -37,8 +35,9 @@ SIX_STARTS = (1.0, 0.5, 0.0, -0.5, -1.0, -1.5)
 class PromptPaths(AbstractExperiment):
     """Runs from several starts on one problem in the plane."""
 
-    source: ClassVar[str] = PAPER_B
+    source = PAPER_B
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
+    first_points: ClassVar[tuple[tuple[float, ...], ...]] = tuple((0.0, y, 0.0) for y in SIX_STARTS)
     hyperplane: ClassVar[bool] = False  # whether the figure shows the hyperplane that separates the selected tokens
     followed: ClassVar[bool] = True  # whether gradient flow is followed from every start, too
 
@@ -51,7 +50,7 @@ class PromptPaths(AbstractExperiment):
 
     def starts(self) -> Float[Array, "S D"]:
         """First points, one row each."""
-        raise AssertionError("each figure gives its starts")
+        return np.array(self.first_points)
 
     def method(self) -> AbstractMethod:
         """How it is trained."""
@@ -61,11 +60,11 @@ class PromptPaths(AbstractExperiment):
         """The certified directions to draw."""
         return direction_table(problem, self.directions, levels=self.hyperplane)
 
+    @abc.abstractmethod
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         """What the figure claims, measured."""
-        raise AssertionError("each figure gives its findings")
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         problem, starts = self.problem(), self.starts()
         path = evolve(
             PromptObjective(problem),
@@ -147,17 +146,14 @@ def _rises_from(paths: Table) -> float:
 class Figure1a(PromptPaths):
     """`tokenmargin reproduce fig1a`: about 0.7 s; every start at cosine 0.9997 or more with the GMM."""
 
-    figure: ClassVar[str] = "fig1a"
-    title: ClassVar[str] = "Equal scores among the others: every start reaches the global direction (Theorem 2)"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.7, 0.7)
-    shows: ClassVar[str] = (
+    figure = "fig1a"
+    title = "Equal scores among the others: every start reaches the global direction (Theorem 2)"
+    seconds = (0.7, 0.7)
+    shows = (
         "one input of three tokens, the two that are not optimal with equal scores: from six starts p turns to the "
         "direction of the max-margin solution of the optimal token, the GMM. No numbers are printed."
     )
-    directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0,)),)
-
-    def starts(self) -> Float[Array, "S D"]:
-        return np.array([(0.0, y, 0.0) for y in SIX_STARTS])
+    directions = (("GMM", (0,)),)
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         return (
@@ -177,22 +173,19 @@ class Figure1a(PromptPaths):
 class Figure1b(PromptPaths):
     """`tokenmargin reproduce fig1b`: about 0.7 s; four starts reach the GMM, two the LMM, all at cosine 0.9999."""
 
-    figure: ClassVar[str] = "fig1b"
-    title: ClassVar[str] = "Unequal scores: some starts reach a locally optimal direction (Theorem 3)"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.7, 0.7)
-    shows: ClassVar[str] = (
+    figure = "fig1b"
+    title = "Unequal scores: some starts reach a locally optimal direction (Theorem 3)"
+    seconds = (0.7, 0.7)
+    shows = (
         "the same tokens with unequal scores: some of the six starts turn to the GMM, others to the max-margin "
         "direction of a token that is only locally optimal, the LMM. No numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "Gradients are summed in pairs in the log domain. The textbook form loses the direction to cancellation once "
         "the softmax saturates: after 1000 normalised steps it leaves four of the six runs at a cosine of 0.55 to 0.57 "
         "with the limit of what they select and two at 0.98, and none near another limit (a test repeats it).",
     )
-    directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0,)), ("LMM", (1,)))
-
-    def starts(self) -> Float[Array, "S D"]:
-        return np.array([(0.0, y, 0.0) for y in SIX_STARTS])
+    directions = (("GMM", (0,)), ("LMM", (1,)))
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         return (
@@ -210,18 +203,16 @@ class Figure1b(PromptPaths):
 class Figure1c(PromptPaths):
     """`tokenmargin reproduce fig1c`: about 0.7 s; every start at cosine 0.9997 or more with the GMM."""
 
-    figure: ClassVar[str] = "fig1c"
-    title: ClassVar[str] = "Three inputs, one separating direction"
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.7, 0.7)
-    shows: ClassVar[str] = (
+    figure = "fig1c"
+    title = "Three inputs, one separating direction"
+    seconds = (0.7, 0.7)
+    shows = (
         "three inputs of seven tokens: from six starts p turns to the one max-margin direction that separates the "
         "optimal token of every input from its others. No numbers are printed."
     )
-    directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0, 0, 0)),)
-    hyperplane: ClassVar[bool] = True
-
-    def starts(self) -> Float[Array, "S D"]:
-        return np.array([(x, 0.0, 0.0) for x in SIX_STARTS])
+    directions = (("GMM", (0, 0, 0)),)
+    first_points = tuple((x, 0.0, 0.0) for x in SIX_STARTS)
+    hyperplane = True
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         return (
@@ -241,22 +232,20 @@ class Figure1c(PromptPaths):
 class Figure8(PromptPaths):
     """`tokenmargin reproduce fig8`: about 4 s; two starts of plain gradient descent, two limits."""
 
-    figure: ClassVar[str] = "fig8"
-    title: ClassVar[str] = "Two inputs: gradient descent from two starts reaches two limits"
-    seconds: ClassVar[tuple[float | None, float | None]] = (4, 4)
-    shows: ClassVar[str] = (
+    figure = "fig8"
+    title = "Two inputs: gradient descent from two starts reaches two limits"
+    seconds = (4, 4)
+    shows = (
         "two inputs of two tokens: gradient descent from one start turns to the GMM, from another to an LMM, so "
         "Theorem 2 needs its condition n = 1. No numbers are printed."
     )
-    directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = (("GMM", (0, 0)), ("LMM", (0, 1)))
+    directions = (("GMM", (0, 0)), ("LMM", (0, 1)))
+    first_points = ((0.0, 3.0), (3.0, 0.0))
 
     steps: int = 40_000
     # The printed 1 / L_p of (24) is 0.0163 here; 1 / objective.smoothness(), from the line before it in the proof of
     # Lemma 6 and all that the descent needs, is 0.1905.
     step: float = 0.05
-
-    def starts(self) -> Float[Array, "S D"]:
-        return np.array([(0.0, 3.0), (3.0, 0.0)])
 
     def method(self) -> AbstractMethod:
         return GradientDescent(self.step)

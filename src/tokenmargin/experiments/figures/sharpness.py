@@ -6,19 +6,15 @@ same, and the smallest one at which the conclusion holds can be looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, tracked
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.theory import EmbeddingInstance
 from tokenmargin.theory.limits import follow
 from tokenmargin.theory.settings import enough_dimensions
-
-__all__ = ["FirstStepError", "Theorem5Sharpness"]
 
 ALIGNED = 1e-3  # radians; 1 - cosine = 5e-7
 
@@ -31,12 +27,13 @@ class Theorem5Sharpness(AbstractExperiment):
     draws, each with a corpus of its own. Expected: tens of dimensions where the theorem asks for 10^44 and more.
     """
 
-    figure: ClassVar[str] = "theorem5-sharpness"
-    source: ClassVar[str] = PAPER_A
-    title: ClassVar[str] = "The dimension Theorem 5 needs, against the one it asks for"
-    shows: ClassVar[str] = "a sufficient dimension, 10^44 and more for the smallest corpora; this study is our own."
-    seconds: ClassVar[tuple[float | None, float | None]] = (70, 360)
-    shown_tables: ClassVar[tuple[str, ...]] = ("sharpness",)
+    figure = "theorem5-sharpness"
+    source = PAPER_A
+    title = "The dimension Theorem 5 needs, against the one it asks for"
+    shows = "a sufficient dimension, 10^44 and more for the smallest corpora; this study is our own."
+    seconds = (70, 360)
+    shown_tables = ("sharpness",)
+    scales = Scales(quick={"sizes": ((2, 2), (4, 2)), "steps": (1.0,), "draws": 20})
 
     sizes: tuple[tuple[int, int], ...] = ((2, 2), (4, 3), (8, 4))
     steps: tuple[float, ...] = (1.0, 0.1, 0.01)  # as shares of 4 n^2 T^2
@@ -45,18 +42,10 @@ class Theorem5Sharpness(AbstractExperiment):
     norm: float = 1e5
     largest: int = 1 << 14
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(sizes=((2, 2), (4, 2)), steps=(1.0,), draws=20)
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
         cells = [(n, T, part) for n, T in self.sizes for part in self.steps]
-        for done, (n, T, part) in enumerate(cells):
+        for n, T, part in tracked(cells, progress):
             eta = part * 4 * n**2 * T**2
             d = 1
             while d < self.largest and self._share(n, T, eta, d) < self.share:
@@ -74,8 +63,6 @@ class Theorem5Sharpness(AbstractExperiment):
                     "held_at_asked": self._share(n, T, eta, asked),
                 }
             )
-            if progress is not None:
-                progress((done + 1) / len(cells))
         table = columns(rows)
         within = table["share_of_4n2T2"] >= 1
         return Result(
@@ -124,27 +111,20 @@ class FirstStepError(AbstractExperiment):
     `11 eta_0 d^(-1/4)`.
     """
 
-    figure: ClassVar[str] = "first-step-error"
-    source: ClassVar[str] = PAPER_A
-    title: ClassVar[str] = "Error of the first step's decomposition against the bound (6)"
-    shows: ClassVar[str] = "the bound 11 eta_0 d^(-1/4) on the error of the first step; this study of it is our own."
-    seconds: ClassVar[tuple[float | None, float | None]] = (0.6, None)
+    figure = "first-step-error"
+    source = PAPER_A
+    title = "Error of the first step's decomposition against the bound (6)"
+    shows = "the bound 11 eta_0 d^(-1/4) on the error of the first step; this study of it is our own."
+    seconds = (0.6, None)
+    scales = Scales(quick={"draws": 30})
 
     sizes: tuple[tuple[int, int], ...] = ((2, 2), (4, 3), (8, 4), (16, 16))
     decades: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 20, 30, 40, 50, 60)
     draws: int = 100
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(draws=30)
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls()
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
-        for done, (n, T) in enumerate(self.sizes):
+        for n, T in tracked(self.sizes, progress):
             for decade in self.decades:
                 x = EmbeddingInstance.of(n, T, dimension=10**decade, draws=self.draws)
                 # The error is proportional to eta_0, so it is given per unit of it.
@@ -159,8 +139,6 @@ class FirstStepError(AbstractExperiment):
                         "bound": x.steps[0].bound(x.dimension) / x.step,
                     }
                 )
-            if progress is not None:
-                progress((done + 1) / len(self.sizes))
         table = columns(rows)
         exponents = [
             float(np.polyfit(np.log(table["d"][here]), np.log(table["median"][here]), 1)[0])

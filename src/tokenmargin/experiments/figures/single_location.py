@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales
 from tokenmargin.objective.single_location import Overlaps, SingleLocation, overlaps
-
-__all__ = ["SingleLocationCurves"]
 
 SLOWING = 1e-4  # of the steepness, per step: lambda_t = lambda_0 / (1 + 1e-4 t)
 
@@ -41,23 +39,22 @@ SETTINGS = (
 class SingleLocationCurves(AbstractExperiment):
     """`tokenmargin reproduce single-location`: excess risk and alignment along projected descent, d = 400, L = 10."""
 
-    figure: ClassVar[str] = "single-location"
-    source: ClassVar[str] = "Attention layers provably solve single-location regression"
-    title: ClassVar[str] = "One token decides a real label: training finds where it stands and what it says"
-    shows: ClassVar[str] = (
+    figure = "single-location"
+    source = "Attention layers provably solve single-location regression"
+    title = "One token decides a real label: training finds where it stands and what it says"
+    shows = (
         "projected gradient descent on the population risk, 30 starts each: on the invariant manifold; on the sphere "
         "with a steepness of 0.9 and of 0.1; on the sphere with a steepness that falls from 1. Drawn are the excess "
         "risk, |kappa| and |nu| (alignment with the two directions to be found), and the distance to the manifold. No "
         "numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "our own random starts: the public code draws its own with jax",
         "any dimension is followed in four coordinates that hold all inner products",
         "the stochastic run of the public code is left out",
     )
-    curves: ClassVar[Curves | None] = Curves(
-        "curves", "step", ("excess_risk",), by="setting", y_label="mean excess risk", log="y"
-    )
+    curves = Curves("curves", "step", ("excess_risk",), by="setting", y_label="mean excess risk", log="y")
+    scales = Scales(paper={"longest": 120_000})
 
     d: int = 400
     L: int = 10
@@ -66,11 +63,7 @@ class SingleLocationCurves(AbstractExperiment):
     """Steps of a setting that are followed, at most."""
     seed: int = 0
 
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(longest=120_000)
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         law = SingleLocation(self.d, self.L)
         lengths = [min(setting.steps, self.longest) for setting in SETTINGS]
         rows: list[tuple[object, ...]] = []

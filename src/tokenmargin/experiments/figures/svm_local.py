@@ -7,17 +7,17 @@ trained twice from the same starts: by those settings, and without any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve, evolve_many, flow
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
@@ -26,8 +26,6 @@ from tokenmargin.objective.many_factored import ManyFactored
 from tokenmargin.problem.svm_data import svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import saturation, select
-
-__all__ = ["SvmKQ", "SvmW"]
 
 EPS = float(np.finfo(float).eps)
 KEPT = 20  # points of each run that are looked at
@@ -39,9 +37,10 @@ Points = Float[Array, "kept problems D_keys"]
 class _Local(AbstractExperiment):
     """Six inputs of eight unit tokens in ten dimensions, a query for each; normalised descent with step 0.1."""
 
-    source: ClassVar[str] = PAPER_C
-    shown_tables: ClassVar[tuple[str, ...]] = ("means",)
-    curves: ClassVar[Curves | None] = Curves("means", "step", ("frobenius", "nuclear"), by="settings", x_label="step")
+    source = PAPER_C
+    shown_tables = ("means",)
+    curves = Curves("means", "step", ("frobenius", "nuclear"), by="settings", x_label="step")
+    scales = Scales(quick={"runs": 10, "followed": 1})
 
     runs: int = 100
     steps: int = 2000
@@ -51,10 +50,6 @@ class _Local(AbstractExperiment):
     d: int = 10
     start_seed: int = 0
     followed: int = 2
-
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(runs=10, followed=1)
 
     @cached_property
     def problems(self) -> list[TokenProblem]:
@@ -66,23 +61,23 @@ class _Local(AbstractExperiment):
         rng = np.random.default_rng(self.start_seed)
         return rng.uniform(-1, 1, (self.runs, numbers)) / np.sqrt(self.d)
 
+    @abc.abstractmethod
     def train(self, settings: Settings) -> Points:
         """W of every run at equal distances along the training."""
-        raise AssertionError("each experiment trains its own parameters")
 
+    @abc.abstractmethod
     def follow(self) -> Table:
         """Gradient flow of the first runs, far out."""
-        raise AssertionError("each experiment follows its own flow")
 
+    @abc.abstractmethod
     def findings(self, runs: Table) -> tuple[Finding, ...]:
         """What is claimed of the runs, measured."""
-        raise AssertionError("each experiment gives its findings")
 
+    @abc.abstractmethod
     def flow_findings(self, flows: Table) -> tuple[Finding, ...]:
         """What is claimed of the flows, measured."""
-        raise AssertionError("each experiment gives its findings")
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         tell = progress if progress is not None else lambda _share: None
         rows, means, known = [], [], _Known(self.problems)
         for k, settings in enumerate(("printed", "ours")):
@@ -166,14 +161,14 @@ def _mean(runs: Table, settings: Settings, column: str) -> float:
 class SvmW(_Local):
     """`tokenmargin reproduce svm-w --scale paper`: W to the direction of least Frobenius norm, 100 seeds."""
 
-    figure: ClassVar[str] = "svm-w"
-    seconds: ClassVar[tuple[float | None, float | None]] = (1.1, None)
-    title: ClassVar[str] = "Training W selects tokens by the margin in the Frobenius norm"
-    shows: ClassVar[str] = (
+    figure = "svm-w"
+    seconds = (1.1, None)
+    title = "Training W selects tokens by the margin in the Frobenius norm"
+    shows = (
         "softmax weights rise to one, and the correlation of W with the max-margin direction of the selected tokens in "
         "the Frobenius norm approaches one, averaged over 100 random problems. No numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The data are those of its seeds; its starts are not seeded, ours are drawn by the same law.",
         "Printed settings divide by |gradient| + eps; ours by |gradient|.",
     )
@@ -231,14 +226,14 @@ class SvmW(_Local):
 class SvmKQ(_Local):
     """`tokenmargin reproduce svm-kq --scale paper`: K and Q to the least nuclear norm, 100 seeds."""
 
-    figure: ClassVar[str] = "svm-kq"
-    seconds: ClassVar[tuple[float | None, float | None]] = (3.5, None)
-    title: ClassVar[str] = "Training K and Q selects tokens by the margin in the nuclear norm"
-    shows: ClassVar[str] = (
+    figure = "svm-kq"
+    seconds = (3.5, None)
+    title = "Training K and Q selects tokens by the margin in the nuclear norm"
+    shows = (
         "softmax weights rise to one, and the correlation of K Q' with the max-margin direction of the selected tokens "
         "in the nuclear norm approaches one, averaged over 100 random problems. No numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The data are those of its seeds; its starts are not seeded, ours are drawn by the same law.",
         "Printed settings divide each gradient by its length + eps, and add eps (|K|^2 + |Q|^2) to the loss; ours do "
         "neither.",

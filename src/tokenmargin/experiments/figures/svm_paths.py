@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, tracked
 from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
@@ -19,8 +17,6 @@ from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.svm_data import svm_path_data
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
-
-__all__ = ["SvmPaths"]
 
 SEEDS = (1, 3)
 NORMS = {"W": "l2", "KQ": "nuclear"}
@@ -30,22 +26,22 @@ NORMS = {"W": "l2", "KQ": "nuclear"}
 class SvmPaths(AbstractExperiment):
     """`tokenmargin reproduce svm-paths`: about 1 s; from zero W and (K, Q) go to the global directions."""
 
-    figure: ClassVar[str] = "svm-paths"
-    source: ClassVar[str] = PAPER_C
-    title: ClassVar[str] = "From zero, W and (K, Q) select the optimal tokens"
-    shows: ClassVar[str] = (
+    figure = "svm-paths"
+    source = PAPER_C
+    title = "From zero, W and (K, Q) select the optimal tokens"
+    shows = (
         "two problems in the plane, two inputs of three and of five tokens: the paths of W z_i approach the lines of "
         "the global max-margin directions, in the Frobenius norm for W and the nuclear norm for (K, Q). No numbers are "
         "printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The data are those of its seeds 1 and 3. W and Q start at zero; its K is drawn without a seed, ours by the "
         "same law (normal, 0.1). Without its guard and its penalty.",
         "Drawn is one minus the correlation with the certified direction, not the plane.",
     )
-    seconds: ClassVar[tuple[float | None, float | None]] = (1, 1)
-    shown_tables: ClassVar[tuple[str, ...]] = ("ends",)
-    curves: ClassVar[Curves | None] = Curves(
+    seconds = (1, 1)
+    shown_tables = ("ends",)
+    curves = Curves(
         "along", "step", ("error",), by="run", y_label="1 - correlation with its global direction", log="xy"
     )
 
@@ -53,9 +49,9 @@ class SvmPaths(AbstractExperiment):
     step: float = 0.1
     start_seed: int = 0
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         ends, along = [], []
-        for k, (seed, trained) in enumerate((seed, trained) for seed in SEEDS for trained in NORMS):
+        for seed, trained in tracked([(seed, trained) for seed in SEEDS for trained in NORMS], progress):
             problem = svm_path_data(seed)
             points = self._train(problem, trained)
             direction = max_margin(problem, problem.scores.argmax(axis=1), norm=NORMS[trained])
@@ -68,8 +64,6 @@ class SvmPaths(AbstractExperiment):
             ends.append({"seed": seed, "trained": trained, "norm": np.linalg.norm(W), "correlation": cosines[-1],
                          "optimal": bool((chosen == problem.scores.argmax(axis=1)).all()),
                          "certified": direction.is_optimal})  # fmt: skip
-            if progress is not None:
-                progress((k + 1) / (len(SEEDS) * len(NORMS)))
         return Result(self, {"along": columns(along), "ends": columns(ends)}, self._findings(ends))
 
     def _train(self, problem: TokenProblem, trained: str) -> Float[Array, "kept D_keys"]:

@@ -9,24 +9,20 @@ near 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FlowSettings, flow
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result
 from tokenmargin.experiments.tables import columns
 from tokenmargin.margin import MarginSolution, max_margin
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.svm_data import svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["KQRate", "dual_singular_values"]
 
 
 def dual_singular_values(problem: TokenProblem, selected: Array, solution: MarginSolution) -> Float[Array, " k"]:
@@ -40,13 +36,13 @@ def dual_singular_values(problem: TokenProblem, selected: Array, solution: Margi
 class KQRate(AbstractExperiment):
     """`tokenmargin reproduce kq-rate`: singular values of Q K' along gradient flow, and their exponents."""
 
-    figure: ClassVar[str] = "kq-rate"
-    source: ClassVar[str] = "a study of our own, on the data of Transformers as Support Vector Machines"
-    title: ClassVar[str] = "K and Q forget a singular value by a power of their norm"
-    shows: ClassVar[str] = "nothing; the exponent and its reason are ours."
-    seconds: ClassVar[tuple[float | None, float | None]] = (6, 6)
-    shown_tables: ClassVar[tuple[str, ...]] = ("exponents",)
-    curves: ClassVar[Curves | None] = Curves(
+    figure = "kq-rate"
+    source = "a study of our own, on the data of Transformers as Support Vector Machines"
+    title = "K and Q forget a singular value by a power of their norm"
+    shows = "nothing; the exponent and its reason are ours."
+    seconds = (6, 6)
+    shown_tables = ("exponents",)
+    curves = Curves(
         "spectrum",
         "norm",
         ("share",),
@@ -61,7 +57,7 @@ class KQRate(AbstractExperiment):
     start_scale: float = 0.1
     norm: float = 1e4
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         problem = svm_problem(self.seed)
         objective = FactoredObjective(problem, rank=self.rank)
         tell = None if progress is None else lambda at: progress(min(at / self.norm, 1.0))

@@ -6,24 +6,30 @@ W_mm is the max-margin direction with the kept tokens tied, and W_fin gives thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import ClassVar, Self
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Result, Table
+from tokenmargin.experiments.experiment import (
+    AbstractExperiment,
+    Curves,
+    Finding,
+    Progress,
+    Result,
+    Scales,
+    Table,
+    tracked,
+)
 from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import class_margin, max_margin
-from tokenmargin.objective.attention import LogisticLoss, attend, descent_weights
+from tokenmargin.objective.forward import attend, descent_weights
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
 from tokenmargin.problem.svm_data import ReluData, svm_relu_data
 from tokenmargin.problem.token_problem import TokenProblem
-
-__all__ = ["SvmTokens"]
 
 LOST, KEPT = 1e-6, 1e-3  # weights at most the first are zero, above the second are kept; a run with others is left out
 CLOSED = 1e-2  # an output below this is at the minimum of the rectified units, 0, up to the step's zigzag
@@ -35,16 +41,16 @@ DIRECTIONS = ("equivalent", "direction", "single")
 class SvmTokens(AbstractExperiment):
     """`tokenmargin reproduce svm-tokens --scale paper`: 500 runs per dimension; W = W_fin + R W_mm."""
 
-    figure: ClassVar[str] = "svm-tokens"
-    seconds: ClassVar[tuple[float | None, float | None]] = (4.4, None)
-    source: ClassVar[str] = PAPER_C
-    title: ClassVar[str] = "With a nonlinear head W keeps several tokens: a direction and a finite part"
-    shows: ClassVar[str] = (
+    figure = "svm-tokens"
+    seconds = (4.4, None)
+    source = PAPER_C
+    title = "With a nonlinear head W keeps several tokens: a direction and a finite part"
+    shows = (
         "a layer of rectified units after attention, three inputs of four tokens, 500 problems in each of 4, 6, 8 and "
         "10 dimensions: one minus the correlation of W is smallest with W_fin + R W_mm, larger with W_mm alone, "
         "largest with the max-margin direction of single tokens. No numbers are printed."
     )
-    differences: ClassVar[tuple[str, ...]] = (
+    differences = (
         "The data are those of its seeds from 1 on, runs are left out by its rules (all labels positive, a weight "
         "between 1e-6 and 1e-3, no weight below, no max-margin direction); its starts are not seeded, ours are drawn "
         "by the same law.",
@@ -54,8 +60,9 @@ class SvmTokens(AbstractExperiment):
         "least value, 0, and the gradient none. Nothing then drives its other tokens away, and W need not turn to "
         "W_mm; such runs are most of the error.",
     )
-    shown_tables: ClassVar[tuple[str, ...]] = ("means",)
-    curves: ClassVar[Curves | None] = Curves("means", "d", DIRECTIONS, by="settings", x_label="dimension", log="y")
+    shown_tables = ("means",)
+    curves = Curves("means", "d", DIRECTIONS, by="settings", x_label="dimension", log="y")
+    scales = Scales(quick={"dimensions": (4, 6), "runs": 10})
 
     dimensions: tuple[int, ...] = (4, 6, 8, 10)
     runs: int = 500
@@ -65,16 +72,10 @@ class SvmTokens(AbstractExperiment):
     T: int = 4
     start_seed: int = 0
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls(dimensions=(4, 6), runs=10)
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
-        for k, d in enumerate(self.dimensions):
+        for d in tracked(self.dimensions, progress):
             rows += self._runs(d)
-            if progress is not None:
-                progress((k + 1) / len(self.dimensions))
         runs = columns(rows)
         means = columns([_means(runs, settings, d) for settings in GUARDS for d in self.dimensions])
         return Result(self, {"means": means, "runs": runs}, self._findings(means, runs))

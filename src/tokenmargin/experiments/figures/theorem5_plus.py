@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
 
 import numpy as np
 
 from tokenmargin.dynamics import flow
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.margin import limit_direction
 from tokenmargin.objective.attention import PromptObjective
@@ -21,43 +19,32 @@ from tokenmargin.theory import EmbeddingInstance
 from tokenmargin.theory.results.first_step import sharp_dimension
 from tokenmargin.theory.results.sublevel import Sublevel
 
-__all__ = ["Theorem5Plus"]
-
 NORMS = 10.0 ** np.arange(0.5, 5.01, 0.25)  # in units of |p^|
 
 
 @dataclass(frozen=True)
 class Theorem5Plus(AbstractExperiment):
     """`tokenmargin reproduce theorem5-plus`: about 20 s; every flow from below the level goes to the best tokens.
+    scales = Scales(paper={"corpora": 20, "problems": 100})
 
     Left: 1 - cosine with the max-margin direction of the important tokens along the flow, on corpora with unequal
     frequencies after their first step, and the bound of the proof. Right: random problems from random starts, by the
     risk at the start over the level. Expected: below 1 every start reaches the direction of the best tokens.
     """
 
-    figure: ClassVar[str] = "theorem5-plus"
-    source: ClassVar[str] = f"A result of our own (docs/results/theorem5-plus.md) on {PAPER_A}"
-    title: ClassVar[str] = "Below a level of the risk every flow goes to the max-margin direction of the best tokens"
-    shows: ClassVar[str] = (
-        "a limit direction that is assumed to exist (Theorem 5), selecting only important tokens if mu > 0."
-    )
-    seconds: ClassVar[tuple[float | None, float | None]] = (20, 120)
-    shown_tables: ClassVar[tuple[str, ...]] = ("starts",)
+    figure = "theorem5-plus"
+    source = f"A result of our own (docs/results/theorem5-plus.md) on {PAPER_A}"
+    title = "Below a level of the risk every flow goes to the max-margin direction of the best tokens"
+    shows = "a limit direction that is assumed to exist (Theorem 5), selecting only important tokens if mu > 0."
+    seconds = (20, 120)
+    shown_tables = ("starts",)
 
     corpora: int = 4
     problems: int = 12
     starts: int = 6
     seed: int = 0
 
-    @classmethod
-    def quick(cls) -> Self:
-        return cls()
-
-    @classmethod
-    def paper(cls) -> Self:
-        return cls(corpora=20, problems=100)
-
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         curves = [row for seed in range(self.corpora) for row in _curve(seed)]
         rng = np.random.default_rng(self.seed)
         starts: list[dict[str, object]] = []

@@ -7,10 +7,11 @@ its checkpoints, so the second figure finds it there, and one that was killed go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import abc
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -18,15 +19,13 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import json_digest
 from tokenmargin._statistics import spearman
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.provenance import code_digest
 from tokenmargin.experiments.tables import PAPER_B, columns
 
 if TYPE_CHECKING:
     from tokenmargin.data.images import ImageSet
     from tokenmargin.training.vision.learner import VisionConfig
-
-__all__ = ["Figure6", "Figure7", "VisionAttention", "correlation_interval", "vision_tables"]
 
 SHOWN_EPOCHS = 6
 
@@ -35,15 +34,16 @@ SHOWN_EPOCHS = 6
 class VisionAttention(AbstractExperiment):
     """Train from scratch on CIFAR-10, and look at the attention of [CLS] in the last layer after every epoch."""
 
-    source: ClassVar[str] = PAPER_B
-    needs: ClassVar[tuple[str, ...]] = ("train",)
-    seconds: ClassVar[tuple[float | None, float | None]] = (190, None)
-    differences: ClassVar[tuple[str, ...]] = (
+    source = PAPER_B
+    needs = ("train",)
+    seconds = (190, None)
+    differences = (
         "The optimiser, batch size, augmentation and weight decay are not stated: AdamW, batches of 250, random shifts "
         "and mirroring, 0.01; a warm-up comes before the fixed rate, and gradients are cut at norm 1.",
         "Sparsity is of the attention on the patches, made to sum to one; the weight of [CLS] on itself is left out.",
         "W is the product of the last layer's query and key weights with all heads together; each head is in a table.",
     )
+    scales = Scales(short={"epochs": 24, "rate": 5e-4, "warmup": 2.0})
 
     size: Literal["nano", "tiny", "small", "base"] = "base"
     patch: int = 2
@@ -68,11 +68,6 @@ class VisionAttention(AbstractExperiment):
             substitute=True,
         )  # fmt: skip
 
-    @classmethod
-    def short(cls) -> Self:
-        """ViT-base for a few epochs, at a rate that trains it in so few: nine minutes of one H200."""
-        return cls(epochs=24, rate=5e-4, warmup=2.0)
-
     def config(self) -> VisionConfig:
         """The settings of the trainer: bfloat16 on a GPU, float32 elsewhere."""
         from tokenmargin.training.vision.learner import VisionConfig
@@ -86,15 +81,15 @@ class VisionAttention(AbstractExperiment):
 
         return image_inputs()
 
-    def run(self, progress: Callable[[float], None] | None = None) -> Result:
+    def run(self, progress: Progress = None) -> Result:
         from tokenmargin.data.images import find_images
-        from tokenmargin.training.epochs import Progress
+        from tokenmargin.training import epochs
         from tokenmargin.training.vision.observed_training import VisionJob, run_job
 
         found = find_images(substitute=self.substitute).limited(training=self.images, test=self.test_images)
         device = self._device()
 
-        def report(now: Progress) -> None:
+        def report(now: epochs.Progress) -> None:
             if progress is not None:
                 progress(min(now.step / now.steps, 1.0))
 
@@ -116,9 +111,9 @@ class VisionAttention(AbstractExperiment):
             return Result(self, tables, tuple(f.unjudged() for f in findings), notes, stand_in=STAND_IN)
         return Result(self, tables, findings, notes)
 
+    @abc.abstractmethod
     def findings(self, tables: Mapping[str, Table], record: Mapping[str, Any]) -> tuple[Finding, ...]:
         """What the figure claims, measured."""
-        raise AssertionError("each figure gives its findings")
 
     def _device(self) -> str:
         from tokenmargin.training.device import choose_device
@@ -141,9 +136,9 @@ STAND_IN = "generated images standing in for CIFAR-10"
 class Figure6(VisionAttention):
     """`tokenmargin reproduce fig6`: about 190 s; attention maps of [CLS] by epoch, dense at first, then sparse."""
 
-    figure: ClassVar[str] = "fig6"
-    title: ClassVar[str] = "Where [CLS] attends: average over the heads of the last layer, by epoch"
-    shows: ClassVar[str] = (
+    figure = "fig6"
+    title = "Where [CLS] attends: average over the heads of the last layer, by epoch"
+    shows = (
         "the attention weights of [CLS] on the 16 x 16 patches of a few images, averaged over 12 heads: spread out at "
         "first, on few patches later. No numbers are printed."
     )
@@ -167,13 +162,13 @@ class Figure6(VisionAttention):
 class Figure7(VisionAttention):
     """`tokenmargin reproduce fig7`: about 190 s; sparsity of attention and norm of the key-query product by epoch."""
 
-    figure: ClassVar[str] = "fig7"
-    title: ClassVar[str] = "Attention grows sparser as the key-query weights grow"
-    shows: ClassVar[str] = (
+    figure = "fig7"
+    title = "Attention grows sparser as the key-query weights grow"
+    shows = (
         "over 400 epochs, the sparsity level of the average attention map falls while the Frobenius norm of the last "
         "layer's key-query product grows. No numbers are printed."
     )
-    shown_tables: ClassVar[tuple[str, ...]] = ("correlations",)
+    shown_tables = ("correlations",)
 
     def findings(self, tables: Mapping[str, Table], record: Mapping[str, Any]) -> tuple[Finding, ...]:
         curves, found = tables["curves"], tables["correlations"]

@@ -12,8 +12,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "RESIDUAL", "printed_constraints"]
-
 RESIDUAL = 1e-9
 """Certified solutions have residuals of at most 1e-10; a margin read off one is right to a few times that."""
 SAME_VECTOR = 1e-7
@@ -196,98 +194,48 @@ def _any_selection() -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma3",
-        lemma3,
-        "bounded",
-        about="the max-margin class has one solution",
-        example=_any_selection,
-        unconditional="Any p_o will do. One that ties all tokens has the solution 0: unique, but without a direction.",
-    ),
-    Claim(
-        "A.equation18",
-        without_the_class,
-        "bounded",
-        about="(9) written without the class: (18)",
+    Claim("A.lemma3", lemma3, "bounded", about="the max-margin class has one solution", example=_any_selection,
+        unconditional="Any p_o will do. One that ties all tokens has the solution 0: unique, but without a direction."),
+    Claim("A.equation18", without_the_class, "bounded", about="(9) written without the class: (18)",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
         refutation=lambda: EmbeddingInstance.of(4, 3, equal=False, selection="tied", seed=1),
         unconditional="Printed of any selection; A.equation18-without-ties has the condition it needs.",
         note=(
             "(18) does not ask that tokens selected together have equal logits, as p in the class of p_o has. Where a "
             "p that puts one of them ahead is shorter, the solution of (18) is outside the class."
-        ),
-    ),
-    Claim(
-        "A.equation18-without-ties",
-        without_ties,
-        "bounded",
-        about="... where each sequence selects one token",
+        )),
+    Claim("A.equation18-without-ties", without_ties, "bounded", about="... where each sequence selects one token",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=30, step=20.0, draws=20),
-        outside=(lambda: EmbeddingInstance.of(4, 3, equal=False, selection="tied", seed=1),),
-    ),
-    Claim(
-        "A.lemma3-solvable",
-        solvable,
-        "exact",
-        about="M p = 1 is solvable for d > |S| + 2",
+        outside=(lambda: EmbeddingInstance.of(4, 3, equal=False, selection="tied", seed=1),)),
+    Claim("A.lemma3-solvable", solvable, "exact", about="M p = 1 is solvable for d > |S| + 2",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important", draws=5),
-        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=2, selection="important"),),
-        refutation=_torn_tokens,
+        outside=(lambda: EmbeddingInstance.of(4, 3, dimension=2, selection="important"),), refutation=_torn_tokens,
         note=(
             "Part of the proof of Lemma 3. A token that is selected in one sequence and passed over in another would "
             "need the logits 1 and 0: a ahead of b, b of c and a of c by 1 each is impossible (residual 1/3)."
-        ),
-    ),
-    Claim(
-        "A.lemma3-solvable-repaired",
-        solvable_repaired,
-        "exact",
+        )),
+    Claim("A.lemma3-solvable-repaired", solvable_repaired, "exact",
         about="... if no token is both selected and passed over",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important", draws=5),
         outside=(lambda: EmbeddingInstance.of(4, 3, dimension=2, selection="important"), _torn_tokens),
-        note="So it is where only important tokens are selected, the selection of Lemma 19.",
-    ),
-    Claim(
-        "A.lemma3-closed-form",
-        closed_form,
-        "bounded",
-        about="the solution is M^+ 1, where M p = 1 is solvable",
+        note="So it is where only important tokens are selected, the selection of Lemma 19."),
+    Claim("A.lemma3-closed-form", closed_form, "bounded", about="the solution is M^+ 1, where M p = 1 is solvable",
         example=lambda: EmbeddingInstance.of(2, 2, selection="important"),
         outside=(lambda: EmbeddingInstance.of(4, 3, dimension=5, selection="important"),),
         refutation=lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
         note=(
             "Part of the proof of Lemma 3. A KKT point also needs multipliers (M M')^+ 1 >= 0; where one is negative, "
             "its constraint is slack and M^+ 1 is too long."
-        ),
-    ),
-    Claim(
-        "A.lemma3-closed-form-with-signs",
-        closed_form_with_signs,
-        "bounded",
+        )),
+    Claim("A.lemma3-closed-form-with-signs", closed_form_with_signs, "bounded",
         about="... and the multipliers are not negative",
         example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
-        outside=(
-            lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"),
-            _torn_tokens,
-        ),
-        note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary.",
-    ),
-    Claim(
-        "A.lemma20",
-        lemma20,
-        "bounded",
-        about="some constraint of the class is tight",
-        example=_any_selection,
+        outside=(lambda: EmbeddingInstance.of(8, 4, irrelevant=3, dimension=30, selection="important"), _torn_tokens),
+        note="The repair. With dependent rows the multipliers are not unique and the condition is not necessary."),
+    Claim("A.lemma20", lemma20, "bounded", about="some constraint of the class is tight", example=_any_selection,
         refutation=lambda: EmbeddingInstance.of(4, 3, selection="everything"),
         unconditional="Printed without a condition; A.lemma20-repaired has the one it needs.",
-        note="A selection of everything leaves no constraint to be tight; the statement needs one token not selected.",
-    ),
-    Claim(
-        "A.lemma20-repaired",
-        lemma20_repaired,
-        "bounded",
-        about="... if some token is not selected",
-        example=_any_selection,
-        outside=(lambda: EmbeddingInstance.of(4, 3, selection="everything"),),
-    ),
-)
+        note="A selection of everything leaves no constraint to be tight; the statement needs one token not selected."),
+    Claim("A.lemma20-repaired", lemma20_repaired, "bounded", about="... if some token is not selected",
+        example=_any_selection, outside=(lambda: EmbeddingInstance.of(4, 3, selection="everything"),)),
+)  # fmt: skip

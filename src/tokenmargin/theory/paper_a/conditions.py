@@ -11,21 +11,6 @@ from tokenmargin.theory.claim import Findings, Slack, above, below, equal, seen
 from tokenmargin.theory.probability import rarely
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
-__all__ = [
-    "IMPLIED",
-    "assumption4",
-    "concentrated",
-    "deviation",
-    "flat_attention",
-    "lacking",
-    "mostly",
-    "one_length",
-    "regime",
-    "selective",
-    "typical",
-    "without_subject",
-]
-
 LARGE = 20_000
 """Tokens in a corpus beyond which a broken hypothesis is answer enough: the conclusion would take hours."""
 _FLAT = "Implied by the condition for flat attention, with eta_0 >= 4 n^2 T^2 and |S| <= n T."

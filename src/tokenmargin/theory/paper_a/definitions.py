@@ -10,8 +10,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["Choices", "choices", "local_optimality", "ranked_choices"]
-
 
 class Choices(NamedTuple):
     """The positions of each sequence in three parts, and how far apart they are.

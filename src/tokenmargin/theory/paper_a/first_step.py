@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tokenmargin.dynamics import FirstStep
-from tokenmargin.objective.attention import LogisticLoss
 from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.theory.claim import Claim, Findings
 from tokenmargin.theory.paper_a.conditions import (
     concentrated,
@@ -18,8 +18,6 @@ from tokenmargin.theory.paper_a.conditions import (
     typical,
 )
 from tokenmargin.theory.settings import EmbeddingInstance
-
-__all__ = ["CLAIMS", "first_step_parts", "overlap_changes", "risk_bound"]
 
 
 def lemma2(x: EmbeddingInstance) -> Findings:
@@ -152,45 +150,19 @@ def _low(n: int, T: int) -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma2",
-        lemma2,
-        "sampled",
+    Claim("A.lemma2", lemma2, "sampled",
         about="(5), (6): the first step adds (eta_0/2) alpha_s v, up to 11 eta_0 d^(-1/4)",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
         outside=(lambda: _ragged(dimension=10**12, step=1.0),),
-        note="The measured error falls like d^(-1/2), not d^(-1/4), so the conditions on d are not seen to be needed.",
-    ),
-    Claim(
-        "A.lemma2-proof",
-        lemma2_proof,
-        "sampled",
-        about="the inequalities of D.1, one by one",
-        example=lambda: EmbeddingInstance.of(4, 3, dimension=300, step=30.0, draws=100, varied=True),
-    ),
-    Claim(
-        "A.lemma11",
-        lemma11,
-        "sampled",
-        about="lengths after the first step",
+        note="The measured error falls like d^(-1/2), not d^(-1/4), so the conditions on d are not seen to be needed."),
+    Claim("A.lemma2-proof", lemma2_proof, "sampled", about="the inequalities of D.1, one by one",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=300, step=30.0, draws=100, varied=True)),
+    Claim("A.lemma11", lemma11, "sampled", about="lengths after the first step",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100),
-        outside=(lambda: EmbeddingInstance.of(8, 4, dimension=1, step=1e-3, draws=100),),
-    ),
-    Claim(
-        "A.lemma12",
-        lemma12,
-        "sampled",
-        about="risk after the first step",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=100),
-        outside=(lambda: _low(4, 3),),
-    ),
-    Claim(
-        "A.overlap",
-        overlap,
-        "sampled",
-        about="the first step leaves <p, E_s> as it was, up to d^(-1/8)",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=100),
-        outside=(lambda: _low(8, 4),),
-        note="A remark of the paper without a number; the bound is that of Lemma 12's proof.",
-    ),
-)
+        outside=(lambda: EmbeddingInstance.of(8, 4, dimension=1, step=1e-3, draws=100),)),
+    Claim("A.lemma12", lemma12, "sampled", about="risk after the first step",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low(4, 3),)),
+    Claim("A.overlap", overlap, "sampled", about="the first step leaves <p, E_s> as it was, up to d^(-1/8)",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low(8, 4),),
+        note="A remark of the paper without a number; the bound is that of Lemma 12's proof."),
+)  # fmt: skip

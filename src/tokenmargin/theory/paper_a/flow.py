@@ -26,20 +26,6 @@ from tokenmargin.theory.paper_a.conditions import (
 )
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = [
-    "CLAIMS",
-    "MISALIGNED",
-    "OUTSIDE_THE_REGIME",
-    "in_the_regime",
-    "length_reached",
-    "limit_seen",
-    "no_longer_flat",
-    "one_token",
-    "too_small_a_step",
-    "two_important_tokens",
-    "unequal_lengths",
-]
-
 MISALIGNED = 1e-5
 """The most that a cosine may lack of 1 at the end of the flow, where the angle is still falling like 1/|p|."""
 VANISHING = -0.8
@@ -230,71 +216,30 @@ def _without(reasons: dict[str, str]) -> dict[str, str]:
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma13",
-        lemma13,
-        "sampled",
-        about="|p| grows without bound, whatever the first step",
+    Claim("A.lemma13", lemma13, "sampled", about="|p| grows without bound, whatever the first step",
         example=lambda: EmbeddingInstance.of(4, 3, varied=True, seed=2, dimension=300, step=1.0, delta=0.5, draws=6),
         outside=(one_token,),
         note=(
             "The proof takes an important token to score eta_0/(4nT), which these hypotheses do not give: at "
             "eta_0 = 1e-6 and d = 300 scores are noise. Flow grows there too, in all that was tried. With T = 1 "
             "nothing depends on p."
-        ),
-    ),
-    Claim(
-        "A.lemma14",
-        lemma14,
-        "sampled",
-        about="a limit selects the important token of every sequence",
-        example=in_the_regime,
-        outside=OUTSIDE_THE_REGIME,
-        unneeded=_without(IMPLIED),
-    ),
-    Claim(
-        "A.lemma18",
-        lemma18,
-        "sampled",
-        about="a limit is the max-margin direction of what it selects",
-        example=in_the_regime,
-        unneeded=_without(IMPLIED),
-    ),
-    Claim(
-        "A.theorem5",
-        theorem5,
-        "sampled",
-        about="flow grows, selects the important tokens, maximises their margin",
-        example=in_the_regime,
-        outside=(*OUTSIDE_THE_REGIME, one_token),
-        unneeded=IMPLIED,
-    ),
-    Claim(
-        "A.gradient-descent",
-        descent,
-        "sampled",
-        about="small steps of descent go where the flow goes",
+        )),
+    Claim("A.lemma14", lemma14, "sampled", about="a limit selects the important token of every sequence",
+        example=in_the_regime, outside=OUTSIDE_THE_REGIME, unneeded=_without(IMPLIED)),
+    Claim("A.lemma18", lemma18, "sampled", about="a limit is the max-margin direction of what it selects",
+        example=in_the_regime, unneeded=_without(IMPLIED)),
+    Claim("A.theorem5", theorem5, "sampled", about="flow grows, selects the important tokens, maximises their margin",
+        example=in_the_regime, outside=(*OUTSIDE_THE_REGIME, one_token), unneeded=IMPLIED),
+    Claim("A.gradient-descent", descent, "sampled", about="small steps of descent go where the flow goes",
         example=lambda: EmbeddingInstance.of(2, 2),
-        note="A remark of the paper. Descent moves p by the logarithm of its steps, so no limit is reached here.",
-    ),
-    Claim(
-        "A.lemma6",
-        lemma6,
-        "sampled",
-        about="a limit does not select every token",
-        example=in_the_regime,
+        note="A remark of the paper. Descent moves p by the logarithm of its steps, so no limit is reached here."),
+    Claim("A.lemma6", lemma6, "sampled", about="a limit does not select every token", example=in_the_regime,
         outside=(one_token,),
         note=(
             "Printed without hypotheses; that |p_t| grows is taken from Theorem 5 before it. Where p comes to rest, as "
             "with one token in each sequence, its direction may well tie everything."
-        ),
-    ),
-    Claim(
-        "A.one-irrelevant-token",
-        one_irrelevant,
-        "sampled",
+        )),
+    Claim("A.one-irrelevant-token", one_irrelevant, "sampled",
         about="one irrelevant token: only important ones are selected",
-        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, delta=0.5, draws=6),
-        unneeded=IMPLIED,
-    ),
-)
+        example=lambda: EmbeddingInstance.of(4, 3, irrelevant=1, delta=0.5, draws=6), unneeded=IMPLIED),
+)  # fmt: skip

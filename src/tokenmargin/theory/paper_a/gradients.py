@@ -20,8 +20,6 @@ from tokenmargin.theory.paper_a.flow import length_reached, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "printed_gradients"]
-
 ACCURACIES = (1e-1, 1e-2, 1e-3)
 """The values of eps that stand for "any eps > 0" in Lemma 9."""
 STEADY = 1e-3
@@ -175,42 +173,18 @@ def _in_forty_dimensions() -> EmbeddingInstance:
 IDENTITY = "An identity: no hypothesis."
 
 CLAIMS = (
-    Claim(
-        "A.lemma7",
-        lemma7,
-        "exact",
-        about="gradients in E_s and p; rank-two form",
-        example=_in_forty_dimensions,
-        unconditional=IDENTITY,
-    ),
-    Claim(
-        "A.lemma8",
-        lemma8,
-        "exact",
-        about="directional derivative as a sum over pairs",
-        example=_in_forty_dimensions,
-        unconditional=IDENTITY,
-    ),
-    Claim(
-        "A.lemma9",
-        lemma9,
-        "sampled",
-        about="(15) forces the limit direction",
-        example=lambda: EmbeddingInstance.of(4, 3, selection="important"),
-        outside=(one_token,),
+    Claim("A.lemma7", lemma7, "exact", about="gradients in E_s and p; rank-two form", example=_in_forty_dimensions,
+        unconditional=IDENTITY),
+    Claim("A.lemma8", lemma8, "exact", about="directional derivative as a sum over pairs",
+        example=_in_forty_dimensions, unconditional=IDENTITY),
+    Claim("A.lemma9", lemma9, "sampled", about="(15) forces the limit direction",
+        example=lambda: EmbeddingInstance.of(4, 3, selection="important"), outside=(one_token,),
         unneeded={
             "turn of p_t over the last decade, 1 - cosine": (
                 "The proof shows that the cosine with u tends to 1, so (15) gives the limit's existence too."
             )
-        },
-    ),
-    Claim(
-        "A.lemma10",
-        lemma10,
-        "exact",
-        about="softmax weights from logit gaps",
-        example=_in_forty_dimensions,
+        }),
+    Claim("A.lemma10", lemma10, "exact", about="softmax weights from logit gaps", example=_in_forty_dimensions,
         outside=(lambda: replace(_in_forty_dimensions(), selection="important"),),
-        note="The proof's last display writes q_selected for q_j; the statement is right.",
-    ),
-)
+        note="The proof's last display writes q_selected for q_j; the statement is right."),
+)  # fmt: skip

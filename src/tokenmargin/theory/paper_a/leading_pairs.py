@@ -6,13 +6,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.attention import LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, true
 from tokenmargin.theory.paper_a.definitions import Choices, local_optimality, ranked_choices
 from tokenmargin.theory.settings import EmbeddingInstance
-
-__all__ = ["CLAIMS", "Pairs", "rounding"]
 
 EPS = float(np.finfo(float).eps)
 SMALL = (1e-1, 1e-3, 1e-6)
@@ -201,11 +200,7 @@ def _parts(
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma17",
-        lemma17,
-        "exact",
-        about="leading pairs of the gradient at large norm, ties included",
+    Claim("A.lemma17", lemma17, "exact", about="leading pairs of the gradient at large norm, ties included",
         example=lambda: EmbeddingInstance.of(6, 4, varied=True, seed=9),
         outside=(lambda: EmbeddingInstance.of(6, 4, varied=True, seed=9, selection="everything"),),
         unneeded={
@@ -219,6 +214,5 @@ CLAIMS = (
         note=(
             "The sums over i in S_X run over positions. Read with the least pairwise lead instead of the sum of "
             "Definition 16, the lemma would say nothing of ties."
-        ),
-    ),
-)
+        )),
+)  # fmt: skip

@@ -24,8 +24,6 @@ from tokenmargin.theory.paper_a.conditions import (
 )
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "balanced_flow", "from_orthogonal", "length", "nearly_orthogonal"]
-
 
 def length(solution: MarginSolution) -> float:
     """`|p^|`: infinite where there is no solution."""
@@ -192,42 +190,19 @@ def _unbalanced() -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma21",
-        lemma21,
-        "sampled",
-        about="|p^| <= 4n",
+    Claim("A.lemma21", lemma21, "sampled", about="|p^| <= 4n",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
-        note="`44 sqrt(2n)` as printed; Lemma 19 asks for 44 n, which is more for n >= 2.",
-    ),
-    Claim(
-        "A.length",
-        formula,
-        "bounded",
-        about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=5),
-        outside=(_unbalanced,),
-        note="Not in the paper. The proof is in the statement.",
-    ),
-    Claim(
-        "A.length-bound",
-        bound,
-        "bounded",
-        about="... and never more",
-        example=_unbalanced,
-        note="Not in the paper. So |p^| is less than sqrt(M) for every corpus.",
-    ),
-    Claim(
-        "A.length-heuristic",
-        heuristic,
-        "bounded",
-        about="D.5: |p^| is about sqrt(|S_X|)",
-        example=lambda: EmbeddingInstance.of(2, 12, irrelevant=11),
-        refutation=lambda: EmbeddingInstance.of(4, 3),
+        note="`44 sqrt(2n)` as printed; Lemma 19 asks for 44 n, which is more for n >= 2."),
+    Claim("A.length", formula, "bounded", about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
+        example=lambda: EmbeddingInstance.of(4, 3, draws=5), outside=(_unbalanced,),
+        note="Not in the paper. The proof is in the statement."),
+    Claim("A.length-bound", bound, "bounded", about="... and never more", example=_unbalanced,
+        note="Not in the paper. So |p^| is less than sqrt(M) for every corpus."),
+    Claim("A.length-heuristic", heuristic, "bounded", about="D.5: |p^| is about sqrt(|S_X|)",
+        example=lambda: EmbeddingInstance.of(2, 12, irrelevant=11), refutation=lambda: EmbeddingInstance.of(4, 3),
         note=(
             "Printed as an expectation, to make mu > 0 plausible in Lemma 19. p^ need not have logit 0 on irrelevant "
             "tokens: giving them negative ones and the important tokens less is shorter. |p^|^2 = M N / (M + N) "
             "(A.length), so the ratio is sqrt(N / (M + N)): 0.65 here, and near 1 only where N is much larger than M."
-        ),
-    ),
-)
+        )),
+)  # fmt: skip

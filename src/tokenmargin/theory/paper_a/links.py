@@ -11,8 +11,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import FirstStep
 from tokenmargin.margin import class_margin
-from tokenmargin.objective.attention import LogisticLoss, PromptObjective
+from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
 from tokenmargin.theory.limits import Limit
@@ -23,8 +24,6 @@ from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, l
 from tokenmargin.theory.paper_a.leading_pairs import Pairs
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
-
-__all__ = ["CLAIMS", "after_first_step"]
 
 TIE = 1e-2
 """Logits of a long p that are within this share of its length are those of a tie in the limit."""

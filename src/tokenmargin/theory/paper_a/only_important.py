@@ -25,8 +25,6 @@ from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_t
 from tokenmargin.theory.paper_a.lengths import length
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "aligned_start", "dimension_in_mu", "largest_mu", "smallest_rival"]
-
 MOST_PAIRS = 10
 """Selections are enumerated up to this many (important, irrelevant) pairs: 1024 max-margin problems."""
 
@@ -193,29 +191,15 @@ def aligned_start(rest: str = "") -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "A.lemma19",
-        lemma19,
-        "sampled",
-        about="only important tokens, where theirs is the largest margin (mu > 0)",
-        example=aligned_start,
-        outside=OUTSIDE_THE_REGIME,
-        unneeded={
-            **IMPLIED,
-            "mu": "Not needed: see A.lemma19-without-mu.",
-            "d, in mu": "Not needed, as mu is not.",
-        },
+    Claim("A.lemma19", lemma19, "sampled", about="only important tokens, where theirs is the largest margin (mu > 0)",
+        example=aligned_start, outside=OUTSIDE_THE_REGIME,
+        unneeded={**IMPLIED, "mu": "Not needed: see A.lemma19-without-mu.", "d, in mu": "Not needed, as mu is not."},
         note=(
             "Random starts never meet the hypothesis: A.lemma19-no-mu proves that mu is negative. (14), on which the "
             "paper conditions, does not bound inner products between tokens, and a start that aligns them has mu near "
             "1/2; the example is one. The conclusion holds without mu too: see A.lemma19-without-mu."
-        ),
-    ),
-    Claim(
-        "A.lemma19-no-mu",
-        no_mu,
-        "bounded",
-        about="for random starts there is no such mu",
+        )),
+    Claim("A.lemma19-no-mu", no_mu, "bounded", about="for random starts there is no such mu",
         example=lambda: EmbeddingInstance.of(6, 3, equal=False, draws=20),
         outside=(
             aligned_start,
@@ -223,16 +207,7 @@ CLAIMS = (
             lambda: EmbeddingInstance.of(4, 2, irrelevant=1, dimension=300, step=1e-6),
             lambda: EmbeddingInstance.on(["good a", "good a", "good a", "bad a"], [1, 1, 1, -1]),
             lambda: EmbeddingInstance.on(["good a"] * 6 + ["bad a a a"] * 2, [1] * 6 + [-1] * 2),
-        ),
-        note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement.",
-    ),
-    Claim(
-        "A.lemma19-without-mu",
-        lemma19_without_mu,
-        "sampled",
-        about="only important tokens, whatever mu",
-        example=in_the_regime,
-        outside=OUTSIDE_THE_REGIME,
-        unneeded=IMPLIED,
-    ),
-)
+        ), note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement."),
+    Claim("A.lemma19-without-mu", lemma19_without_mu, "sampled", about="only important tokens, whatever mu",
+        example=in_the_regime, outside=OUTSIDE_THE_REGIME, unneeded=IMPLIED),
+)  # fmt: skip

@@ -11,8 +11,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.paper_a.conditions import concentrated, deviation, mostly
 from tokenmargin.theory.settings import EmbeddingInstance
 
-__all__ = ["CLAIMS", "probability_beyond"]
-
 CELLS = 4000
 """Steps of the sums that bracket an integral over |p|^2."""
 
@@ -94,27 +92,16 @@ def _tiny_delta() -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "A.initialisation",
-        initialisation,
-        "exact",
-        about="(14): inner products and lengths at the start",
-        example=lambda: EmbeddingInstance.of(4, 3, dimension=256),
-        refutation=_one_token,
+    Claim("A.initialisation", initialisation, "exact", about="(14): inner products and lengths at the start",
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=256), refutation=_one_token,
         unconditional="Printed without a condition; A.initialisation-repaired has the ones it needs.",
         note=(
             "With one token and delta = 1/2 three normals are each allowed 1.18 deviations, and (14) holds with "
             "probability 0.441 in high dimension. It also fails for very small delta: see the repair."
-        ),
-    ),
-    Claim(
-        "A.initialisation-repaired",
-        initialisation_repaired,
-        "exact",
+        )),
+    Claim("A.initialisation-repaired", initialisation_repaired, "exact",
         about="(14) for two tokens or more, d >= 256 and d >= (2 log(|S|^2/delta))^2",
-        example=lambda: EmbeddingInstance.of(4, 3, dimension=256),
-        outside=(_one_token, _tiny_delta),
+        example=lambda: EmbeddingInstance.of(4, 3, dimension=256), outside=(_one_token, _tiny_delta),
         unneeded={"d": "Used for the constants of the proof; no instance is known that breaks it alone and fails."},
-        note="The conditions on d are the paper's own, from Lemma 2 on. The proof is in the statement.",
-    ),
-)
+        note="The conditions on d are the paper's own, from Lemma 2 on. The proof is in the statement."),
+)  # fmt: skip

@@ -16,22 +16,12 @@ from scipy.optimize import linprog
 from scipy.special import logsumexp
 
 from tokenmargin.margin import Constraints, MarginSolution, relaxed_max_margin, solve
-from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, CustomLoss
+from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import Slack, above, below, sampled
-
-__all__ = [
-    "AssumptionC",
-    "assumption_a",
-    "assumption_b",
-    "assumption_c",
-    "assumption_d",
-    "general_position",
-    "log_outside",
-    "values_of",
-]
 
 MOST = 3000
 """Subsets of keys, or choices of tokens, that are gone through one by one."""

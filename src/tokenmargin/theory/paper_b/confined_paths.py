@@ -17,8 +17,6 @@ from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
 from tokenmargin.theory.paper_b.assumptions import general_position
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 WIDTH = 0.005
 """The cone's epsilon: directions of cosine at least 1 - 0.005 with q, a half-angle of 0.1."""
 RADII = (10.0, 1e2, 1e3, 1e4)
@@ -196,40 +194,19 @@ def _on_a_square() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "B.theorem4",
-        theorem4,
-        "sampled",
-        about="other directions are no local limits",
+    Claim("B.theorem4", theorem4, "sampled", about="other directions are no local limits",
         example=lambda: _three_tokens((1.0, 0.5), "three tokens, q=(1, 0.5)"),
-        outside=(_at_lmm, _equal_scores, _equal_keys),
-    ),
-    Claim(
-        "B.theorem7",
-        theorem7,
-        "sampled",
-        about="as Theorem 4, general position spelt out",
+        outside=(_at_lmm, _equal_scores, _equal_keys)),
+    Claim("B.theorem7", theorem7, "sampled", about="as Theorem 4, general position spelt out",
         example=lambda: replace(_three_tokens((1.0, 0.0), "three tokens, q ties two"), q=None),
         outside=(_at_lmm, _equal_scores, _equal_keys),
         note=(
             "General position is read with alpha fixed, as everywhere in the paper. Were alpha_i free in it, k_t - k_a "
             "and k_a - k_t would both be rows and no data would be in general position."
-        ),
-    ),
-    Claim(
-        "B.lemma9",
-        lemma9,
-        "sampled",
-        about="all neighbours better: the risk nears its limit from below",
+        )),
+    Claim("B.lemma9", lemma9, "sampled", about="all neighbours better: the risk nears its limit from below",
         example=lambda: _better_neighbour((0.5, 1.0, 0.0), "the neighbour scores higher"),
-        outside=(lambda: _better_neighbour((0.5, 0.2, 1.0), "the neighbour scores lower"),),
-    ),
-    Claim(
-        "B.lemma10",
-        lemma10,
-        "bounded",
-        about="at most d directional neighbours",
-        example=lambda: _three_tokens((1.0, 0.5), "three tokens, q=(1, 0.5)"),
-        outside=(_on_a_square,),
-    ),
-)
+        outside=(lambda: _better_neighbour((0.5, 0.2, 1.0), "the neighbour scores lower"),)),
+    Claim("B.lemma10", lemma10, "bounded", about="at most d directional neighbours",
+        example=lambda: _three_tokens((1.0, 0.5), "three tokens, q=(1, 0.5)"), outside=(_on_a_square,)),
+)  # fmt: skip

@@ -14,8 +14,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.paper_b.gradients import key_map
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "three_tokens"]
-
 LINEAR = 1e-10
 """Relative residual of a linear map fitted to tokens, well above rounding."""
 
@@ -182,27 +180,11 @@ _EXISTENCE = (
 )
 
 CLAIMS = (
-    Claim(
-        "B.lemma2",
-        lemma2,
-        "bounded",
-        about="labels +1, W of full rank: the GMM exists",
-        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
-        outside=_EXISTENCE,
-    ),
-    Claim(
-        "B.lemma11",
-        lemma11,
-        "bounded",
-        about="labels +1, v in the range of W': the GMM exists",
-        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"),
-        outside=_EXISTENCE,
-    ),
-    Claim(
-        "B.lemma8",
-        lemma8,
-        "sampled",
-        about="larger margin, smaller risk at large norm",
+    Claim("B.lemma2", lemma2, "bounded", about="labels +1, W of full rank: the GMM exists",
+        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
+    Claim("B.lemma11", lemma11, "bounded", about="labels +1, v in the range of W': the GMM exists",
+        example=lambda: ProblemInstance(_positive(0, 6, 5), "random d=5, labels +1"), outside=_EXISTENCE),
+    Claim("B.lemma8", lemma8, "sampled", about="larger margin, smaller risk at large norm",
         example=lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
         outside=(
             lambda: _directions((0.0, 0.2, 1.0), (1.0, 0.0), (-0.5, 1.0)),
@@ -214,19 +196,14 @@ CLAIMS = (
                 "Not needed: whatever p's neighbours score, its excess risk is of size exp(-R margin), below q's."
             ),
         },
-        note="Its proof of the first part takes neighbour-optimality for optimality over all tokens; large R mends it.",
+        note="Its proof of the first part takes neighbour-optimality for optimality over all tokens; large R mends it."
     ),
-    Claim(
-        "B.lemma8-second-part",
-        lemma8_second,
-        "sampled",
-        about="a better neighbour, smaller risk at large norm",
+    Claim("B.lemma8-second-part", lemma8_second, "sampled", about="a better neighbour, smaller risk at large norm",
         example=lambda: _directions((0.5, 1.0, 0.2), (1.0, -0.2), (1.0, -1.0)),
         outside=(
             _two_neighbours,
             lambda: _directions((0.5, 1.0, 0.2), (-1.0, -1.0), (1.0, -1.0)),
             lambda: _directions((0.5, 1.0, 0.2), (1.0, -1.0), (1.0, -0.2)),
             lambda: _directions((1.0, 0.5, 0.2), (1.0, 0.0), (1.0, 0.4)),
-        ),
-    ),
-)
+        )),
+)  # fmt: skip

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin import max_margin
-from tokenmargin.objective.attention import AbstractLoss, AbstractObjective, CorrelationLoss, PromptObjective
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.losses import AbstractLoss, CorrelationLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8, random_problem
@@ -17,8 +18,6 @@ from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, 
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.local_cone import cone
 from tokenmargin.theory.settings import ProblemInstance
-
-__all__ = ["CLAIMS", "alike", "key_map", "mirrored", "printed_smoothness"]
 
 EPS = float(np.finfo(float).eps)
 
@@ -250,54 +249,25 @@ def _random(n: int, T: int, d: int, seed: int = 0) -> TokenProblem:
 
 
 CLAIMS = (
-    Claim(
-        "B.lemma1",
-        lemma1,
-        "exact",
-        about="descent on W is descent on p, any head",
+    Claim("B.lemma1", lemma1, "exact", about="descent on W is descent on p, any head",
         example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
         outside=(lambda: ProblemInstance(_random(4, 6, 10), "random d=10", factor=2.0),),
-        unneeded={"|u|": "The statement divides by it."},
-    ),
-    Claim(
-        "B.lemma3",
-        lemma3,
-        "exact",
-        about="key lemma, error 2 Gamma A (1 - s_1)^2",
+        unneeded={"|u|": "The statement divides by it."}),
+    Claim("B.lemma3", lemma3, "exact", about="key lemma, error 2 Gamma A (1 - s_1)^2",
         example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
-        unconditional="An inequality for every p, q and token: no hypothesis.",
-    ),
-    Claim(
-        "B.lemma4",
-        lemma4,
-        "sampled",
-        about="the GMM is a descent direction everywhere",
+        unconditional="An inequality for every p, q and token: no hypothesis."),
+    Claim("B.lemma4", lemma4, "sampled", about="the GMM is a descent direction everywhere",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
         outside=(lambda: ProblemInstance(figure1b(), "fig1b"), alike),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "B.lemma5",
-        lemma5,
-        "sampled",
-        about="n = 1: far out, no direction beats the GMM",
+        unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("B.lemma5", lemma5, "sampled", about="n = 1: far out, no direction beats the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=(
-            lambda: ProblemInstance(figure8(), "fig8"),
-            lambda: ProblemInstance(figure1b(), "fig1b"),
-        ),
+        outside=(lambda: ProblemInstance(figure8(), "fig8"), lambda: ProblemInstance(figure1b(), "fig1b")),
         unneeded={
             "the optimal tokens are separable": NO_SUBJECT,
             "lead of the optimal score": "With all scores alike the gradient is zero, and the inequality an equation.",
-        },
-    ),
-    Claim(
-        "B.lemma6",
-        lemma6,
-        "sampled",
-        about="smoothness (24) and descent",
-        example=lambda: ProblemInstance(figure1c(), "fig1c"),
-        outside=(_one_step_too_far,),
-        note="Before it bounds scores by |v| |X_i| to print (24), the proof has a sharper constant: checked as well.",
-    ),
-)
+        }),
+    Claim("B.lemma6", lemma6, "sampled", about="smoothness (24) and descent",
+        example=lambda: ProblemInstance(figure1c(), "fig1c"), outside=(_one_step_too_far,),
+        note="Before it bounds scores by |v| |X_i| to print (24), the proof has a sharper constant: checked as well."),
+)  # fmt: skip

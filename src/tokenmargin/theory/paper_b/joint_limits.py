@@ -32,18 +32,6 @@ from tokenmargin.theory.limits import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = [
-    "CLAIMS",
-    "Joint",
-    "joint_findings",
-    "least_margins",
-    "nearly_support",
-    "phase_direction",
-    "rather_another",
-    "second",
-    "smaller_label_margin",
-]
-
 REACH = 200.0
 """|p| times the margin of its limit at the end of a ridge path."""
 EDGE = 1e-7
@@ -250,44 +238,20 @@ def nearly_support(ratio: float = 1.0) -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "B.theorem5",
-        theorem5,
-        "sampled",
-        about="joint ridge path, all support vectors",
-        example=lambda: second(figure3a(), "fig3a"),
-        outside=(lambda: second(figure3b(), "fig3b"),),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT},
-    ),
-    Claim(
-        "B.theorem6",
-        theorem6,
-        "sampled",
-        about="joint ridge path: p to the relaxed problem",
-        example=lambda: second(figure3b(), "fig3b", 2.0),
-        outside=(smaller_label_margin, rather_another),
+    Claim("B.theorem5", theorem5, "sampled", about="joint ridge path, all support vectors",
+        example=lambda: second(figure3a(), "fig3a"), outside=(lambda: second(figure3b(), "fig3b"),),
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+    Claim("B.theorem6", theorem6, "sampled", about="joint ridge path: p to the relaxed problem",
+        example=lambda: second(figure3b(), "fig3b", 2.0), outside=(smaller_label_margin, rather_another),
         refutation=lambda: second(figure3b(), "fig3b", 0.5),
         note=(
             "Printed without a relation of r and R, and true or false depending on it. The proof drops a factor 1/(2n) "
             "between (82) and (81), which counts unless r grows exponentially in R. On the paper's own Figure 3(b) it "
             "holds for r >= R and fails for r < R; for r fixed, p goes to p_mm. B.theorem6-repaired has the condition, "
             "B.theorem6-phases the law."
-        ),
-    ),
-    Claim(
-        "B.theorem6-repaired",
-        theorem6_repaired,
-        "sampled",
-        about="... where |v|/|p| is large enough",
-        example=lambda: nearly_support(6.0),
-        outside=(nearly_support, smaller_label_margin, rather_another),
-    ),
-    Claim(
-        "B.theorem6-phases",
-        theorem6_phases,
-        "sampled",
-        about="... for any ratio |v|/|p|: the phase law",
-        example=nearly_support,
-        outside=(smaller_label_margin, rather_another),
-    ),
-)
+        )),
+    Claim("B.theorem6-repaired", theorem6_repaired, "sampled", about="... where |v|/|p| is large enough",
+        example=lambda: nearly_support(6.0), outside=(nearly_support, smaller_label_margin, rather_another)),
+    Claim("B.theorem6-phases", theorem6_phases, "sampled", about="... for any ratio |v|/|p|: the phase law",
+        example=nearly_support, outside=(smaller_label_margin, rather_another)),
+)  # fmt: skip

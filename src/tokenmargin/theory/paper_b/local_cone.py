@@ -15,8 +15,6 @@ from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, 
 from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "along_the_axis", "behind_its_neighbour", "cone", "locally_optimal", "without_neighbours"]
-
 ROUNDING = 1e-9
 """Relative error of a ratio of gradients in the log domain: logits of up to 1e4 carry about 1e-12 into it."""
 SOME_CONE = "another cone: the lemma asks for some mu, R, c and C"
@@ -167,29 +165,16 @@ def behind_its_neighbour() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "B.lemma7",
-        lemma7,
-        "sampled",
-        about="local cone: (31a)-(31c), L3, for some mu",
-        example=without_neighbours,
-        outside=(behind_its_neighbour,),
-        unneeded={"alpha is separable": NO_SUBJECT},
-        note="The lemma says that a cone exists. That which its proof names can be too wide: B.lemma7-proof-constants.",
+    Claim("B.lemma7", lemma7, "sampled", about="local cone: (31a)-(31c), L3, for some mu", example=without_neighbours,
+        outside=(behind_its_neighbour,), unneeded={"alpha is separable": NO_SUBJECT},
+        note="The lemma says that a cone exists. That which its proof names can be too wide: B.lemma7-proof-constants."
     ),
-    Claim(
-        "B.lemma7-proof-constants",
-        lemma7_proof_constants,
-        "sampled",
-        about="the same in the cone of (32) and (39)",
-        example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
-        outside=(behind_its_neighbour,),
-        unneeded={"alpha is separable": NO_SUBJECT},
-        refutation=without_neighbours,
+    Claim("B.lemma7-proof-constants", lemma7_proof_constants, "sampled", about="the same in the cone of (32) and (39)",
+        example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)), outside=(behind_its_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT}, refutation=without_neighbours,
         note=(
             "A gap in the proof, not in the lemma: (35) needs an SVM-neighbour in every input; delta in (32) ignores "
             "inputs without any. There a better token may stand just beyond margin 1 and dominate the gradient inside "
             "the cone. B.lemma7 holds in a narrower one."
-        ),
-    ),
-)
+        )),
+)  # fmt: skip

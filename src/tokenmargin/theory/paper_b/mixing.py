@@ -20,8 +20,6 @@ from tokenmargin.theory.paper_b.gradients import mirrored
 from tokenmargin.theory.paper_b.prompt_limits import path_angles, two_optima
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 DELTAS = (0.1, 0.5, 2.0)
 """The Delta of Assumption D that Lemma 14 is tried with."""
 
@@ -168,29 +166,15 @@ def _two_inputs(head: NonlinearHead, name: str) -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "B.lemma14",
-        lemma14,
-        "sampled",
-        about="mixing others in hurts: Assumption D",
+    Claim("B.lemma14", lemma14, "sampled", about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(three_tokens((1.0, 0.5, -0.2)), "three tokens"),
         outside=(lambda: _chosen(False, True, False), lambda: _chosen(True, True, False)),
         unneeded={
             "smallest nu_i": "A way to say that O_i leads: only differences of scores matter, as B.theorem1 shows.",
-        },
-    ),
-    Claim(
-        "B.lemma14-nonlinear",
-        lemma14,
-        "sampled",
-        about="... with a nonlinear head",
-        example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units"),
-    ),
-    Claim(
-        "B.theorem8",
-        theorem8,
-        "sampled",
-        about="several optimal tokens: path to the minima of ATT-SVM'",
+        }),
+    Claim("B.lemma14-nonlinear", lemma14, "sampled", about="... with a nonlinear head",
+        example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units")),
+    Claim("B.theorem8", theorem8, "sampled", about="several optimal tokens: path to the minima of ATT-SVM'",
         example=mirrored,
         outside=(
             lambda: replace(two_optima(), optimal=np.array([[True, False, False]])),
@@ -199,19 +183,13 @@ CLAIMS = (
         unneeded={
             "number of global minima of ATT-SVM'": NO_SUBJECT,
             "smallest optimal score": "Lemma 14's way to say that O_i leads: only differences of scores matter.",
-        },
-    ),
-    Claim(
-        "B.theorem8-nonlinear",
-        theorem8,
-        "sampled",
-        about="... with a nonlinear head",
+        }),
+    Claim("B.theorem8-nonlinear", theorem8, "sampled", about="... with a nonlinear head",
         example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units"),
         outside=(lambda: _two_inputs(NonlinearHead(_bump, _bump_gradient), "a head that likes mixtures"),),
         unneeded={
             "number of global minima of ATT-SVM'": NO_SUBJECT,
             "largest": "True of every head with a bounded gradient between the tokens.",
         },
-        note="The general case of appendix D, with psi a small network; outside, psi is highest between two tokens.",
-    ),
-)
+        note="The general case of appendix D, with psi a small network; outside, psi is highest between two tokens."),
+)  # fmt: skip

@@ -18,8 +18,6 @@ from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "path_angles", "two_optima"]
-
 REACH = 1000.0
 """|p| times the margin of its limit at the end of a regularisation path."""
 LOG_TIME = "following descent itself: its norm grows like the logarithm of the number of steps"
@@ -164,45 +162,22 @@ def _elsewhere() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "B.theorem1",
-        theorem1,
-        "sampled",
-        about="regularisation path to the GMM",
-        example=lambda: ProblemInstance(figure1c(), "fig1c"),
-        outside=(two_optima,),
+    Claim("B.theorem1", theorem1, "sampled", about="regularisation path to the GMM",
+        example=lambda: ProblemInstance(figure1c(), "fig1c"), outside=(two_optima,),
         unneeded={"the optimal tokens are separable": NO_SUBJECT},
         note=(
             "The proof goes through Lemma 14, whose epsilon = 1 - max gamma_t / gamma_opt is positive only for "
             "positive optimal scores. The theorem does not ask for them, and the path converges without."
-        ),
-    ),
-    Claim(
-        "B.theorem2",
-        theorem2,
-        "sampled",
-        about="Assumption B: descent grows; n = 1: to the GMM",
-        example=lambda: ProblemInstance(figure8(), "fig8"),
-        outside=(_elsewhere, alike),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "B.theorem2-direction",
-        theorem2_direction,
-        "sampled",
-        about="... n = 1: to the GMM",
+        )),
+    Claim("B.theorem2", theorem2, "sampled", about="Assumption B: descent grows; n = 1: to the GMM",
+        example=lambda: ProblemInstance(figure8(), "fig8"), outside=(_elsewhere, alike),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("B.theorem2-direction", theorem2_direction, "sampled", about="... n = 1: to the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
         outside=(lambda: ProblemInstance(figure8(), "fig8"), _elsewhere, alike),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "B.theorem3",
-        theorem3,
-        "sampled",
-        about="local convergence to LMM directions",
-        example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)),
-        outside=(behind_its_neighbour,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("B.theorem3", theorem3, "sampled", about="local convergence to LMM directions",
+        example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)), outside=(behind_its_neighbour,),
         unneeded={"alpha is separable": NO_SUBJECT},
-        note="The cone that Lemma 7's proof names can be too wide (B.lemma7-proof-constants); a narrower one serves.",
-    ),
-)
+        note="The cone that Lemma 7's proof names can be too wide (B.lemma7-proof-constants); a narrower one serves."),
+)  # fmt: skip

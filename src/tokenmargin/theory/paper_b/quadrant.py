@@ -27,8 +27,6 @@ from tokenmargin.theory.paper_b.joint_limits import (
 )
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "confine", "quadrant_point"]
-
 SURE = 0.9
 """Attention on the selected token from which on the proof of Lemma 12 argues."""
 ON_A_WALL = 1e-9
@@ -138,21 +136,9 @@ def _within(
 
 
 CLAIMS = (
-    Claim(
-        "B.lemma12",
-        lemma12,
-        "sampled",
-        about="selected tokens: the path lies in their quadrant",
-        example=lambda: second(figure3b(), "fig3b"),
-        outside=(smaller_label_margin,),
-    ),
-    Claim(
-        "B.lemma13",
-        lemma13,
-        "sampled",
-        about="the path confined to the quadrant: p to the relaxed problem",
-        example=lambda: second(figure3b(), "fig3b", 2.0),
-        refutation=lambda: second(figure3b(), "fig3b", 0.5),
-        note="Printed without a relation of r and R, like Theorem 6, whose core it is: it holds and fails with it.",
-    ),
-)
+    Claim("B.lemma12", lemma12, "sampled", about="selected tokens: the path lies in their quadrant",
+        example=lambda: second(figure3b(), "fig3b"), outside=(smaller_label_margin,)),
+    Claim("B.lemma13", lemma13, "sampled", about="the path confined to the quadrant: p to the relaxed problem",
+        example=lambda: second(figure3b(), "fig3b", 2.0), refutation=lambda: second(figure3b(), "fig3b", 0.5),
+        note="Printed without a relation of r and R, like Theorem 6, whose core it is: it holds and fails with it."),
+)  # fmt: skip

@@ -16,8 +16,6 @@ from tokenmargin.theory.paper_b.prompt_limits import path_angles, theorem2, theo
 from tokenmargin.theory.paper_c.solutions import drawn, matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 FARTHER = "following the path to larger norms"
 
 
@@ -126,40 +124,15 @@ def _behind_a_neighbour() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "C.frobenius-path",
-        frobenius_path,
-        "sampled",
-        about="regularisation path of W to the Frobenius max-margin",
-        example=lambda: drawn(2, 2, 2, 2),
-        outside=(_two_optima,),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "C.nuclear-path",
-        nuclear_path,
-        "sampled",
-        about="regularisation path of K and Q to the nuclear max-margin",
-        example=lambda: drawn(2, 2, 2, 2),
-        outside=(_two_optima,),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "C.growth",
-        growth,
-        "sampled",
-        about="others score alike: descent on W grows without bound",
-        example=_equal_others,
-        outside=(_nothing_to_gain,),
-        unneeded={"the optimal tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "C.local",
-        local,
-        "sampled",
-        about="local convergence of descent on W",
-        example=lambda: drawn(4, 1, 3, 2, name="random, in W"),
-        outside=(_behind_a_neighbour,),
-        unneeded={"alpha is separable": NO_SUBJECT},
-    ),
-)
+    Claim("C.frobenius-path", frobenius_path, "sampled", about="regularisation path of W to the Frobenius max-margin",
+        example=lambda: drawn(2, 2, 2, 2), outside=(_two_optima,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("C.nuclear-path", nuclear_path, "sampled", about="regularisation path of K and Q to the nuclear max-margin",
+        example=lambda: drawn(2, 2, 2, 2), outside=(_two_optima,),
+        unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("C.growth", growth, "sampled", about="others score alike: descent on W grows without bound",
+        example=_equal_others, outside=(_nothing_to_gain,), unneeded={"the optimal tokens are separable": NO_SUBJECT}),
+    Claim("C.local", local, "sampled", about="local convergence of descent on W",
+        example=lambda: drawn(4, 1, 3, 2, name="random, in W"), outside=(_behind_a_neighbour,),
+        unneeded={"alpha is separable": NO_SUBJECT}),
+)  # fmt: skip

@@ -20,8 +20,6 @@ from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.paper_c.solutions import matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS"]
-
 FARTHER = "following the path to larger norms: at these the risk is its infimum up to rounding"
 KEPT = 1e-6  # weights of the best mixture below this are zero
 REACH = (6.0, 18.0)  # |W| over that of the solution: weights of the others fall to exp(-18)
@@ -185,16 +183,10 @@ def _on_the_brink() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "C.several-tokens",
-        several_tokens,
-        "sampled",
-        about="a head served by mixtures: W_fin + R W_mm",
-        example=_two_of_three,
-        outside=(_on_the_brink,),
+    Claim("C.several-tokens", several_tokens, "sampled", about="a head served by mixtures: W_fin + R W_mm",
+        example=_two_of_three, outside=(_on_the_brink,),
         unneeded={
             "the best mixtures are separable": NO_SUBJECT,
             "difference of derivatives within the best mixtures": "It says that the best mixture has been found.",
-        },
-    ),
-)
+        }),
+)  # fmt: skip

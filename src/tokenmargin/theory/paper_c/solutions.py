@@ -12,8 +12,6 @@ from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, searched, true
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "drawn", "matrix_keys"]
-
 KNOWN = 1e-12  # a smallest singular value below this share of the largest may be rounding: a few eps times the size
 
 
@@ -102,24 +100,12 @@ def _between() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "C.separability",
-        separability,
-        "bounded",
-        about="d >= max(T - 1, n): W separates any optimal tokens",
-        example=lambda: drawn(0, 3, 4, 3),
-        outside=(_one_query_two_wishes, _between),
+    Claim("C.separability", separability, "bounded", about="d >= max(T - 1, n): W separates any optimal tokens",
+        example=lambda: drawn(0, 3, 4, 3), outside=(_one_query_two_wishes, _between),
         unneeded={
             "dimensions of the queries": "Independent queries are at most as many as their dimensions.",
             "dimensions of the keys": "Independent differences are at most as many as their dimensions.",
-        },
-    ),
-    Claim(
-        "C.rank",
-        rank,
-        "bounded",
-        about="max-margin W has its columns in the span of the queries: rank at most n",
-        example=lambda: drawn(1, 2, 3, 4),
-        unneeded={"alpha is separable": NO_SUBJECT},
-    ),
-)
+        }),
+    Claim("C.rank", rank, "bounded", about="max-margin W has its columns in the span of the queries: rank at most n",
+        example=lambda: drawn(1, 2, 3, 4), unneeded={"alpha is separable": NO_SUBJECT}),
+)  # fmt: skip

@@ -17,8 +17,6 @@ from tokenmargin.objective.losses import AbstractLoss, LogLoss
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.theory.claim import Slack, above, true
 
-__all__ = ["NextTokenInstance", "independent", "log_loss", "ordered", "tied_pair", "twice_forced", "two_chains"]
-
 
 @dataclass(frozen=True, eq=False)
 class NextTokenInstance:

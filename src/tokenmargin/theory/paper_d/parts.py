@@ -17,8 +17,6 @@ from tokenmargin.theory.paper_d.instance import (
     two_chains,
 )
 
-__all__ = ["CLAIMS", "squared"]
-
 POINTS = 20
 """Points at which a statement about all W is tried."""
 ROUNDING = 1e-12
@@ -110,58 +108,27 @@ def _parts_of_a_cycle() -> NextTokenInstance:
 
 
 CLAIMS = (
-    Claim(
-        "D.feasible",
-        feasible,
-        "bounded",
-        about="independent embeddings: the graph max-margin problem has one solution",
-        example=tied_pair,
-        outside=(twice_forced,),
-    ),
-    Claim(
-        "D.orthogonal",
-        orthogonal,
-        "bounded",
-        about="W_mm is orthogonal to the cyclic subspace",
-        example=tied_pair,
-        unneeded={"the graph problem is feasible": NO_SUBJECT},
-    ),
-    Claim(
-        "D.convex",
-        convex,
-        "sampled",
-        about="with -log the risk is convex in W",
-        example=tied_pair,
-        outside=(lambda: tied_pair(squared()),),
-    ),
-    Claim(
-        "D.finite-part",
-        finite_part,
-        "bounded",
-        about="W_fin exists, is finite, and is the only minimum on the cyclic subspace",
-        example=tied_pair,
-        unconditional="a direction of that subspace that moves no difference of tied logits is zero, and every other "
-        "one raises the risk without bound, since it runs against some edge of a cycle.",
-    ),
-    Claim(
-        "D.odds",
-        odds,
-        "bounded",
-        about="soft composition: tied tokens get the probabilities with which they come next",
-        example=tied_pair,
+    Claim("D.feasible", feasible, "bounded",
+        about="independent embeddings: the graph max-margin problem has one solution", example=tied_pair,
+        outside=(twice_forced,)),
+    Claim("D.orthogonal", orthogonal, "bounded", about="W_mm is orthogonal to the cyclic subspace", example=tied_pair,
+        unneeded={"the graph problem is feasible": NO_SUBJECT}),
+    Claim("D.convex", convex, "sampled", about="with -log the risk is convex in W", example=tied_pair,
+        outside=(lambda: tied_pair(squared()),)),
+    Claim("D.finite-part", finite_part, "bounded",
+        about="W_fin exists, is finite, and is the only minimum on the cyclic subspace", example=tied_pair,
+        unconditional=(
+            "a direction of that subspace that moves no difference of tied logits is zero, and every other "
+            "one raises the risk without bound, since it runs against some edge of a cycle."
+        )),
+    Claim("D.odds", odds, "bounded",
+        about="soft composition: tied tokens get the probabilities with which they come next", example=tied_pair,
         outside=(_parts_of_a_cycle,),
         unneeded={
             "rank of the embeddings": "Dependent embeddings may still give these odds; "
             "where they force further ties, the components are no longer those of the statement."
         },
-        note="A corollary in our reading: with the whole component in a sequence the tied problem is a table of odds.",
-    ),
-    Claim(
-        "D.acyclic",
-        acyclic,
-        "bounded",
-        about="without cycles the risk has infimum zero",
-        example=two_chains,
-        outside=(tied_pair, twice_forced),
-    ),
-)
+        note="A corollary in our reading: with the whole component in a sequence the tied problem is a table of odds."),
+    Claim("D.acyclic", acyclic, "bounded", about="without cycles the risk has infimum zero", example=two_chains,
+        outside=(tied_pair, twice_forced)),
+)  # fmt: skip

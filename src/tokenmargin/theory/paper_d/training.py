@@ -17,8 +17,6 @@ from tokenmargin.theory.paper_d.instance import (
     twice_forced,
 )
 
-__all__ = ["CLAIMS"]
-
 FLOW = "following descent itself: its norm grows like the logarithm of the number of steps"
 NOT_INDEPENDENT = (
     "Where they are dependent and the graph problem is feasible all the same, W still goes there; where it is not, "
@@ -66,37 +64,17 @@ def _close(name: str, value: float) -> Slack:
 
 
 CLAIMS = (
-    Claim(
-        "D.direction",
-        direction,
-        "sampled",
-        about="descent diverges along the graph max-margin direction",
-        example=tied_pair,
-        outside=(lambda: tied_pair(CorrelationLoss()),),
-        unneeded={
-            "rank of the embeddings": NOT_INDEPENDENT,
-            "pairs of components in order": NO_SUBJECT,
-        },
-    ),
-    Claim(
-        "D.finite",
-        finite,
-        "sampled",
-        about="the projection onto the cyclic subspace converges to W_fin",
-        example=tied_pair,
-        outside=(lambda: tied_pair(CorrelationLoss()),),
-        unneeded={"rank of the embeddings": NOT_INDEPENDENT},
-    ),
-    Claim(
-        "D.retrieval",
-        retrieval,
-        "sampled",
-        about="hard retrieval: the weight goes to the first component of the sequence",
-        example=tied_pair,
+    Claim("D.direction", direction, "sampled", about="descent diverges along the graph max-margin direction",
+        example=tied_pair, outside=(lambda: tied_pair(CorrelationLoss()),),
+        unneeded={"rank of the embeddings": NOT_INDEPENDENT, "pairs of components in order": NO_SUBJECT}),
+    Claim("D.finite", finite, "sampled", about="the projection onto the cyclic subspace converges to W_fin",
+        example=tied_pair, outside=(lambda: tied_pair(CorrelationLoss()),),
+        unneeded={"rank of the embeddings": NOT_INDEPENDENT}),
+    Claim("D.retrieval", retrieval, "sampled",
+        about="hard retrieval: the weight goes to the first component of the sequence", example=tied_pair,
         outside=(twice_forced,),
         unneeded={
             "the loss is -log": "Other losses select tokens of their own, often within that component; no instance "
             "that leaves it is shipped."
-        },
-    ),
-)
+        }),
+)  # fmt: skip

@@ -16,8 +16,6 @@ from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "leading_terms"]
-
 FAR = 1e6
 """Where limits are read off, in units of |p^|: what is left there is of order 1/FAR^2, and logits round at 1e-10."""
 FOUR_DIGITS = 5e-5
@@ -124,18 +122,13 @@ def _without_multiplier() -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "R.constants",
-        constants,
-        "sampled",
+    Claim("R.constants", constants, "sampled",
         about="angle(p, p^) |p| has a limit, known from multipliers, scores and the loss",
         example=lambda: ProblemInstance(random_problem(3, 4, 6, rng=np.random.default_rng(3)), "random n=3 T=4 d=6"),
-        outside=(
-            _without_multiplier,
-            lambda: ProblemInstance(figure1b(), "fig1b", selected=(2,)),
-        ),
+        outside=(_without_multiplier, lambda: ProblemInstance(figure1b(), "fig1b", selected=(2,))),
         unneeded={"alpha is separable": NO_SUBJECT},
-        note="Normalised descent settles at the same w for steps below 2 |p^| over the largest eigenvalue of the sum "
-        "of lambda_j d_j d_j' across p^, and goes back and forth above.",
-    ),
-)
+        note=(
+            "Normalised descent settles at the same w for steps below 2 |p^| over the largest eigenvalue of the sum "
+            "of lambda_j d_j d_j' across p^, and goes back and forth above."
+        )),
+)  # fmt: skip

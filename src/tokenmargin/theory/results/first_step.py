@@ -13,8 +13,6 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.paper_a.conditions import mostly, one_length, selective
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
-__all__ = ["CLAIMS", "deviation", "limit_variance", "sharp_dimension", "token_shares"]
-
 SMALL = 0.05
 """The largest x for which the constants 2.8, 1.3 and so on are valid."""
 
@@ -141,24 +139,15 @@ def _ragged() -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim(
-        "R.first-step",
-        first_step,
-        "sampled",
+    Claim("R.first-step", first_step, "sampled",
         about="Lemma 2 with the error's true order d^(-1/2), and its constant",
         example=lambda: EmbeddingInstance.of(8, 4, varied=True, dimension=10**6, step=1.0, draws=400),
         outside=(_ragged,),
         unneeded={
             "x = sqrt(2 Lambda/d)": "The constants are proven for x up to 1/20; in 400 draws at d = 20, where x is "
             "0.78, no error exceeded them."
-        },
-    ),
-    Claim(
-        "R.first-step-conditions",
-        conditions,
-        "sampled",
-        about="(10) with d of order eta_0^4 log instead of eta_0^16",
-        example=lambda: _at(4, 3),
-        outside=(lambda: _at(4, 3, share=1e-9),),
-    ),
-)
+        }),
+    Claim("R.first-step-conditions", conditions, "sampled",
+        about="(10) with d of order eta_0^4 log instead of eta_0^16", example=lambda: _at(4, 3),
+        outside=(lambda: _at(4, 3, share=1e-9),)),
+)  # fmt: skip

@@ -26,8 +26,6 @@ from tokenmargin.theory.paper_b.joint_limits import (
 )
 from tokenmargin.theory.settings import ProblemInstance
 
-__all__ = ["CLAIMS", "scaled_values"]
-
 RADII = (1e2, 1e3, 1e4)
 REACH = (1e2, 1e3)
 NEAR = (2.0, 20.0)
@@ -197,22 +195,12 @@ def _inside(ratio: float) -> ProblemInstance:
 
 
 CLAIMS = (
-    Claim(
-        "R.joint-phase",
-        joint_phase,
-        "sampled",
-        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value",
-        example=lambda: _inside(1.0),
+    Claim("R.joint-phase", joint_phase, "sampled",
+        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value", example=lambda: _inside(1.0),
         outside=(smaller_label_margin, rather_another),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT},
-    ),
-    Claim(
-        "R.joint-descent",
-        joint_descent,
-        "sampled",
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+    Claim("R.joint-descent", joint_descent, "sampled",
         about="joint descent and flow: which phase each method lands in",
-        example=lambda: second(figure3b(), "fig3b", 0.5),
-        outside=(rather_another,),
-        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT},
-    ),
-)
+        example=lambda: second(figure3b(), "fig3b", 0.5), outside=(rather_another,),
+        unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
+)  # fmt: skip

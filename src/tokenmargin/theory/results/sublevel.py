@@ -24,8 +24,6 @@ from tokenmargin.theory.paper_a.conditions import selective, without_subject
 from tokenmargin.theory.results.first_step import sharp_dimension
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance, enough_step
 
-__all__ = ["CLAIMS", "Sublevel"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sublevel:
@@ -174,21 +172,10 @@ def _embeddings(seed: int = 0, dimension: float | None = None) -> EmbeddingInsta
 
 
 CLAIMS = (
-    Claim(
-        "R.sublevel",
-        sublevel,
-        "sampled",
-        about="below a level of the risk, flow goes to the GMM direction from every start",
-        example=lambda: _near(4.0),
+    Claim("R.sublevel", sublevel, "sampled",
+        about="below a level of the risk, flow goes to the GMM direction from every start", example=lambda: _near(4.0),
         outside=(lambda: ProblemInstance(figure8(), "fig8", p=np.array([4.0, 0.0])),),
-        unneeded={"the best tokens are separable": NO_SUBJECT},
-    ),
-    Claim(
-        "R.theorem5-plus",
-        theorem5_plus,
-        "sampled",
-        about="Theorem 5 without assuming a limit, Lemma 19 without mu",
-        example=_embeddings,
-        outside=(lambda: _embeddings(3, 32.0),),
-    ),
-)
+        unneeded={"the best tokens are separable": NO_SUBJECT}),
+    Claim("R.theorem5-plus", theorem5_plus, "sampled", about="Theorem 5 without assuming a limit, Lemma 19 without mu",
+        example=_embeddings, outside=(lambda: _embeddings(3, 32.0),)),
+)  # fmt: skip

@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
-__all__ = ["Ranks", "join_ranks", "rendezvous"]
-
 PAUSE = 0.01  # seconds between two looks at the store
 
 Value = TypeVar("Value")

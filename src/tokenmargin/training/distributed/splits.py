@@ -23,8 +23,6 @@ from tokenmargin.training.batches import Ragged
 from tokenmargin.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, whole_steps
 from tokenmargin.training.distributed.ranks import Ranks
 
-__all__ = ["AbstractSplit", "ByDimension", "ByTexts"]
-
 
 @dataclass(frozen=True, eq=False)
 class AbstractSplit(abc.ABC):

@@ -31,8 +31,6 @@ from tokenmargin.training.vision.sparsity import (
     without_token,
 )
 
-__all__ = ["AttentionMeasures", "key_query_weights", "measure_attention", "model_norms", "recorded_attention"]
-
 
 @dataclass(frozen=True, eq=False)
 class AttentionMeasures:

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 from tokenmargin.data.images import ImageSet
 from tokenmargin.training.vision.vit import Size, VisionTransformer, vit_shape
 
-__all__ = ["ImageData", "VisionConfig", "VisionLearner"]
-
 PADDING = 4  # pixels that an augmented image may move, each way
 
 

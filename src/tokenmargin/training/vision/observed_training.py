@@ -21,8 +21,6 @@ from tokenmargin.training.observed_training import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
 
-__all__ = ["VisionJob", "VisionProbe", "run_job"]
-
 PROBED, SHOWN, BATCH = 256, 10, 64
 CHECKPOINT_EVERY = 240.0  # seconds
 

@@ -9,8 +9,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-__all__ = ["attention_entropy", "key_query_norms", "soft_sparsity", "top_mass", "without_token"]
-
 
 def soft_sparsity(weights: Float[Array, "*axes T"]) -> Float[Array, "*axes"]:
     """Effective number of tokens attended to, `|s|_1 / |s|_2^2`: T for uniform weights, 1 for a single token.

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["SIZES", "Attention", "Block", "Size", "ViTShape", "VisionTransformer", "vit_shape"]
-
 Size = Literal["nano", "tiny", "small", "base"]
 
 
