@@ -5,8 +5,8 @@
     python -m benchmarks.fuzz --surface flags --only 8123   # one input again, with its traceback
 
 Each surface runs in a process of its own that may take 4 GiB more than it began with. A refusal is *clear* when a
-statement of ours raised it. Wrong answers: an optimal margin below 1 in rational arithmetic, a damaged file that is read
-as another, numbers that are none, exit codes without a word.
+statement of ours raised it. Wrong answers: an optimal margin below 1 in rational arithmetic, a damaged file that is
+read as another, numbers that are none, exit codes without a word.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def _once(name: str, seed: int, number: int) -> int:
 
     with tempfile.TemporaryDirectory() as folder, np.errstate(all="ignore"):
         try:
-            print("accepted" if SURFACES[name][0](np.random.default_rng([seed, number]), Samples(Path(folder))) else "refused")
+            print(
+                "accepted"
+                if SURFACES[name][0](np.random.default_rng([seed, number]), Samples(Path(folder)))
+                else "refused"
+            )
         except Exception:
             traceback.print_exc()
             return 1

@@ -14,8 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.fuzz.harness import FLOATS, ODD, TEXTS, Generator, WrongAnswer, check_clear, command, damaged, pick, strange
-from tests.fuzz.harness import strange_array
+from tests.fuzz.harness import (
+    FLOATS,
+    ODD,
+    TEXTS,
+    Generator,
+    WrongAnswer,
+    check_clear,
+    command,
+    damaged,
+    pick,
+    strange,
+    strange_array,
+)
 from tests.fuzz.samples import PROBE, Samples
 
 from tokenmargin._files import file_digest
@@ -57,7 +68,9 @@ def _check_margins(path: Path, answer: dict[str, Any]) -> None:
     if problem.keys.matrix_shape is not None:
         return
     p = [Fraction(x) for x in answer["vector"]]
-    for tokens, mask, chosen in zip(problem.keys.tokens.tolist(), problem.mask.tolist(), answer["selected"], strict=True):
+    for tokens, mask, chosen in zip(
+        problem.keys.tokens.tolist(), problem.mask.tolist(), answer["selected"], strict=True
+    ):
         for t, (token, seen) in enumerate(zip(tokens, mask, strict=True)):
             if t == chosen or not seen:
                 continue
@@ -171,7 +184,11 @@ def model_folders(rng: Generator, samples: Samples) -> bool:
         return False
     if not np.isfinite(said).all() or (said < 0).any() or (np.abs(said.sum(axis=1) - 1) > 1e-9).any():
         raise WrongAnswer(f"probabilities {said}")
-    if not forged and not _unread(samples.model, folder) and (said != load_model(samples.model).predict_proba(PROBE)).any():
+    if (
+        not forged
+        and not _unread(samples.model, folder)
+        and (said != load_model(samples.model).predict_proba(PROBE)).any()
+    ):
         raise WrongAnswer("a damaged model was read as another")
     if rng.random() < 0.1:
         model.explain(PROBE)
@@ -203,7 +220,11 @@ def _forge(rng: Generator, folder: Path) -> None:
             arrays = load_file(folder / "model.safetensors")
             name = pick(rng, sorted(arrays))
             changed = strange_array(rng, arrays[name])
-            if not isinstance(changed, np.ndarray) or changed.dtype.kind not in "fiub" or changed.dtype == np.complex128:
+            if (
+                not isinstance(changed, np.ndarray)
+                or changed.dtype.kind not in "fiub"
+                or changed.dtype == np.complex128
+            ):
                 changed = arrays[name][::-1]
             save_file({**arrays, name: np.ascontiguousarray(changed)}, folder / "model.safetensors")
         case 2:
@@ -317,7 +338,9 @@ def records(rng: Generator, samples: Samples) -> bool:
     path = pick(rng, [run / "run.json", *sorted((run / "tables").iterdir())])
     was = path.read_bytes()
     path.write_bytes(damaged(rng, was))
-    action = pick(rng, (("check",), ("list",), ("show", run.name), ("show", run.name, "--table", "limits"), ("list", "--json")))
+    action = pick(
+        rng, (("check",), ("list",), ("show", run.name), ("show", run.name, "--table", "limits"), ("list", "--json"))
+    )
     code, out, _ = command("runs", *action, "--out", folder)
     if action == ("check",) and (path.read_bytes() != was) and code == 0 and not _same_json(path, was):
         raise WrongAnswer(f"{path.name} is not what it was, and `runs check` says: {out}")

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.harness import FLOATS, TEXTS, Generator, command, pick
+from tests.fuzz.harness import FLOATS, Generator, command, pick
+from tests.fuzz.harness import TEXTS as ANY_TEXTS
 from tests.fuzz.samples import Samples
 
 from tokenmargin.cli import app
@@ -19,12 +20,13 @@ from tokenmargin.cli import app
 COUNTS = {"--steps", "--starts", "--epochs", "--resolution", "--n", "--T", "--draws", "--jobs", "--circle"}
 """Who asks for a billion steps waits for them: such flags get no large values."""
 SMALL = ("0", "1", "2", "3", "-1", "-7", "1.5", "nan", "x", "", "2e0", "1_0", "٣", " 1")
+TEXTS = tuple(text.replace("\0", "0").replace("\ud800", "\udcff") for text in ANY_TEXTS)  # what a shell can give
 LARGE = (str(2**31), str(2**63), str(10**30), str(-(2**63)), "1e9")
 NAMES = ("l1", "linf", "lp:1.5", "lp:1", "lp:", "lp:nan", "nuclear", "ngd", "flow", "adam", "mirror:0", "steepest:x",
          "schatten:2", "json:loads", "nosuch:Thing", "a:b:c", "logistic", "exponential", "entmax=9", "softmax=0",
          "sigmoid=nan", "sparsemax=1", "0,1", "1,1,1", "A1", "A1,B9", "0,0,nan", "1e400,0,0", "auto", "cpu", "cuda",
-         "meta", "cuda:99", "utf-16", "latin-1", "no-such-encoding", ";", "ab", "good", "film=day", "limits", "steps=1..3",
-         "steps=3..1", "steps=", "=", "seed=0..1", "steps=1,x", "steps=0..99999999999")  # fmt: skip
+         "meta", "cuda:99", "utf-16", "latin-1", "no-such-encoding", ";", "ab", "good", "film=day", "limits",
+         "steps=1..3", "steps=3..1", "steps=", "=", "seed=0..1", "steps=1,x", "steps=0..99999999999")  # fmt: skip
 
 
 @cache
@@ -74,6 +76,7 @@ def flags(rng: Generator, samples: Samples) -> bool:
     arguments = [str(part) for part in choices[verb][0]]
     if verb == "train":
         samples.place("../out/trained")
+    os.chdir(samples.folder)
     if rng.random() < 0.1 and len(arguments) > 1:
         arguments[1] = _word(rng, samples)
     for _ in range(int(rng.choice([1, 1, 2, 3]))):

@@ -153,9 +153,9 @@ def command(*arguments: object) -> tuple[int, str, str]:
 
 def check_clear(error: BaseException) -> None:
     """Whether a refusal is a sentence that the package wrote: raised by a statement of its own."""
-    if isinstance(error, cli.UsageError) and _frame(error)[0].endswith("_common.py") and error.__cause__ is not None:
-        error = error.__cause__  # `usage_errors` passes on what the library said
-    place, line = _frame(error)
+    place, line, function = _frame(error)
+    if function == "usage_errors" and error.__cause__ is not None:  # it passes on what the library said
+        place, line, function = _frame(error.__cause__)
     if not place.startswith(HOME) or not linecache.getline(place, line).strip().startswith("raise"):
         raise Unclear(f"{type(error).__name__}: {error}") from error
 
@@ -179,12 +179,14 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def _frame(error: BaseException) -> tuple[str, int]:
-    """File and line of the innermost frame."""
+def _frame(error: BaseException) -> tuple[str, int, str]:
+    """File, line and function of the innermost frame."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    if trace is None:
+        return "", 0, ""
+    return trace.tb_frame.f_code.co_filename, trace.tb_lineno, trace.tb_frame.f_code.co_name
 
 
 def _site(error: BaseException) -> str:

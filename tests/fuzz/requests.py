@@ -29,7 +29,10 @@ def _app() -> Any:
 def requests(rng: Generator, samples: Samples) -> bool:
     """A request with something wrong in it: answered, or refused with 4xx and a reason; never 5xx."""
     path = pick(rng, PATHS)
-    token = lambda: {name: pick(rng, (0, 1, -1, 1000, -1000, 1e-9, float(rng.normal()))) for name in ("x", "y", "score")}
+
+    def token() -> dict[str, float]:
+        return {name: pick(rng, (0, 1, -1, 1000, -1000, 1e-9, float(rng.normal()))) for name in ("x", "y", "score")}
+
     tokens = [[token() for _ in range(int(rng.integers(1, 4)))] for _ in range(int(rng.integers(1, 4)))]
     plane = {"inputs": [{"label": pick(rng, (1, -1)), "tokens": row} for row in tokens], "draft": rng.random() < 0.97,
              "method": pick(rng, ("normalized", "descent", "flow")), "trained": pick(rng, ("prompt", "prompt", "both")),

@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, as_array
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -46,7 +46,7 @@ def cross_attention(
            [ 0.25, -0.25],
            [ 0.  ,  0.  ]])
     """
-    tokens, queries = np.asarray(tokens), np.asarray(queries)
+    tokens, queries = as_array("tokens", tokens), as_array("queries", queries)
     if tokens.ndim != 3 or 0 in tokens.shape:
         raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {tokens.shape}")
     n, T, _ = tokens.shape
@@ -61,7 +61,7 @@ def cross_attention(
         return Coordinates(np.where(seen[..., None], vectors, 0).reshape(n * T, -1), index, visible)
 
     keys = laid_out(tokens)
-    given = None if values is None else np.asarray(values)
+    given = None if values is None else as_array("values", values)
     if given is not None and given.shape[:2] != (n, T):
         raise ValueError(f"values must have shape (n, T, e) = ({n}, {T}, e), as the tokens, got {given.shape}")
     return TokenProblem(
@@ -101,11 +101,11 @@ def self_attention(
     >>> self_attention(sequences, [1, -1, 1, -1, 1], head=[1.0, 0.0, 0.0], position=None).n
     20
     """
-    tokens = np.asarray(tokens)
+    tokens = as_array("tokens", tokens)
     if tokens.ndim != 3 or 0 in tokens.shape:
         raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {tokens.shape}")
     n, T = tokens.shape[:2]
-    there = np.ones((n, T), dtype=bool) if mask is None else np.asarray(mask)
+    there = np.ones((n, T), dtype=bool) if mask is None else as_array("mask", mask)
     if there.shape != (n, T) or there.dtype != bool:
         raise ValueError(f"mask must be boolean of shape (n, T) = ({n}, {T}), got {there.dtype} {there.shape}")
     inputs, places, outputs = _query_places(there, position)
@@ -147,7 +147,7 @@ def _query_places(
 
 def _per_output(name: str, array: ArrayLike, outputs: tuple[int, int], tail: tuple[int, ...]) -> Array:
     """One entry of shape `tail` per output: given so, (n, P, ...), or per input, (n, ...)."""
-    given, (n, each) = np.asarray(array), outputs
+    given, (n, each) = as_array(name, array), outputs
     if given.shape == (n, *tail):
         return np.repeat(given, each, axis=0)
     if given.shape != (n, each, *tail):

@@ -15,6 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.problem.geometry import as_array
+
 
 @dataclass(frozen=True)
 class Assumption4:
@@ -54,7 +56,7 @@ class TokenCorpus:
 
     def __post_init__(self) -> None:
         tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
-        labels = np.asarray(self.labels, dtype=np.float64)
+        labels = as_array("labels", self.labels, float)
         if lengths.ndim != 1 or len(lengths) == 0 or lengths.min() < 1:
             raise ValueError("a corpus needs at least one sequence, and each sequence at least one token")
         if tokens.dtype.kind not in "iu" or tokens.shape != (lengths.sum(),):
@@ -78,7 +80,7 @@ class TokenCorpus:
         rows = [[ids.setdefault(token, len(ids)) for token in sequence] for sequence in sequences]
         flat = np.array([token for row in rows for token in row], dtype=np.intp)
         lengths = np.array([len(row) for row in rows], dtype=np.intp)
-        return cls(flat, lengths, np.asarray(labels, dtype=np.float64), tuple(str(token) for token in ids))
+        return cls(flat, lengths, as_array("labels", labels, float), tuple(str(token) for token in ids))
 
     @property
     def n(self) -> int:

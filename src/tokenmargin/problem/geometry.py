@@ -44,16 +44,32 @@ def _frozen(array: Array) -> Array:
     return view
 
 
+def as_array(name: str, value: ArrayLike, dtype: type | None = None) -> Array:
+    """An array of what was given; numpy's own messages speak of inhomogeneous shapes and of C longs."""
+    try:
+        return np.asarray(value, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers ({error}); pad short rows") from error
+
+
+def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:
+    """Parameters along the last axis."""
+    p = as_array(name, p, float)
+    if p.ndim < 1 or p.shape[-1] != dimension:
+        raise ValueError(f"{name} must have {dimension} numbers in its last axis, got shape {p.shape}")
+    return p
+
+
 def _checked_index(index: ArrayLike, mask: ArrayLike | None, rows: int) -> tuple[Array, Array]:
     """Validate the (n, T) index and mask of a dictionary with `rows` vectors."""
-    index = np.asarray(index)
+    index = as_array("index", index)
     if index.ndim != 2 or index.size == 0:
         raise ValueError(
             f"index must have shape (n, T) with n, T >= 1, got {index.shape}; pass one row of tokens per input"
         )
     if index.dtype.kind not in "iu":
         raise TypeError(f"index must hold integers (rows of the dictionary), got dtype {index.dtype}")
-    mask = np.ones(index.shape, dtype=bool) if mask is None else np.asarray(mask)
+    mask = np.ones(index.shape, dtype=bool) if mask is None else as_array("mask", mask)
     if mask.shape != index.shape or mask.dtype != bool:
         raise ValueError(
             f"mask must be boolean with the shape of the tokens {index.shape}, got {mask.dtype} {mask.shape}; "
@@ -73,7 +89,7 @@ def _checked_index(index: ArrayLike, mask: ArrayLike | None, rows: int) -> tuple
 
 def _checked_numbers(name: str, array: ArrayLike, shape: str) -> Array:
     """Validate a two-dimensional array of finite real numbers and return it as float64."""
-    array = np.asarray(array)
+    array = as_array(name, array)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.ndim != 2 or 0 in array.shape:
@@ -280,16 +296,13 @@ class Coordinates(AbstractGeometry):
     @classmethod
     def of(cls, tokens: ArrayLike, mask: ArrayLike | None = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
-        try:
-            array = np.asarray(tokens)
-        except ValueError as error:  # numpy's own message speaks of an inhomogeneous shape
-            raise ValueError("tokens must be rectangular, (n, T, d); pad short inputs and give a mask") from error
+        array = as_array("tokens", tokens)
         if array.ndim != 3 or 0 in array.shape:
             raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
         n, T, d = array.shape
-        if mask is not None and np.asarray(mask).shape == (n, T):
+        if mask is not None and (there := as_array("mask", mask)).shape == (n, T) and there.dtype.kind == "b":
             # Padding often holds NaN; it is never read, but the dictionary must be finite.
-            array = np.where(np.asarray(mask, dtype=bool)[..., None], array, 0)
+            array = np.where(there[..., None], array, 0)
         return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)
 
     @property

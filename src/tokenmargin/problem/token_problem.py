@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, as_array
 from tokenmargin.problem.names import token_names
 
 SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
@@ -359,7 +359,7 @@ def _numbers(name: str, value: Array) -> Float[Array, "..."]:
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
     """Validate a one-dimensional array of finite numbers of the given length."""
-    vector = np.asarray(value)
+    vector = as_array(name, value)
     if vector.dtype.kind not in "fiub" or vector.shape != (length,):
         raise ValueError(f"{name} must be numbers of shape ({length},) ({meaning}), got {vector.dtype} {vector.shape}")
     if not np.isfinite(vector).all():
@@ -387,7 +387,7 @@ def _signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n
 
 def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Array, "n T"]:
     """Validate the scores; zero where there is no token."""
-    array = np.asarray(scores)
+    array = as_array("scores", () if scores is None else scores)
     if array.shape != mask.shape or array.dtype.kind not in "fiub":
         raise ValueError(f"scores must be numbers of shape (n, T) = {mask.shape}, got {array.dtype} {array.shape}")
     array = np.where(mask, array.astype(np.float64), 0.0)
