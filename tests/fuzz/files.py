@@ -276,15 +276,15 @@ def shards(rng: Generator, samples: Samples) -> bool:
     path.write_bytes(damaged(rng, path.read_bytes()))
     from tokenmargin.data.sharded.corpus import load_sharded
 
+    was = load_sharded(samples.shards)
     try:
-        found, was = load_sharded(folder), load_sharded(samples.shards)
+        found = load_sharded(folder)
+        pairs = list(zip(found.shards, was.shards, strict=True))
     except ValueError as error:
         check_clear(error)
         return False
     same = found.vocabulary == was.vocabulary and all(
-        (getattr(a, k) == getattr(b, k)).all()
-        for a, b in zip(found.shards, was.shards, strict=True)
-        for k in ("ids", "offsets", "labels")
+        (getattr(a, k) == getattr(b, k)).all() for a, b in pairs for k in ("ids", "offsets", "labels")
     )
     if not same:
         raise WrongAnswer("a damaged shard was read as another")

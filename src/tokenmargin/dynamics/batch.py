@@ -174,12 +174,10 @@ def _checked_starts(
             f"starts must hold one array (starts, D) for each of the {len(problems)} problems, with equally many starts"
         )
     for pose, first in zip(problems, firsts, strict=True):
-        if first.shape[1] != pose.keys.dimension or not np.isfinite(first).all():
-            raise ValueError(
-                f"a start must be {pose.keys.dimension} finite numbers, got {first.shape[1]}"
-                if first.shape[1] != pose.keys.dimension
-                else "a start must be finite"
-            )
+        if first.ndim != 2 or first.shape[1] != pose.keys.dimension:
+            raise ValueError(f"starts must have shape (starts, {pose.keys.dimension}), got {first.shape}")
+        if not np.isfinite(first).all():
+            raise ValueError("a start must be finite")
     return firsts
 
 

@@ -47,8 +47,10 @@ def cross_attention(
            [ 0.  ,  0.  ]])
     """
     tokens, queries = as_array("tokens", tokens), as_array("queries", queries)
-    if tokens.ndim != 3 or 0 in tokens.shape:
-        raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {tokens.shape}")
+    if tokens.ndim != 3 or 0 in tokens.shape or tokens.dtype.kind not in "fiub":
+        raise ValueError(
+            f"tokens must be numbers of shape (n, T, d) with n, T, d >= 1, got {tokens.dtype} {tokens.shape}"
+        )
     n, T, _ = tokens.shape
     if queries.ndim not in (1, 2, 3) or (queries.ndim > 1 and len(queries) != n) or 0 in queries.shape:
         raise ValueError(f"queries must have shape (q,), (n, q) or (n, P, q) with n = {n}, got {queries.shape}")

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
 from tokenmargin.problem.geometry import as_array
 
@@ -74,7 +75,7 @@ class TokenCorpus:
         object.__setattr__(self, "labels", labels)
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[object]], labels: object) -> TokenCorpus:
+    def of(cls, sequences: Iterable[Sequence[object]], labels: ArrayLike) -> TokenCorpus:
         """From sequences of words (or any hashable tokens); ids are given in order of first appearance."""
         ids: dict[object, int] = {}
         rows = [[ids.setdefault(token, len(ids)) for token in sequence] for sequence in sequences]

@@ -7,8 +7,6 @@ The model is `f(X_i) = sum_t s_it <v, x_it>` with `s_i = softmax(K_i p)`. A prob
 from __future__ import annotations
 
 import json
-import math
-import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin._files import atomic_path, read_arrays
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, as_array
@@ -70,7 +69,7 @@ class TokenProblem(Tabular, Drawn):
                 f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
                 f"{keys.index.shape} or different masks"
             )
-        signs = _signs(labels, keys.n, None if head is None else np.ndim(head))
+        signs = _signs(labels, keys.n, None if head is None else as_array("head", head).ndim)
         if (head is None) == (scores is None):
             raise ValueError(
                 "give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>); to change one "
@@ -251,10 +250,12 @@ class TokenProblem(Tabular, Drawn):
         path = Path(path)
         match path.suffix:
             case ".npz":
-                with path.open("wb") as file:
+                with atomic_path(path) as beside, beside.open("wb") as file:
                     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             case ".json":
-                path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}))
+                text = json.dumps({name: array.tolist() for name, array in arrays.items()})
+                with atomic_path(path) as beside:
+                    beside.write_text(text)
             case suffix:
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
 
@@ -403,37 +404,10 @@ def _as_mask(source: str, mask: Array) -> Array:
     return mask.astype(bool)
 
 
-def _memory(archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> int:
-    """Bytes that an array of an archive takes, unpacked and as doubles, told from its first bytes."""
-    with archive.open(item) as content:
-        version = np.lib.format.read_magic(content)
-        if version == (1, 0):
-            shape, _, _ = np.lib.format.read_array_header_1_0(content)
-        elif version == (2, 0):
-            shape, _, _ = np.lib.format.read_array_header_2_0(content)
-        else:
-            raise ProblemFileError(f"{archive.filename}: {item.filename} has names of fields, it must be a plain array")
-    return item.file_size + COPIES * 8 * math.prod(shape)
-
-
 def _read_npz(path: Path) -> dict[str, Array]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(_memory(archive, item) for item in archive.infolist())
-        if size > LARGEST_FILE:
-            raise ProblemFileError(
-                f"{path}: takes {size} bytes in memory, more than the {LARGEST_FILE} allowed; "
-                "make the problem in Python with TokenProblem.of"
-            )
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        strange = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
-        if strange:
-            raise ProblemFileError(f"{path}: {strange[0]!r} is not an array")
-        return arrays
-    except ProblemFileError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
+        return read_arrays(path, largest=LARGEST_FILE, copies=COPIES)
+    except ValueError as error:
         raise ProblemFileError(
             f"{path}: not a readable .npz of plain arrays ({error}); write it with TokenProblem.save"
         ) from error
