@@ -84,7 +84,13 @@ def derivatives(count: int) -> None:
     print(f"{count} instances, largest difference of gradient or Hessian over their size: {max(worst.values()):.1e}")
 
 
-def angle_to_clarabel(limit: Limit, problem: TokenProblem) -> float:
+def angle_to_clarabel(limit: Limit, problem: TokenProblem) -> tuple[float, float]:
+    """The distance between the end of the path and clarabel's vector, both as unit vectors, and what it can be.
+
+    A feasible x has `|x - x*|^2 <= |x|^2 - |x*|^2`, x* being the shortest: so clarabel's vector, scaled until it is
+    feasible and longer than the certified one by a share g, is off by at most `sqrt((1 + g)^2 - 1)`; the path's end
+    by its own angle.
+    """
     rows = attention_constraints(problem, limit.selected).rows()
     d = rows.shape[1]
     settings = clarabel.DefaultSettings()
@@ -95,11 +101,14 @@ def angle_to_clarabel(limit: Limit, problem: TokenProblem) -> float:
     )
     found = np.array(solver.solve().x)
     p = limit.path.prompt
-    return float(np.linalg.norm(p / np.linalg.norm(p) - found / np.linalg.norm(found)))
+    longer = max(float(np.linalg.norm(found) / (rows @ found).min() * limit.solution.margin), 1.0)
+    off = float(np.linalg.norm(p / np.linalg.norm(p) - found / np.linalg.norm(found)))
+    return off, float(np.sqrt(longer**2 - 1)) + limit.angle
 
 
 def limits(count: int) -> None:
-    rng, seen, worst, begun = np.random.default_rng(2), collections.Counter(), 0.0, time.perf_counter()
+    rng, seen, begun = np.random.default_rng(2), collections.Counter(), time.perf_counter()
+    worst = share = 0.0
     for j in range(count):
         kind, family = ("classes", "real", "sparse")[j % 3], FAMILIES[j // 3 % len(FAMILIES)]
         if kind == "sparse":
@@ -112,7 +121,8 @@ def limits(count: int) -> None:
         limit = limit_of(objective)
         seen[kind, limit.outcome] += 1
         if limit.outcome == "direction" and limit.chosen.sum(axis=1).max() == 1 and not limit.reason:
-            worst = max(worst, angle_to_clarabel(limit, objective.problem))
+            off, allowed = angle_to_clarabel(limit, objective.problem)
+            worst, share = max(worst, off), max(share, off / (allowed + 1e-12))
         if limit.outcome == "bounded" and kind != "sparse":
             reduced = limit.path._field.objective
             assert reduced.linearise(limit.path._field.reduce(limit.point)).balance.max() <= 1e-12, (j, kind, family)
@@ -123,6 +133,7 @@ def limits(count: int) -> None:
     for (kind, outcome), number in sorted(seen.items()):
         print(f"{kind:8} {outcome:12} {number}")
     print(f"{count} limits in {time.perf_counter() - begun:.0f} s; largest angle to clarabel's direction {worst:.1e}")
+    print(f"largest share of what clarabel's own gap and the path's end allow: {share:.2f}")
 
 
 def main() -> None:

@@ -127,12 +127,17 @@ def main() -> None:
     parser.add_argument("--suite", action="store_true", help="many sets beside tuned references")
     parser.add_argument("--whole", action="store_true", help="of the suite: complete sets too")
     parser.add_argument("--match", default="", help="of the suite: only sets with this in their name")
+    parser.add_argument("--store", type=Path, help="of the suite: keep what is judged in this file, and go on from it")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="of the suite: CPU minutes to judge for")
     parser.add_argument("--ngrams", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=("all", "ours", "references"), default="all")
     options = parser.parse_args()
     if options.suite:
-        suite(options.table, ngrams=options.ngrams, seeds=options.seeds, whole=options.whole, only=options.match)
+        suite(
+            options.table, ngrams=options.ngrams, seeds=options.seeds, whole=options.whole, only=options.match,
+            store=options.store, minutes=options.minutes,
+        )  # fmt: skip
         return
     texts, labels, test, truth = read(options.table[0])
     n = options.ngrams

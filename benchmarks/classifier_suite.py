@@ -1,6 +1,6 @@
 """The classifier beside scikit-learn's linear models on many sets of texts, given the same tokens.
 
-    python -m benchmarks.classifier --suite TABLES... --ngrams 2 --seeds 3
+    python -m benchmarks.classifier --suite TABLES... --ngrams 2 --seeds 10 --store suite.jsonl --minutes 5
 
 Each table (.csv or .parquet with `text` and `label`, or `stars`: 1, 2 against 4, 5) is a set, cut to slices of 1,000
 and 5,000 training texts where it is large, and whole with `--whole`. Added are sets that need no table: texts of two
@@ -8,11 +8,13 @@ words, eight classes, 2% positives. Every set is split 80 to 20 by seed; each te
 with logistic regression (C by 5-fold cross-validation on log loss) and with a calibrated LinearSVC (C by 5-fold
 cross-validation on accuracy), both fed the tokens of our own vocabulary. CPU seconds count from texts to fitted models,
 the choice of penalties included. Intervals of mean differences over the seeds are those of Nadeau and Bengio: splits
-share training texts, so the variance is multiplied by 1/k + 1/4.
+share training texts, so the variance is multiplied by 1/k + 1/4. With `--store` every split is kept in a file as soon
+as it is judged, and those in the file are not judged again: a long run can be made in pieces (`--minutes`).
 """
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -156,21 +158,34 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(differences.mean()), float(student.ppf(0.975, k - 1) * spread)
 
 
-def suite(tables: Sequence[Path], *, ngrams: int, seeds: int, whole: bool, only: str) -> None:
-    """Print a row for each set, then the means over sets."""
+def suite(
+    tables: Sequence[Path], *, ngrams: int, seeds: int, whole: bool, only: str, store: Path | None, minutes: float
+) -> None:
+    """Print a row for each set, then the means over sets; what is not judged within the minutes is left out."""
     warnings.simplefilter("ignore")
     sets = [one for path in tables for one in slices(path.stem, *read_table(path), whole=whole)]
     sets += list(made_sets(np.random.default_rng(1)))
+    known = {}
+    if store is not None and store.is_file():
+        known = {(one["set"], one["seed"]): one["found"] for one in map(json.loads, store.read_text().splitlines())}
+    end = time.process_time() + 60 * minutes
     print("| set | accuracy: ours, LR, SVC | less LR | less SVC | log loss: ours, LR, SVC | CPU / LR |")
     print("|---|---|---|---|---|---|")
     rows = []
     for name, texts, labels in sets:
         if only not in name:
             continue
-        found = [judge(texts, labels, ngrams, seed) for seed in range(seeds)]
-        scores = np.array([[one[method] for method in METHODS] for one in found])  # seeds, methods, what
-        rows.append(scores.mean(0))
-        print(_line(name, scores), flush=True)
+        for seed in range(seeds):
+            if (name, seed) not in known and time.process_time() < end:
+                known[name, seed] = judge(texts, labels, ngrams, seed)
+                if store is not None:
+                    with store.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({"set": name, "seed": seed, "found": known[name, seed]}) + "\n")
+        found = [known[name, seed] for seed in range(seeds) if (name, seed) in known]
+        if found:
+            scores = np.array([[one[method] for method in METHODS] for one in found])  # seeds, methods, what
+            rows.append(scores.mean(0))
+            print(_line(f"{name} ({len(found)} seeds)" if len(found) < seeds else name, scores), flush=True)
     print(_line("mean over sets", np.array(rows)[:, None].mean(0)))
 
 

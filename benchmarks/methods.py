@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 import tokenmargin as tm
-from tokenmargin.dynamics import AbstractMethod
+from tokenmargin.dynamics import AbstractMethod, Adam
 from tokenmargin.experiments.figures.methods import MethodMargins
 from tokenmargin.limits.by_method import margin_share
 from tokenmargin.margin import limit_direction
@@ -57,11 +57,11 @@ def speed(problems: int) -> None:
     Where it falls like exp(-r t), m / sqrt(v) is c(r) in every coordinate, so that r = step margin c(r); and c(r) is 0
     at r = -log(beta2) / 2, whatever the step.
     """
-    posed = MethodMargins(problems=problems).posed()
+    posed = MethodMargins(problems=problems).random_problems()
     print(f"{'beta2':>6} {'step':>6} {'settled':>8} {'limit':>9}  r over the limit      r over the prediction")
     for beta2 in (0.999, 0.99, 0.95):
         for step in (0.01, 0.1):
-            method = tm.Adam(step, beta2=beta2)
+            method = Adam(step, beta2=beta2)
             half = tm.evolve_many(posed, method, steps=10_000)
             whole = half.resume(steps=20_000)
             limit, falls = -np.log(beta2) / 2, []
@@ -81,7 +81,7 @@ def speed(problems: int) -> None:
             print(f"{beta2:6g} {step:6g} {len(falls):8d} {limit:9.3e}  " + "  ".join(cells), flush=True)
 
 
-def _predicted(method: tm.Adam, margin: float) -> float:
+def _predicted(method: Adam, margin: float) -> float:
     """The r with `r = step margin c(r)`."""
     assert isinstance(method.step, float)
     size = method.step * margin
@@ -99,7 +99,7 @@ def minibatches(problems: int) -> None:
     print(f"{'inputs':>6} {'step':>6} {'least':>8} {'median':>8} {'least':>8} {'median':>8}")
     for batch, step in ((4, 0.1), (3, 0.1), (2, 0.1), (2, 0.03), (1, 0.1), (1, 0.03)):
         shares = []
-        for j, problem in enumerate(MethodMargins(problems=problems).posed()):
+        for j, problem in enumerate(MethodMargins(problems=problems).random_problems()):
             rng, method = np.random.default_rng(j), tm.NormalizedGradientDescent(step)
             half = tm.evolve(problem, method, steps=2000, batch=batch, rng=rng)
             more = {"start": half.final, "memory": half.memory, "batch": batch, "rng": rng}

@@ -2,7 +2,8 @@
 
 RESULTS is a folder with the files of `python -m benchmarks.gpu_vision`. Written: `img/vision-fig6.png` (the
 maps; the images themselves are not ours to publish), `img/vision-fig7.png`, `img/vision-layers.png`,
-`results/vision-curves.csv`, `results/vision-heads.csv`, and the page `vision-results.md` with every number.
+`results/vision-curves.csv`, `results/vision-heads.csv`, and the page `vision-results.md` with every number; with
+`--stem` another word than "vision" begins their names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def as_result(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Re
     return experiment.result(record, arrays)
 
 
-def save_figures(result: Result, folder: Path) -> None:
+def save_figures(result: Result, folder: Path, stem: str) -> None:
     """The two figures of the paper, and the layers side by side."""
     folder.mkdir(parents=True, exist_ok=True)
     maps = Figure(figsize=(7.2, 6.2), layout="constrained")
@@ -45,7 +46,7 @@ def save_figures(result: Result, folder: Path) -> None:
     curves = Figure(figsize=(5.6, 3.8), layout="constrained")
     draw_sparsity(result, curves.add_subplot())
     for name, figure in (("fig6", maps), ("fig7", curves), ("layers", draw_layers(result.tables["heads"]))):
-        figure.savefig(folder / f"vision-{name}.png", dpi=110)
+        figure.savefig(folder / f"{stem}-{name}.png", dpi=110)
 
 
 def draw_layers(heads: Table) -> Figure:
@@ -92,7 +93,7 @@ def _cell(value: object) -> object:
     return f"{value:.4g}" if isinstance(value, float) else value
 
 
-def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str, Any]], stem: str) -> str:
     """Everything measured, as markdown."""
     tables, machine, images = result.tables, record["machine"], record["images"]
     curves = tables["curves"]
@@ -104,15 +105,15 @@ def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str
     rows = [[int(curves["epoch"][k]), *(float(curves[name][k]) for name in shown[1:])] for k in looked]
     found = tables["correlations"]
     parts = [
-        "# Attention of a vision transformer: the run\n",
+        f"# Attention of a vision transformer: the run at rate {record['config']['rate']:g}\n",
         "Written by `python -m benchmarks.vision_figures`; what it means is in [vision](vision.md).\n",
         f"{machine['device']}, torch {machine['torch']}, Python {machine['python']}, numpy {machine['numpy']}. "
         f"{record['parameters']:,} parameters; {images['training']:,} training and {images['test']:,} test images "
         f"(sha256 of pixels and labels {images['sha256'][:16]}); {'compiled' if record['compiled'] else 'eager'}; "
         f"calls: {calls}.\n\nSettings: {settings}.\n",
-        "![Attention maps](img/vision-fig6.png)\n\nWhere [CLS] attends in the last layer, average over its heads, in "
+        f"![Attention maps](img/{stem}-fig6.png)\n\nWhere [CLS] attends in the last layer, average over its heads, in "
         "one test image a class; each map from zero to its own largest weight, printed as a multiple of uniform.\n",
-        "![Sparsity and norm](img/vision-fig7.png)\n\n![Layers](img/vision-layers.png)\n",
+        f"![Sparsity and norm](img/{stem}-fig7.png)\n\n![Layers](img/{stem}-layers.png)\n",
         "## Findings\n\n" + markdown(
             ("quantity", "measured", "expected", "verdict"),
             [
@@ -123,8 +124,8 @@ def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str
         "## Rank correlations of sparsity with the norm\n\n" + markdown(
             ("of", "rho", "low", "high", "points"), list(zip(*(found[name].tolist() for name in found), strict=True))
         ) + "\n",
-        "## By epoch\n\n" + markdown(shown, rows) + "\n\nAll epochs: [curves](results/vision-curves.csv); every head: "
-        "[heads](results/vision-heads.csv). `direction`: cosine of W with its last value.\n",
+        "## By epoch\n\n" + markdown(shown, rows) + f"\n\nAll epochs: [curves](results/{stem}-curves.csv); every head: "
+        f"[heads](results/{stem}-heads.csv). `direction`: cosine of W with its last value.\n",
     ]  # fmt: skip
     if others:
         parts.append("## Other settings, first epochs\n\n" + _other_runs(others) + "\n")
@@ -151,15 +152,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("results", type=Path, help="folder with vision-*.json and vision-*.npz")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--run", default="short", help="the run of the figures")
+    parser.add_argument("--stem", default="vision", help="with which the names of the files begin")
     chosen = parser.parse_args(arguments)
+    stem = chosen.stem
     record, arrays = load(chosen.results, chosen.run)
     names = sorted(path.stem.removeprefix("vision-") for path in chosen.results.glob("vision-*.json"))
     others = [load(chosen.results, name)[0] for name in names if name != chosen.run]
     result = as_result(record, arrays)
-    save_figures(result, chosen.out / "img")
-    write_csv(chosen.out / "results" / "vision-curves.csv", result.tables["curves"])
-    write_csv(chosen.out / "results" / "vision-heads.csv", result.tables["heads"])
-    (chosen.out / "vision-results.md").write_text(page(result, record, others), encoding="utf-8")
+    save_figures(result, chosen.out / "img", stem)
+    write_csv(chosen.out / "results" / f"{stem}-curves.csv", result.tables["curves"])
+    write_csv(chosen.out / "results" / f"{stem}-heads.csv", result.tables["heads"])
+    (chosen.out / f"{stem}-results.md").write_text(page(result, record, others, stem), encoding="utf-8")
     for finding in result.findings:
         print(f"{finding.verdict}: {finding.what}: {finding.measured:.4g} (expected {finding.expected})")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
+
+import docstring_parser
 
 import tokenmargin as tm
 
@@ -38,7 +40,7 @@ ROOMS = (
 
 
 def _tasks() -> tuple[Task, ...]:
-    left = dict.fromkeys(name for name in tm.__all__ if name != "__version__")
+    left = dict.fromkeys(tm._HOME)
     tasks = []
     for place, title, what, rooms in ROOMS:
         here = tuple(name for name in left if _home(name).split(".")[1] in rooms)
@@ -47,7 +49,7 @@ def _tasks() -> tuple[Task, ...]:
 
 
 def _home(name: str) -> str:
-    return next(module for module, names in tm._EXPORTS.items() if name in names)
+    return tm._HOME[name]
 
 
 TASKS = _tasks()
@@ -69,13 +71,22 @@ def _entry(name: str, value: Any) -> str:
     shapes = _annotations(value)
     if shapes is not None:
         parts.append(f"```python\n{_signature(name, value)}\n```")
-    text, tables, example = _read(inspect.getdoc(value) or "", shapes or {})
+    text, tables, example = _read(f"{inspect.getdoc(value) or ''}{_attributes(value)}", shapes or {})
     parts += [text, *tables]
     if inspect.isclass(value):
         parts += _members(value)
     if example:
         parts.append(f"```pycon\n{example}\n```")
     return "\n\n".join(part for part in parts if part)
+
+
+def _attributes(value: Any) -> str:
+    """The sentences below the fields of a dataclass, as the list that other docstrings have."""
+    if not is_dataclass(value):
+        return ""
+    rows = [(one.arg_name, one.description) for one in docstring_parser.parse_from_object(value).params]
+    listed = "\n".join(f"- `{name}`: {words}" for name, words in rows if words)
+    return f"\n\n**Attributes**\n{listed}" if listed else ""
 
 
 def _signature(name: str, value: Callable[..., Any]) -> str:
@@ -88,8 +99,9 @@ def _signature(name: str, value: Callable[..., Any]) -> str:
         prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         default = "" if one.default is one.empty else f"={_default(one.default)}"
         told.append(f"{prefix}{one.name}{default}")
-    line = f"tm.{name}({', '.join(told)})"
-    return line if len(line) <= 88 else f"tm.{name}(\n    " + ", ".join(told) + ",\n)"
+    place = "tm." if name in tm.__all__ else f"from {_home(name)} import {name}\n"
+    line = f"{place}{name}({', '.join(told)})"
+    return line if len(line.split("\n")[-1]) <= 88 else f"{place}{name}(\n    " + ", ".join(told) + ",\n)"
 
 
 def _default(value: Any) -> str:

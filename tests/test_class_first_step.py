@@ -9,12 +9,14 @@ import torch
 from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.limits import limit_of
 from tokenmargin.objective.class_first_step import class_first_step, class_shares
 from tokenmargin.objective.embedding import Embeddings
 from tokenmargin.objective.first_step import first_step
 from tokenmargin.objective.local_scores import ClassObjective
 from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 def drawn(seed: int, k: int, d: int = 7, m: int = 9):
@@ -51,7 +53,7 @@ def test_tokens_move_towards_the_heads_of_their_classes() -> None:
         sequences, np.repeat(np.arange(3), 2), small * rng.standard_normal((4, 8)), small * rng.standard_normal(8),
         heads, 1.0,
     )  # fmt: skip
-    assert step.leading_class[:3].tolist() == [0, 1, 2]
+    assert step.alpha[:3].argmax(axis=1).tolist() == [0, 1, 2]
     np.testing.assert_allclose(step.alpha[3], 0.0, atol=1e-16)  # a token of all classes goes nowhere
     assert step.token_errors.max() < 10 * small
     assert step.prompt_error < 10 * small
@@ -117,3 +119,22 @@ def test_the_multinomial_classifier_of_exponent_one_is_a_class_problem(k: int) -
     np.testing.assert_allclose(ours.value(p), loss(p), rtol=1e-12)
     differences = [(loss(p + 1e-5 * e) - loss(p - 1e-5 * e)) / 2e-5 for e in np.eye(m + 1)]
     np.testing.assert_allclose(ours.gradient(p), differences, atol=1e-9)  # h^2, and eps / h
+
+
+def test_training_p_after_the_first_step_is_the_binary_one_for_two_classes() -> None:
+    """Joint training in paper A's order: one step on tokens and prompt, then p alone, named and certified."""
+    rng = np.random.default_rng(3)
+    sequences = np.array([[0, 1, 2], [0, 3, 4], [5, 1, 4]])
+    tokens, prompt = rng.standard_normal((6, 40)) / 40**0.5, rng.standard_normal(40) / 40**0.5
+    for k in (2, 3):
+        classes, heads = np.arange(3) % k, rng.standard_normal((40, k)) / 40**0.5
+        step = class_first_step(list(sequences), classes, tokens, prompt, heads, 30.0)
+        problem = ClassProblem.of(step.tokens[sequences], classes, head=heads)
+        limit = limit_of(problem, step.prompt)
+        assert limit.outcome in ("direction", "finite part")
+        assert limit.angle < 1e-6
+        if k == 2:
+            signs, head = 2 * classes - 1.0, heads[:, 1] - heads[:, 0]
+            binary = limit_of(TokenProblem.of(step.tokens[sequences], signs, head=head), step.prompt)
+            np.testing.assert_array_equal(limit.selected, binary.selected)
+            np.testing.assert_allclose(limit.solution.vector, binary.solution.vector, rtol=1e-9, atol=1e-12)

@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow
+from tokenmargin.dynamics import NormalizedGradientDescent, evolve, evolve_many, flow
 from tokenmargin.limits import limit_of
 from tokenmargin.margin import atlas, limit_direction
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.local_scores import ClassObjective, SquareObjective, prompt_objective
 from tokenmargin.objective.losses import ExponentialLoss, LogisticLoss
 from tokenmargin.problem.class_problem import ClassProblem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.problem.regression_problem import RegressionProblem
-from tokenmargin.problem.token_problem import TokenProblem, load_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, optimal_tokens
 
 
@@ -249,7 +250,11 @@ def test_losses_that_do_not_fit_get_one_line() -> None:
     with pytest.raises(TypeError, match="real labels have the square loss, got ExponentialLoss"):
         SquareObjective(real, ExponentialLoss())
     with pytest.raises(TypeError, match="3 classes; use ClassObjective"):
+        PromptObjective(several)
+    with pytest.raises(TypeError, match="3 classes; move tokens towards the heads by class_first_step"):
         JointObjective(several)
+    with pytest.raises(TypeError, match="run them one by one, with evolve or limit_of"):
+        evolve_many([several], NormalizedGradientDescent(0.1), steps=1)
     with pytest.raises(ValueError, match="has its own loss"):
         limit_of(ClassObjective(several), loss=LogisticLoss())
 

@@ -40,6 +40,15 @@ def test_the_stub_says_the_same():
     assert sorted(names) == sorted(tm.__all__)
 
 
+def test_what_is_one_room_further_in_is_found_and_not_listed():
+    from tokenmargin.dynamics import Adam
+
+    assert tm.Adam is Adam
+    assert "Adam" not in dir(tm)
+    with pytest.raises(AttributeError, match="no attribute 'adam'"):
+        getattr(tm, "adam")  # noqa: B009  # a type checker knows that it is not there
+
+
 def test_importing_loads_no_dependency():
     code = "import sys, tokenmargin; print(*sorted({'numpy', 'scipy', 'numba', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

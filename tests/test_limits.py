@@ -5,12 +5,14 @@ import pytest
 from benchmarks.limits_audit import Tally, audit, case
 
 from tokenmargin._statistics import wilson_interval
-from tokenmargin.dynamics import FlowSettings
+from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent
 from tokenmargin.limits.limit import limit_of
 from tokenmargin.limits.shares import basin_map, basins, random_starts
 from tokenmargin.margin import atlas, choice_margin, class_margin, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.losses import CustomLoss
+from tokenmargin.objective.multi_head import MultiHeadObjective
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -255,3 +257,31 @@ def test_what_lies_across_may_be_long() -> None:
     assert limit.angle > 1e-6
     assert "settled at 300" in limit.reason
     assert limit.rate == pytest.approx(-1.0, abs=1e-3)  # over the last three decades, 300 / |p| to the first order
+
+
+def test_the_limit_of_key_and_query_is_named_by_the_nuclear_margin() -> None:
+    problem = random_problem(2, 3, 3, rng=np.random.default_rng(4))
+    of_matrix = problem.with_matrix(np.random.default_rng(5).standard_normal((2, 3)))
+    objective = FactoredObjective(of_matrix)
+    limit = limit_of(objective, objective.aligned_start(0.1), method=NormalizedGradientDescent(0.03), steps=4000)
+    assert (limit.outcome, limit.norm.name) == ("direction", "nuclear")
+    W = objective.matrix(limit.point)
+    logits = of_matrix.keys.logits(W.ravel())
+    lead = np.sort(logits, axis=1)
+    margin = (lead[:, -1] - lead[:, -2]).min() / np.linalg.norm(W, "nuc")
+    assert limit.share == pytest.approx(margin / max_margin(of_matrix, limit.selected, norm="nuclear").margin, rel=1e-7)
+    with pytest.raises(TypeError, match="method='ngd'"):
+        limit_of(objective)
+    with pytest.raises(ValueError, match="is not known; use a method along the gradient"):
+        limit_of(objective, method="sign")
+
+
+def test_the_limit_of_several_heads_is_that_of_them_side_by_side() -> None:
+    rng = np.random.default_rng(6)
+    heads = [TokenProblem.of(rng.standard_normal((2, 3, 4)), [1, -1], scores=rng.standard_normal((2, 3))) for _ in "ab"]
+    limit = limit_of(MultiHeadObjective.of(heads))
+    assert limit.outcome == "direction"
+    # One margin for all heads: each has its own shortest vector, since their constraints share no coordinate.
+    for head, chosen, part in zip(heads, limit.selected.reshape(2, 2), np.split(limit.solution.vector, 2), strict=True):
+        np.testing.assert_allclose(part, max_margin(head, chosen).vector, atol=1e-8)
+    assert limit.angle < 1e-6

@@ -6,7 +6,7 @@ import pytest
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.problem.instances import figure1a
-from tokenmargin.problem.token_problem import ProblemFileError, load_problem, parse_problem
+from tokenmargin.problem.problem_files import ProblemFileError, load_problem, parse_problem
 
 RNG = np.random.default_rng(0)
 TOKENS, HEAD, LABELS = RNG.standard_normal((3, 4, 5)), RNG.standard_normal(5), [1, -1, 1]

@@ -16,7 +16,7 @@ from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vect
 from tokenmargin.margin.order_margin import order_margin
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem, load_next_token, next_token_windows
-from tokenmargin.problem.token_problem import ProblemFileError
+from tokenmargin.problem.problem_files import ProblemFileError
 
 
 def drawn(rng, *, d=None, size=6, n=8, longest=6, queries=2):

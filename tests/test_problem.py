@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1c, figure3b, random_problem, shared_vocabulary_problem
-from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem, load_problem
+from tokenmargin.problem.problem_files import ProblemFileError, load_problem
+from tokenmargin.problem.token_problem import TokenProblem
 
 KEYS = np.arange(12.0).reshape(2, 3, 2)
 
@@ -124,7 +125,7 @@ def test_a_malicious_file_is_never_unpickled(tmp_path) -> None:
 
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch) -> None:
     figure1c().save(tmp_path / "p.npz")
-    monkeypatch.setattr("tokenmargin.problem.token_problem.LARGEST_FILE", 100)
+    monkeypatch.setattr("tokenmargin.problem.problem_files.LARGEST_FILE", 100)
     with pytest.raises(ProblemFileError, match="more than the 100 allowed"):
         load_problem(tmp_path / "p.npz")
 
@@ -147,7 +148,7 @@ def test_a_problem_takes_no_more_memory_than_was_counted(tmp_path, monkeypatch, 
     load_problem(tmp_path / "p.npz")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    monkeypatch.setattr("tokenmargin.problem.token_problem.LARGEST_FILE", peak - 1)
+    monkeypatch.setattr("tokenmargin.problem.problem_files.LARGEST_FILE", peak - 1)
     with pytest.raises(ProblemFileError, match="more than the"):
         load_problem(tmp_path / "p.npz")
 

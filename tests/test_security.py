@@ -14,7 +14,7 @@ import torch
 import tokenmargin as tm
 from tokenmargin.classifier.files import save_model
 from tokenmargin.data.pipeline import prepare
-from tokenmargin.problem.token_problem import load_problem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import save_checkpoint
 
 HOOK = """
@@ -32,7 +32,7 @@ READ = """
 import json
 from tokenmargin.classifier.files import load_model
 from tokenmargin.data.prepared import load_prepared
-from tokenmargin.problem.token_problem import load_problem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import load_checkpoint
 from pathlib import Path
 readers = {"problem": load_problem, "model": load_model, "prepared": load_prepared, "checkpoint": load_checkpoint}

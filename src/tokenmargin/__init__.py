@@ -11,26 +11,11 @@ from importlib import import_module
 from tokenmargin._version import __version__
 
 _EXPORTS = {
-    "tokenmargin.norms": (
-        "CustomNorm",
-        "LpNorm",
-        "SchattenNorm",
-        "norm_named",
-    ),
-    "tokenmargin.problem.token_problem": (
-        "ProblemFileError",
-        "TokenProblem",
-        "load_problem",
-    ),
-    "tokenmargin.problem.geometry": (
-        "Coordinates",
-        "Gram",
-    ),
-    "tokenmargin.problem.bilinear": ("bilinear",),
-    "tokenmargin.problem.attention_problems": (
-        "cross_attention",
-        "self_attention",
-    ),
+    "tokenmargin.norms": ("norm_named",),
+    "tokenmargin.problem.token_problem": ("TokenProblem",),
+    "tokenmargin.problem.problem_files": ("load_problem",),
+    "tokenmargin.problem.geometry": ("Coordinates",),
+    "tokenmargin.problem.attention_problems": ("cross_attention", "self_attention"),
     "tokenmargin.problem.class_problem": ("ClassProblem",),
     "tokenmargin.problem.regression_problem": ("RegressionProblem",),
     "tokenmargin.problem.instances": (
@@ -38,38 +23,16 @@ _EXPORTS = {
         "figure1a",
         "figure1b",
         "figure1c",
-        "figure3a",
-        "figure3b",
         "figure5",
-        "figure8",
         "random_problem",
-        "shared_vocabulary_problem",
         "three_limits",
     ),
     "tokenmargin.problem.corpus": ("TokenCorpus",),
-    "tokenmargin.problem.next_token": (
-        "NextTokenProblem",
-        "next_token_windows",
-    ),
-    "tokenmargin.problem.corpus_generators": (
-        "k_level_corpus",
-        "selective_corpus",
-    ),
-    "tokenmargin.objective.losses": (
-        "CorrelationLoss",
-        "CustomLoss",
-        "ExponentialLoss",
-        "LogLoss",
-        "LogisticLoss",
-    ),
-    "tokenmargin.objective.attention": (
-        "JointObjective",
-        "PromptObjective",
-    ),
-    "tokenmargin.objective.local_scores": (
-        "ClassObjective",
-        "SquareObjective",
-    ),
+    "tokenmargin.problem.next_token": ("NextTokenProblem",),
+    "tokenmargin.problem.corpus_generators": ("k_level_corpus", "selective_corpus"),
+    "tokenmargin.objective.losses": ("CustomLoss", "ExponentialLoss", "LogLoss", "LogisticLoss"),
+    "tokenmargin.objective.attention": ("JointObjective", "PromptObjective"),
+    "tokenmargin.objective.local_scores": ("ClassObjective", "SquareObjective"),
     "tokenmargin.objective.attention_maps": (
         "AttentionMap",
         "Entmax",
@@ -78,35 +41,14 @@ _EXPORTS = {
         "Softmax",
         "Sparsemax",
     ),
-    "tokenmargin.objective.nonlinear_heads": (
-        "HeadObjective",
-        "NonlinearHead",
-        "optimal_sets",
-    ),
+    "tokenmargin.objective.nonlinear_heads": ("HeadObjective", "NonlinearHead"),
     "tokenmargin.objective.factored": ("FactoredObjective",),
     "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
-    "tokenmargin.objective.embedding": (
-        "EmbeddingObjective",
-        "Embeddings",
-        "gaussian_embeddings",
-        "wishart_embeddings",
-    ),
+    "tokenmargin.objective.embedding": ("gaussian_embeddings", "wishart_embeddings"),
     "tokenmargin.objective.first_step": ("first_step",),
-    "tokenmargin.objective.class_first_step": ("class_first_step",),
     "tokenmargin.objective.single_location": ("SingleLocation",),
-    "tokenmargin.selection": (
-        "angle",
-        "attention_weights",
-        "cosine",
-        "optimal_tokens",
-        "saturation",
-        "select",
-    ),
+    "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens"),
     "tokenmargin.margin": (
-        "Atlas",
-        "LimitDirection",
-        "MarginBatch",
-        "MarginSolution",
         "atlas",
         "choice_margin",
         "class_margin",
@@ -119,17 +61,9 @@ _EXPORTS = {
         "relaxed_max_margin",
     ),
     "tokenmargin.dynamics": (
-        "Adam",
-        "FlowPath",
-        "FlowSettings",
         "GradientDescent",
-        "MirrorDescent",
-        "Momentum",
         "NormalizedGradientDescent",
-        "Polyak",
-        "Schedule",
         "SteepestDescent",
-        "Trajectory",
         "cone_path",
         "evolve",
         "evolve_many",
@@ -138,46 +72,55 @@ _EXPORTS = {
         "ridge_path",
     ),
     "tokenmargin.limits": (
-        "Basins",
         "Limit",
-        "MethodLimit",
-        "Rates",
         "basin_map",
         "basins",
-        "NextTokenLimit",
         "limit_constants",
         "limit_of",
         "next_token_limit",
         "random_starts",
         "rates",
     ),
-    "tokenmargin.theory": (
-        "CLAIMS",
-        "Claim",
-        "claim",
-        "verify",
-    ),
-    "tokenmargin.data.pipeline": (
-        "Pipeline",
-        "prepare",
-    ),
-    "tokenmargin.data.prepared": (
-        "PreparedText",
-        "load_prepared",
-    ),
-    "tokenmargin.training.trainer": (
-        "TrainingConfig",
-        "TrainingRun",
-        "train",
-    ),
-    "tokenmargin.classifier": (
-        "TokenSelectionClassifier",
-        "load_model",
-    ),
+    "tokenmargin.theory": ("CLAIMS", "claim", "verify"),
+    "tokenmargin.data.pipeline": ("prepare",),
+    "tokenmargin.data.prepared": ("load_prepared",),
+    "tokenmargin.training.config": ("TrainingConfig",),
+    "tokenmargin.training.trainer": ("train",),
+    "tokenmargin.classifier": ("TokenSelectionClassifier", "load_model"),
 }
-_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+# One room further in: found here as well, but no part of the front door; import them from their rooms.
+_ROOMS = {
+    "tokenmargin.norms": ("CustomNorm", "LpNorm", "SchattenNorm"),
+    "tokenmargin.problem.problem_files": ("ProblemFileError",),
+    "tokenmargin.problem.geometry": ("Gram",),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.instances": ("figure3a", "figure3b", "figure8", "shared_vocabulary_problem"),
+    "tokenmargin.problem.next_token": ("next_token_windows",),
+    "tokenmargin.objective.losses": ("CorrelationLoss",),
+    "tokenmargin.objective.nonlinear_heads": ("optimal_sets",),
+    "tokenmargin.objective.embedding": ("EmbeddingObjective", "Embeddings"),
+    "tokenmargin.objective.class_first_step": ("class_first_step",),
+    "tokenmargin.selection": ("saturation", "select"),
+    "tokenmargin.margin": ("Atlas", "LimitDirection", "MarginBatch", "MarginSolution"),
+    "tokenmargin.dynamics": (
+        "Adam",
+        "FlowPath",
+        "FlowSettings",
+        "MirrorDescent",
+        "Momentum",
+        "Polyak",
+        "Schedule",
+        "Trajectory",
+    ),
+    "tokenmargin.limits": ("Basins", "MethodLimit", "Rates", "NextTokenLimit"),
+    "tokenmargin.theory": ("Claim",),
+    "tokenmargin.data.pipeline": ("Pipeline",),
+    "tokenmargin.data.prepared": ("PreparedText",),
+    "tokenmargin.training.trainer": ("TrainingRun",),
+}
+_HOME = {name: module for listed in (_EXPORTS, _ROOMS) for module, names in listed.items() for name in names}
 
-__all__ = ["__version__", *sorted(_HOME)]
+__all__ = ["__version__", *sorted(name for names in _EXPORTS.values() for name in names)]
 
 
 def __getattr__(name: str) -> object:

@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["program"]
-
 
 def program() -> int:
     """Run the command of the command line; Ctrl-C is answered in one line, also while modules are loaded."""

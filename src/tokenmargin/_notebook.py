@@ -109,14 +109,15 @@ def _html(title: str, columns: Mapping[str, Array]) -> str:
     head = "".join(f"<th style='{_STYLE}'>{html.escape(name)}</th>" for name in columns)
     shown = itertools.islice(zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True), SHOWN)
     body = "".join(
-        "<tr>" + "".join(f"<td style='{_STYLE}'>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
+        "<tr>" + "".join(f"<td style='{_STYLE}'>{html.escape(table_cell(value))}</td>" for value in row) + "</tr>"
         for row in shown
     )
     more = f"<div>... {rows - SHOWN} more rows: to_frame()</div>" if rows > SHOWN else ""
     return f"<div><code>{html.escape(title)}</code><table><tr>{head}</tr>{body}</table>{more}</div>"
 
 
-def _cell(value: object) -> str:
+def table_cell(value: object) -> str:
+    """A value as a table shows it."""
     match value:
         case bool():
             return "yes" if value else ""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.problem.geometry import AbstractGeometry, as_array, checked_point
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -120,22 +120,14 @@ def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection
 
 
 def neighbours(
-    problem: TokenProblem,
-    p: Float[Array, "... D"],
-    selected: Selection,
-    *,
-    tolerance: float = NEIGHBOUR_TOLERANCE,
+    problem: TokenProblem, p: Float[Array, "... D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Bool[Array, "... n T"]:
     """SVM-neighbours `T_i` at the max-margin solution `p`: margin 1 up to `tolerance` (Definition 2)."""
     return near_tokens(problem.keys.logits(p), checked_selection(problem, selected), tolerance=tolerance)
 
 
 def score_gaps(
-    problem: TokenProblem,
-    p: Float[Array, "... D"],
-    selected: Selection,
-    *,
-    tolerance: float = NEIGHBOUR_TOLERANCE,
+    problem: TokenProblem, p: Float[Array, "... D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Float[Array, "... n"]:
     """`gamma_{i alpha_i} - max over T_i of gamma_it` for each input; infinity for an input without neighbours."""
     alpha = checked_selection(problem, selected)
@@ -203,11 +195,7 @@ def spelled(chosen: Bool[Array, "n T"], between: str = " ") -> str:
 
 
 def is_locally_optimal(
-    problem: TokenProblem,
-    p: Float[Array, " D"],
-    selected: Selection,
-    *,
-    tolerance: float = NEIGHBOUR_TOLERANCE,
+    problem: TokenProblem, p: Float[Array, " D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> bool:
     """Whether every selected token outscores its SVM-neighbours strictly (Definition 2): `p` is an LMM direction."""
     return bool((score_gaps(problem, p, selected, tolerance=tolerance) > 0).all())

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.optimize import approx_fprime
+from scipy.optimize import approx_fprime, minimize
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -82,7 +82,8 @@ def test_selected_span_and_margin(fitted):
 @pytest.mark.parametrize("held", [np.inf, 0.1], ids=["values", "attention"])
 @pytest.mark.parametrize("g", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("k", [2, 3])
-def test_gradient_against_differences(k, g, held):
+@pytest.mark.parametrize("loss", ["log", "hinge"])
+def test_gradient_against_differences(loss, k, g, held):
     import scipy.sparse as sp
 
     from tokenmargin.classifier import solver
@@ -91,7 +92,14 @@ def test_gradient_against_differences(k, g, held):
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
     data = solver.Labelled(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k)
     start, units = solver.start_model(data, solver.Start(0.5, g))
-    objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2))
+    objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2), loss=loss)
+    # Losses are counted in what the best constant decision loses: found here by a search over constants.
+    f = np.zeros((12, start.values.shape[1]))
+    best = minimize(lambda b: solver.LOSSES[loss](f + b, data.codes, data.weight / data.weight.sum())[0], f[0]).fun
+    assert objective(np.zeros(len(objective.flat(start))))[0] >= 1 - 1e-9
+    assert solver.LOSSES[loss](f, data.codes, data.weight / data.weight.sum())[0] == pytest.approx(
+        objective(np.zeros(len(objective.flat(start))))[0] * best, rel=1e-5
+    )
     at = objective.flat(start)
     at = at + 0.3 * rng.standard_normal(len(at))
     np.testing.assert_allclose(objective.flat(objective.model(at)), at, rtol=1e-12, atol=1e-14)
@@ -153,7 +161,8 @@ def test_weights_of_texts(sentences):
 
 def test_warm_start_keeps_the_vocabulary(sentences):
     texts, labels = sentences
-    model = TokenSelectionClassifier(warm_start=True, random_state=0).fit(texts, labels)
+    given = {"value_penalty": 1.0, "start_power": 0.5, "exponent": 0.5, "loss": "log"}  # nothing to choose
+    model = TokenSelectionClassifier(warm_start=True, random_state=0, **given).fit(texts, labels)
     before, iterations = model.vocabulary_, model.n_iter_
     model.fit(texts, labels)
     assert model.vocabulary_ is before
@@ -269,7 +278,7 @@ def test_weights_that_would_overflow_are_refused():
 def test_transform_adds_up_to_the_decision(sentences, k):
     texts = sentences[0][:200]
     labels = sentences[1][:200] if k == 2 else np.arange(200) % 3
-    model = TokenSelectionClassifier(ngrams=2, random_state=0).fit(texts, labels)
+    model = TokenSelectionClassifier(ngrams=2, exponent=0.5, random_state=0).fit(texts, labels)
     found = model.transform(texts)
     assert found.shape == (200, len(model.get_feature_names_out()))
     f = model.decision_function(texts)

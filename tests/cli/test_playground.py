@@ -52,4 +52,4 @@ def test_it_opens_what_fit_wrote(
     table.write_text("text,label\n" + "win a prize,a\nlunch at noon,b\nno more,c\n" * 30)
     assert main(["fit", str(table), "--out", str(tmp_path / "three")]) == 0
     assert main(["playground", "--no-browser", "--model", str(tmp_path / "three")]) == 2
-    assert "the playground shows models of two classes, this one has 3" in capsys.readouterr().err
+    assert "the page shows models of two classes, this one has 3" in capsys.readouterr().err

@@ -77,11 +77,11 @@ def test_download_is_checked_and_kept(tmp_path, monkeypatch):
     file = RemoteFile("https://example.org/x.tgz", hashlib.sha256(content).hexdigest(), "none")
     monkeypatch.setattr(datasets.urllib.request, "urlopen", lambda url, timeout: Answer(content))
     seen = []
-    assert datasets._download(file, tmp_path, lambda *done: seen.append(done)).read_bytes() == content
+    assert datasets.download(file, tmp_path, lambda *done: seen.append(done)).read_bytes() == content
     assert seen == [(7, 7)]
     wrong = RemoteFile("https://example.org/y.tgz", "0" * 64, "none")
     with pytest.raises(DatasetError, match="expected 0000"):
-        datasets._download(wrong, tmp_path, None)
+        datasets.download(wrong, tmp_path, None)
     assert [path.name for path in tmp_path.iterdir()] == ["x.tgz"]
 
 

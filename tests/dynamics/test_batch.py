@@ -6,6 +6,7 @@ import pytest
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, batch, evolve, evolve_many
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import LOSSES
+from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.problem.instances import figure1b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -129,3 +130,24 @@ def test_equal_scores_far_out_move_as_one_at_a_time(d: int) -> None:
     apart = evolve(PromptObjective(problem), method, steps=20, start=starts).final
     np.testing.assert_allclose(together, apart, rtol=1e-9)
     assert (together[:, 0] > starts[:, 0] + 10).all()
+
+
+@pytest.mark.parametrize("method", [NormalizedGradientDescent(0.3), "adam"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_minibatches_are_steps_on_the_inputs_drawn(method, tied) -> None:
+    poses = [random_problem(4, 3, 5, rng=np.random.default_rng(seed)) for seed in range(2)]
+    if tied:
+        scores = np.round(poses[0].scores)
+        poses[0] = TokenProblem(poses[0].keys, poses[0].labels, scores=scores - scores.max(axis=1, keepdims=True))
+    runs = evolve_many(poses, method, steps=6, batch=2, rng=7).resume(steps=9)
+    drawn = np.random.default_rng(7)
+    alone = [evolve(pose, method, steps=0) for pose in poses]
+    for _ in range(9):
+        order = drawn.random((4, 2)).argsort(axis=0)
+        for b in range(2):
+            objective = on_inputs(PromptObjective(poses[b]), np.flatnonzero(order[:, b] < 2), 4)
+            alone[b] = evolve(objective, method, steps=1, start=alone[b].final, memory=alone[b].memory)
+    for b in range(2):
+        np.testing.assert_allclose(runs.finals[b][0], alone[b].final, atol=1e-9)
+    with pytest.raises(ValueError, match="with rng, a seed such as 0; got 2"):
+        evolve_many(poses, method, steps=1, batch=2)

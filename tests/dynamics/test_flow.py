@@ -6,7 +6,8 @@ import pytest
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, integrate
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
-from tokenmargin.dynamics.flow import FlowSettings, flow
+from tokenmargin.dynamics.flow import flow
+from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.embedding import wishart_embeddings

@@ -1,16 +1,15 @@
 """Settings from text and back, axes, and grids."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmargin.experiments import EXPERIMENTS, AbstractExperiment, Axis, Grid, Result, command, parse_axis
-from tokenmargin.experiments.settings import parse_setting, settings_from, with_settings
+from tokenmargin.experiments import AbstractExperiment, Axis, Grid, Result, command, parse_axis
+from tokenmargin.experiments.settings import parse_setting, with_settings
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,6 @@ def test_the_command_of_an_experiment_gives_it_again(
     assert words[:3] == ["tokenmargin", "reproduce", "everything"]
     flags = {name.removeprefix("--"): text for name, text in zip(words[3::2], words[4::2], strict=True)}
     assert with_settings(Everything.quick(), flags) == experiment
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_json_gives_settings_back(experiment: type[AbstractExperiment]) -> None:
-    for config in (experiment.quick(), experiment.paper()):
-        assert settings_from(experiment, json.loads(json.dumps(asdict(config)))) == config
 
 
 def test_axes_from_text() -> None:

@@ -32,7 +32,7 @@ from tests.fuzz.samples import PROBE, Samples
 from tokenmargin._files import file_digest
 from tokenmargin.classifier import load_model
 from tokenmargin.data.prepared import ARRAYS, load_prepared
-from tokenmargin.problem.token_problem import load_problem
+from tokenmargin.problem.problem_files import load_problem
 from tokenmargin.training.checkpoint import load_checkpoint
 
 

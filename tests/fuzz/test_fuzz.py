@@ -19,7 +19,7 @@ from tests.fuzz.samples import Samples
 
 from tokenmargin._files import sealed, unsealed
 from tokenmargin.data.sources import SourceError, read_labelled
-from tokenmargin.problem.token_problem import ProblemFileError, parse_problem
+from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 BUDGET = float(os.environ.get("FUZZ", "1"))

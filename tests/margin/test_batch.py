@@ -59,3 +59,25 @@ def test_errors_say_what_is_wrong(keys, selected, message: str) -> None:
         max_margin_batch.__wrapped__(keys, selected) if hasattr(max_margin_batch, "__wrapped__") else max_margin_batch(
             keys, selected
         )
+
+
+@pytest.mark.parametrize("norm", ["l1", "linf", "lp:1.5", "lp:3"])
+@pytest.mark.parametrize("scale", [1.0, 1e-90])
+def test_a_batch_in_another_norm_is_its_problems_one_by_one(norm: str, scale: float) -> None:
+    rng = np.random.default_rng(5)
+    keys, selected = rng.standard_normal((20, 2, 3, 4)), rng.integers(0, 3, (20, 2))
+    keys[:6] = rng.integers(-1, 2, (6, 2, 3, 4))  # ties, repeats, faces of solutions
+    keys[3, 0, 0] = keys[3, 0, 1]
+    selected[3, 0] = 0  # infeasible
+    batch = max_margin_batch(keys * scale, selected, norm=norm)
+    for b in range(20):
+        one = max_margin(TokenProblem.of(keys[b] * scale, np.ones(2), scores=np.zeros((2, 3))), selected[b], norm=norm)
+        assert batch[b].status == one.status != "inaccurate"
+        assert batch[b].margin == pytest.approx(one.margin, rel=2e-9)  # two certified gaps of at most 1e-9
+        if one.is_optimal:
+            assert (one.norm, one.face is None) == (batch[b].norm, False)
+            assert batch[b].freedom is None
+            rows = np.repeat(keys[b][np.arange(2), selected[b]], 2, axis=0) - keys[b][tuple(batch[b].tokens.T)]
+            assert (rows @ (batch[b].vector * scale)).min() >= 1 - 1e-12
+    assert (batch.optimal ^ batch.infeasible).all()
+    assert batch.infeasible[3]

@@ -81,7 +81,7 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
 def test_too_many_active_constraints_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ordered_rows(np.random.default_rng(6))
     best = interior_point(rows, gap=1e-9)
-    monkeypatch.setattr(polish, "_MOST", 1)
+    monkeypatch.setattr(polish, "LARGEST_SET", 1)
     assert polish_solution(rows, best, np.ones(len(rows), dtype=bool)) is best
 
 

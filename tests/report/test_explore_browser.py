@@ -23,7 +23,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 SIZES = {"desk": (1440, 900), "laptop": (1280, 720), "wide laptop": (1366, 768), "phone": (390, 844)}
 ACCESSIBILITY = (Path(__file__).parent / "accessibility.js").read_text()
-SECTIONS = ("tokens", "training", "margin", "settle", "proofs")
+PICTURES = ("tokens", "training", "margin", "settle", "proofs")
+SECTIONS = (*PICTURES, "words")
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +118,16 @@ def test_each_section_is_seen_whole_and_can_be_read(browser: Browser, address: s
     for section in SECTIONS:
         page = tab.open(f"#{section}")
         assert page.evaluate("() => window.explore.view.section") == section
-        for selector in ("#caption", "#disc", "#play", "#time", f"#{section} h2"):
+        seen = ("#play", "#time") if section in PICTURES else ("#typed",)
+        for selector in ("#caption", "#disc", *seen, f"#{section} h2"):
             assert inside(page, selector), f"{selector} at {size}, {section}"
         assert page.locator("#disc").bounding_box()["width"] > 250
         assert len(page.locator("#caption").inner_text()) > 20
         assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         faults = page.evaluate(ACCESSIBILITY)
         assert not faults, json.dumps(faults[:5], indent=1)
-        assert page.locator(".token").count() == len([k for row in state(page)["inputs"] for k in row["tokens"]])
+        if section in PICTURES:
+            assert page.locator(".token").count() == len([k for row in state(page)["inputs"] for k in row["tokens"]])
     tab.context.close()
     assert not tab.wrong
 
@@ -312,6 +315,27 @@ def test_embedded_it_is_the_picture_alone(tab: Tab) -> None:
     assert not page.locator("#article").is_visible()
     assert page.locator("#disc").is_visible()
     assert page.evaluate("() => window.explore.view.section") == "settle"
+
+
+def test_a_sentence_of_ones_own_is_decided_or_not_and_kept_in_the_link(tab: Tab) -> None:
+    page = tab.open("#words")
+    assert page.locator("#caption").inner_text().startswith("positive")
+    names = page.locator("#disc .word-token text").all_text_contents()
+    assert "delightful" in names
+    page.locator("#sentence button", has_text="delightful").click()
+    assert "No word here that decides" in page.locator("#caption").inner_text()
+    page.locator('#disc .word-token[aria-pressed="true"]').focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#caption").inner_text().startswith("positive")
+    page.fill("#typed", "and")
+    assert "No word here that decides" in page.locator("#caption").inner_text()
+    page.fill("#typed", "a dreadful <b>ferry</b> / 😀")
+    assert page.locator("#caption").inner_text().startswith("negative")
+    page.wait_for_function("() => location.hash.startsWith('#words/a%20dreadful')")
+    page = tab.open(page.evaluate("() => location.hash"))
+    assert page.locator("#typed").input_value() == "a dreadful <b>ferry</b> / 😀"
+    page.locator("#contents a").first.click()
+    assert page.locator(".token").count() == 3
 
 
 def axe_core() -> Path | None:

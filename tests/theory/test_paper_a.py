@@ -115,7 +115,7 @@ def test_start_and_first_step_by_loops():
 
 def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
     x = EmbeddingInstance.of(4, 3)
-    problem, _ = x.posed[0]
+    problem, _ = x.problems_and_choices[0]
     keys = problem.keys
     w = class_margin(problem, x.corpus.important).vector
     p = 12 * w + 0.3 * x.point(0)
@@ -143,7 +143,7 @@ def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
 def test_lemma_9_ratio_from_the_gradient_written_out():
     x = EmbeddingInstance.of(2, 2, selection="important")
     found = measured("A.lemma9", x)
-    problem, chosen = x.posed[0]
+    problem, chosen = x.problems_and_choices[0]
     u = class_margin(problem, chosen).vector
     p = x.limits[0].path.at_norm(1e3)
     with mpmath.workdps(900):  # the gradient is about exp(-1200) there
@@ -170,13 +170,13 @@ def test_lemma_9_ratio_from_the_gradient_written_out():
 def test_classes_against_clarabel(n, T, selection):
     for seed in range(3):
         x = EmbeddingInstance.of(n, T, dimension=20, step=5.0, seed=seed, selection=selection)
-        problem, chosen = x.posed[0]
+        problem, chosen = x.problems_and_choices[0]
         assert 1 / class_margin(problem, chosen).margin == pytest.approx(shortest(problem, chosen), rel=1e-6, abs=1e-9)
 
 
 def test_mu_by_trying_every_set_of_ties():
     x = EmbeddingInstance.of(4, 2, irrelevant=1)
-    problem, important = x.posed[0][0], x.corpus.important
+    problem, important = x.problems_and_choices[0][0], x.corpus.important
     sets = [ties for ties in itertools.product((False, True), repeat=4) if any(ties) and not all(ties)]
     lengths = [shortest(problem, important | (np.array(ties)[:, None] & ~important)) for ties in sets]
     # each sequence has one irrelevant token, so these are all the selections that contain the important tokens
@@ -186,7 +186,7 @@ def test_mu_by_trying_every_set_of_ties():
 
 def test_the_limit_selects_by_its_definition():
     x = EmbeddingInstance.of(4, 3)
-    problem, important = x.posed[0][0], x.corpus.important
+    problem, important = x.problems_and_choices[0][0], x.corpus.important
     limit = follow(problem, x.steps[0].after.prompt, norm=1e4)
     assert (limit.chosen == important).all()
     assert limit.slope == pytest.approx(-1, abs=0.01)
@@ -212,7 +212,7 @@ def test_gram_and_coordinates_give_the_same_limit():
 def test_the_example_of_lemma_19_by_hand():
     """Every start of it satisfies (14); its mu is found again over all sets of ties, by clarabel."""
     x = aligned_start()
-    start, problem, important = x.steps[0].before, x.posed[0][0], x.corpus.important
+    start, problem, important = x.steps[0].before, x.problems_and_choices[0][0], x.corpus.important
     a, b = start.overlaps
     allowed = math.sqrt(2 * math.log(x.corpus.size**2 / x.delta) / float(x.dimension))
     assert max(np.abs(a).max(), np.abs(b).max(), abs(start.prompt @ start.head)) <= allowed
@@ -251,7 +251,7 @@ def test_mu_is_negative_on_every_corpus_as_proven():
         assert corpus.assumption4().holds
         assert claim("A.lemma19-no-mu").on(x).verdict == "holds"
         M = int((corpus.completely != 0).sum())
-        mu = largest_mu(x.posed[0][0], corpus.important)
+        mu = largest_mu(x.problems_and_choices[0][0], corpus.important)
         assert mu <= 1 - math.sqrt((1 - 1 / (M + 1)) / smallest_rival(x)) + 1e-9
         largest.append(mu)
     assert max(largest) < -0.2
@@ -266,7 +266,7 @@ def test_no_corpus_found_by_search_has_a_larger_mu_than_proven():
         words += [[f"-{s}", f"t{t}"] for s, t in zip(down, filling[order], strict=True)]
         corpus = TokenCorpus.of(words, np.repeat([1, -1], len(up)))
         x = instance(corpus)
-        return largest_mu(x.posed[0][0], corpus.important), x
+        return largest_mu(x.problems_and_choices[0][0], corpus.important), x
 
     state = [np.zeros(4, dtype=int), np.arange(4), rng.integers(2, size=4), np.arange(4)]
     best, x = posed(*state)
@@ -352,7 +352,7 @@ def test_definitions_15_and_16_with_ties():
 
 def test_definition_15_by_sorting():
     x = EmbeddingInstance.of(6, 4, dimension=40, step=5.0, varied=True)
-    problem = x.posed[0][0]
+    problem = x.problems_and_choices[0][0]
     chosen = choices(problem, x.point(0))
     for i, tokens in enumerate(x.corpus.index.tolist()):
         logits = problem.keys.logits(x.point(0))[i]
@@ -377,7 +377,7 @@ def test_equation_18_leaves_the_class():
     np.testing.assert_allclose(solve(printed_constraints(problem, both)).vector, [1, 0], atol=1e-12)
     np.testing.assert_allclose(class_margin(problem, both).vector, [1, -2], atol=1e-12)
     x = claim("A.equation18").refutation()
-    problem, chosen = x.posed[0]
+    problem, chosen = x.problems_and_choices[0]
     p = solve(printed_constraints(problem, chosen)).vector
     logits = problem.keys.logits(p)
     ties = [np.ptp(row[here]) for row, here in zip(logits, chosen, strict=True) if here.sum() > 1]
@@ -389,7 +389,7 @@ def test_the_length_formula_by_clarabel():
     for corpus in corpora_under_assumption_4():
         x = instance(corpus)
         M, N = (corpus.completely != 0).sum(), (corpus.completely == 0).sum()
-        found = shortest(x.posed[0][0], corpus.important) ** 2
+        found = shortest(x.problems_and_choices[0][0], corpus.important) ** 2
         if balanced_flow(corpus):
             assert found == pytest.approx(M * N / (M + N), rel=1e-6)
         else:

@@ -69,7 +69,7 @@ def test_lemma_10_by_loops():
 def test_the_closed_form_is_longer_than_a_feasible_vector():
     """The refutation: M by loops, `M^+ 1` by least squares, and a vector with all margins of 1 that is far shorter."""
     x = claim("A.lemma3-closed-form").refutation()
-    problem, chosen = x.posed[0]
+    problem, chosen = x.problems_and_choices[0]
     rows = []
     for tokens, important in zip(x.corpus.index, x.corpus.important, strict=True):
         top = problem.keys.vectors[tokens[important.argmax()]]
@@ -87,7 +87,7 @@ def test_the_closed_form_is_longer_than_a_feasible_vector():
 def test_no_gradient_along_what_ties_everything():
     """Lemma 6 by autograd: a vector orthogonal to all differences of tokens is orthogonal to the gradient."""
     x = EmbeddingInstance.of(4, 3, dimension=20, step=5.0)
-    problem, prompt = x.posed[0][0], x.steps[0].after.prompt
+    problem, prompt = x.problems_and_choices[0][0], x.steps[0].after.prompt
     differences = (problem.keys.tokens[:, :, None] - problem.keys.tokens[:, None]).reshape(-1, len(prompt))
     _, sizes, axes = np.linalg.svd(differences)
     tying = axes[(sizes > 1e-9).sum() :]

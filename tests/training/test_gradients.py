@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions, Scales
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, Conventions, Scales, State, initial_state
+from tokenmargin.training.parameters import AdamW, State, initial_state
 from tokenmargin.training.two_layer import TwoLayer
 
 SETTINGS = AdamW(rate=0.01, decay=0.02)

@@ -14,7 +14,8 @@ import numpy as np, torch
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.cuda import OneLayerCuda
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, Scales, initial_state
+from tokenmargin.training.config import Scales
+from tokenmargin.training.parameters import AdamW, initial_state
 
 rng = np.random.default_rng(0)
 lengths = rng.integers(1, 20, 7)
@@ -65,7 +66,8 @@ for size in (2, 3):
 TWO_LAYERS = """
 import numpy as np, torch
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.parameters import AdamW, Conventions, Scales, initial_state
+from tokenmargin.training.config import Conventions, Scales
+from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.two_layer import TwoLayer
 from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
@@ -87,6 +89,27 @@ for how in (Conventions(), Conventions(False, 3.5, True)):
     for name, size in (("embeddings", 4e-6), ("heads", 4e-6), ("embeddings_m", 1e-7), ("heads_m", 1e-7)):
         difference = (getattr(states[0], name) - getattr(states[1], name)).abs().max()
         assert difference < size, (name, difference)
+
+    if not how.affine_norm:
+        continue
+    # Factors of 11 bits are right to 2^-12; a term of a gradient has three of them. Logits are sums of such products,
+    # so they are wrong by 2^-11 of |C_i| |C_j| at most, and a softmax passes that on as a relative error, twice.
+    for size, few, head in ((1.0, 1.0, 1.0), (1.0, 1e-5, 1e-6), (1e6, 1.0, 1.0)):  # float16 alone holds the first only
+        start = dict(seed=1, scales=Scales(1.0, 1.0), affine_norm=how.affine_norm)
+        states = [initial_state(160, 12, **start) for _ in range(2)]
+        scaled = Conventions(False, size**2, how.affine_norm)
+        for state in states:
+            state.embeddings *= size
+            state.embeddings[::3] *= few
+            state.heads[1] *= head
+        longest = (states[0].embeddings - states[0].embeddings.mean(1, keepdim=True)).norm(dim=1).max() / size
+        rough = lambda *a, **k: TwoLayerCuda(*a, **k, precision="tf32")
+        for kind, state in ((rough, states[0]), (TwoLayer, states[1])):
+            kind(data, state, settings, conventions=scaled).run(order, 7, first=0, last=1, rate=1e-3 * size)
+        for name in ("embeddings_m", "heads_m"):
+            ours, theirs = (getattr(state, name) for state in states)
+            relative = (ours - theirs).norm() / theirs.norm()
+            assert 0 < relative < (3 / 2 + 2 * longest**2) * 2**-11, (name, size, few, relative)
 """
 
 

@@ -14,9 +14,10 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import balanced, selective_corpus, subset
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Scales, TrainingConfig
 from tokenmargin.training.observed_training import Job, run_job
 from tokenmargin.training.one_layer import OneLayer
-from tokenmargin.training.parameters import AdamW, Scales, initial_state
+from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.probe import (
     alignment,
     as_problem,
@@ -26,7 +27,6 @@ from tokenmargin.training.probe import (
     selected,
     token_scores,
 )
-from tokenmargin.training.trainer import TrainingConfig
 
 
 @pytest.fixture

@@ -24,9 +24,10 @@ from tokenmargin.data.sentences import make_sentences
 from tokenmargin.data.sources import binary_labels
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.checkpoint import load_checkpoint
+from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.distributed.ranks import Ranks
 from tokenmargin.training.distributed.splits import ByDimension, ByTexts
-from tokenmargin.training.trainer import TrainingConfig, train
+from tokenmargin.training.trainer import train
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")
 TEXTS, BATCH, EPOCHS = 800, 8, 5

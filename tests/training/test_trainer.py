@@ -16,7 +16,8 @@ import torch
 
 from tokenmargin._files import locked_folder
 from tokenmargin.training.checkpoint import load_checkpoint, save_checkpoint
-from tokenmargin.training.trainer import TrainingConfig, train
+from tokenmargin.training.config import TrainingConfig
+from tokenmargin.training.trainer import train
 
 CONFIG = TrainingConfig(dimension=8, epochs=6, batch=8, rate=0.02, milestones=(3,), decay=1e-3)
 

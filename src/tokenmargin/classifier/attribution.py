@@ -22,8 +22,6 @@ from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Encoded, segment_sum
 
-__all__ = ["attribute", "in_chunks", "join_attributions", "token_parts", "weigh"]
-
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
 Result = TypeVar("Result")
@@ -85,7 +83,7 @@ def weigh(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array]
     logits = [token_logits[ids] for ids in encoded.levels]
     top = np.maximum(np.max([_segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
-    for share, times in zip(shares, _repeats(encoded), strict=True):
+    for share, times in zip(shares, _repeats(encoded) if not model.repeats else (), strict=not model.repeats):
         share /= times  # the occurrences of a token share its weight
     Z = np.exp(model.sink_logit - top) + sum(segment_sum(share, offsets) for share in shares)
     for share in shares:

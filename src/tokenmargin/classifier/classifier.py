@@ -28,13 +28,12 @@ from tokenmargin.classifier.splitting import distinct, draw, fold_numbers, held_
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
-
-__all__ = ["TokenSelectionClassifier"]
+from tokenmargin.data.words import Words
 
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
 
-CHOSEN = ("value_penalty", "start_power", "exponent")  # what may be "auto"
+CHOSEN = ("value_penalty", "start_power", "exponent", "loss")  # what may be "auto"
 FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 
 
@@ -43,8 +42,8 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     The decision on a text is `f = b_0 + sum_s e^{a_s} b_s / (e^c + sum_s e^{a_s})^g` over its distinct tokens. It comes
     from embeddings E, prompt p and head v through `a = <E, p>` and `b = <E, v>` alone. Two classes share one column of
-    values; more share the attention and have a column each, with a multinomial loss. Settings that are `auto` are
-    chosen on folds of the training texts, by log loss; the probabilities are calibrated on the same folds.
+    values; more share the attention and have a column each. Settings that are `auto` are chosen on folds of the
+    training texts, by log loss; the probabilities are calibrated on the same folds.
 
     **Arguments**
     - `tokenizer`: `words` (lower case, with numbers, hashtags and emoji; single characters of scripts without blanks),
@@ -52,11 +51,14 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `tokenizers.Tokenizer`. Lists of tokens are taken as they are.
     - `ngrams`: the longest n-gram that is a token.
     - `min_count`: how often a word must occur to be known; n-grams must occur twice, and at least `min_count` times.
+    - `max_words`: how many words are known at most, the most frequent ones; None for no bound.
+    - `vocabulary`: the words that are known, spelled as the tokenizer does, instead of those that occur often enough.
     - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model; between them evidence adds up in
         part.
     - `attention`: `counted` (logits are naive Bayes': how well a token tells the classes apart), `learned` (the same
         as a start, then trained), or `uniform` (equal for all tokens: the baseline to compare with).
     - `start_power`: how much easier a token that tells the classes apart gets a value (0: rarity alone counts).
+    - `loss`: `log` (logistic or multinomial) or `hinge` (squared; each class against the rest).
     - `value_penalty`: ridge on the values, beside the sum of the losses; features of a text have length 1 on average.
     - `logit_penalty`: ridge that holds learned attention to its start.
     - `max_iter`, `tol`: iterations of L-BFGS, and the part of the base rate's loss an iteration must save to go on.
@@ -91,9 +93,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         *,
         ngrams: int = 1,
         min_count: int = 2,
+        max_words: int | None = None,
+        vocabulary: Sequence[str] | None = None,
         exponent: float | str = "auto",
         attention: str = "counted",
         start_power: float | str = "auto",
+        loss: str = "auto",
         value_penalty: float | str = "auto",
         logit_penalty: float = 30.0,
         max_iter: int = 100,
@@ -109,9 +114,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.tokenizer = tokenizer
         self.ngrams = ngrams
         self.min_count = min_count
+        self.max_words = max_words
+        self.vocabulary = vocabulary
         self.exponent = exponent
         self.attention = attention
         self.start_power = start_power
+        self.loss = loss
         self.value_penalty = value_penalty
         self.logit_penalty = logit_penalty
         self.max_iter = max_iter
@@ -150,13 +158,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         if again:
             encoded = self.vocabulary_.encode(words)
         else:
-            self.vocabulary_, encoded = Vocabulary.learn(
-                words,
-                ngrams=self.ngrams,
-                minimum=self.min_count,
-                minimum_gram=max(2, self.min_count),
-                weight=None if sample_weight is None else weight,
-            )
+            self.vocabulary_, encoded = self._learn_words(words, None if sample_weight is None else weight)
         self.classes_ = classes
         if self.class_weight is not None:
             weight = weight * compute_sample_weight(self.class_weight, labels)
@@ -174,8 +176,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TokenSelectionClassifier:
         """Learn from some texts more, going on from the last answer.
 
-        The first call fixes vocabulary, classes and what is chosen, and measures `validation_`. The token numbers of
-        all texts are kept (the texts are not), so the answer is that of all of them, whatever the parts.
+        The first call fixes vocabulary (give `vocabulary` to fix its words before), classes and what is chosen, and
+        measures `validation_`. The token numbers of all texts are kept (the texts are not), so the answer is that of
+        all of them, whatever the parts.
 
         **Arguments**
         - `classes`: all classes, if the first texts do not have them all.
@@ -204,14 +207,22 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def _begin(self, documents: Sequence[Any], classes: Array) -> None:
         """A vocabulary, without training: some classes have not been seen yet."""
         check_settings(self)
-        words = read_tokens(documents, self.tokenizer)
-        self.vocabulary_, _ = Vocabulary.learn(
-            words, ngrams=self.ngrams, minimum=self.min_count, minimum_gram=max(2, self.min_count)
-        )
+        self.vocabulary_, _ = self._learn_words(read_tokens(documents, self.tokenizer), None)
         given = {name: getattr(self, name) for name in CHOSEN}
-        self.chosen_ = Chosen(**{name: value for name, value in given.items() if not isinstance(value, str)})
+        self.chosen_ = Chosen(**{name: value for name, value in given.items() if value != "auto"})
         self.classes_, self.validation_, self.loss_curve_, self.n_duplicates_ = classes, None, [], 0
         self._seen = []
+
+    def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary, Encoded]:
+        return Vocabulary.learn(
+            words,
+            ngrams=self.ngrams,
+            minimum=self.min_count,
+            minimum_gram=max(2, self.min_count),
+            most=self.max_words,
+            weight=weight,
+            known=self.vocabulary,
+        )
 
     def _labelled(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
         unknown = np.setdiff1d(labels, self.classes_)
@@ -233,7 +244,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """
         check_is_fitted(self, "token_model_")
         documents, model = check_documents(X), self.token_model_
-        presence = self._encode(documents).presence(len(self.vocabulary_))
+        presence = self._encode(documents).presence(len(self.vocabulary_), repeats=model.repeats)
         column = np.zeros(len(documents), int)
         if model.values.shape[1] > 1:
             chosen = None if target is None else self._class_number(target)
@@ -284,14 +295,16 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     def _choose(self, data: Labelled, strata: Array, chance: Array) -> tuple[Chosen, TokenModel | None]:
         """What `auto` becomes, and where to start from; what was given stays."""
         given = {name: getattr(self, name) for name in CHOSEN}
-        free = {name for name, value in given.items() if isinstance(value, str)}
-        fixed: dict[str, Any] = {name: float(value) for name, value in given.items() if name not in free}
+        free = {name for name, value in given.items() if value == "auto"}
+        fixed: dict[str, Any] = {
+            name: value if name == "loss" else float(value) for name, value in given.items() if name not in free
+        }
         first = Chosen(**fixed)
         if self.attention == "uniform":
             first, free = replace(first, start_power=None), free - {"start_power"}
         if not free or not len(self.vocabulary_) or len(strata) < FEWEST_TO_CHOOSE:
             return first, None
-        parts, turns = number_of_folds(len(strata))
+        parts, turns = number_of_folds(len(strata), data.presence.nnz)
         fold_of = fold_numbers(strata, chance, parts)
         return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=self.tol)
 
@@ -303,23 +316,23 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         origin, units = start_model(data, chosen.start)
         fixed = self.attention != "learned"
         penalty = Penalty(np.inf if fixed else self.logit_penalty, chosen.value_penalty)
-        objective = TokenObjective(data, origin=origin, units=units, penalty=penalty)
+        objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=chosen.loss)
         found, losses = fit_token_model(
             objective, origin.with_change(change), iterations=iterations, tolerance=self.tol, progress=self.progress
         )
-        return found.tempered(chosen.temperature), found.change_since(origin), losses
+        return found.tempered(chosen.temperature, chosen.offset), found.change_since(origin), losses
 
     def _encode(self, documents: Sequence[Any]) -> Encoded:
         return self.vocabulary_.encode(read_tokens(documents, self.tokenizer))
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self, "token_model_")
-        m = len(self.vocabulary_)
-        documents = check_documents(X)
-        parts = in_chunks(
-            documents, lambda chunk: self.token_model_.decide(self._encode(chunk).presence(m)), self.n_jobs
-        )
-        return np.concatenate(parts)
+        m, model = len(self.vocabulary_), self.token_model_
+
+        def work(chunk: Sequence[Any]) -> Array:
+            return model.decide(self._encode(chunk).presence(m, repeats=model.repeats))
+
+        return np.concatenate(in_chunks(check_documents(X), work, self.n_jobs))
 
     def decision_function(self, X: Any) -> Array:
         """f for each text: positive for the second of two classes, else one column for each class."""
@@ -385,6 +398,10 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         `class` names the one that stands out most among the texts that hold it.
         """
         check_is_fitted(self, "token_model_")
+        if not hasattr(self, "token_statistics_"):
+            raise AttributeError(
+                "this model was saved light, without the statistics of its tokens; fit it without --light to have them"
+            )
         return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)
 
 

@@ -15,8 +15,6 @@ from numpy import ndarray as Array
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Encoded, segment_sum
 
-__all__ = ["deletion_effects", "original_words"]
-
 CROWDED = 0.999  # from this share on, what is left is summed anew: 1 - rho has lost three digits
 
 
@@ -112,6 +110,6 @@ def _left(encoded: Encoded, model: TokenModel, lost: list[Array], text: int, col
     low, high = encoded.words.offsets[text : text + 2]
     column, kept = int(columns[text]), []
     for ids, at in zip(encoded.levels, lost, strict=True):
-        here = np.unique(ids[low:high])
-        kept.append(np.setdiff1d(here[here >= 0], ids[at]))
+        here = ids[low:high] if model.repeats else np.unique(ids[low:high])
+        kept.append(here[(here >= 0) & ~np.isin(here, ids[at])])
     return float(model.decide_tokens(np.concatenate(kept))[column])

@@ -15,8 +15,6 @@ from sklearn.base import ClassifierMixin
 from tokenmargin._statistics import spearman, wilson_interval
 from tokenmargin.classifier.importance import TokenTable
 
-__all__ = ["Deletion", "Validation", "agreement", "deletion_test", "enough", "validate"]
-
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 COMPARED = 200  # tokens of largest importance whose ranks are compared
 LEAST = 20  # texts that must be left on the smaller side of a split

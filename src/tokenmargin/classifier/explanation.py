@@ -21,8 +21,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.vocabulary import segment_sum
 
-__all__ = ["Explanation", "Explanations", "TokenPart", "WordPart"]
-
 
 @dataclass(frozen=True)
 class WordPart:

@@ -29,19 +29,20 @@ from tokenmargin.classifier.penalties import Chosen
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
+from tokenmargin.data.pipeline import Pipeline
 
-__all__ = ["FORMAT", "ModelFileError", "load_model", "model_notes", "save_model"]
-
-FORMAT = 3
+FORMAT = 4  # 3 had no choice of the loss
 OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
 FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
     "min_count",
+    "max_words",
     "exponent",
     "attention",
     "start_power",
+    "loss",
     "value_penalty",
     "logit_penalty",
     "max_iter",
@@ -54,8 +55,13 @@ class ModelFileError(ValueError):
     """A model folder that cannot be used, with the file and what is wrong in the message."""
 
 
-def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Mapping[str, Any] | None = None) -> Path:
+def save_model(
+    model: TokenSelectionClassifier, folder: str | Path, *, notes: Mapping[str, Any] | None = None, light: bool = False
+) -> Path:
     """Write a fitted model; `notes` (where the data came from, the command) are kept with it.
+
+    A `light` folder holds the model alone, two numbers of 32 bits per token for two classes: it decides and explains
+    as the whole one does, to seven digits, and has no `token_importance_`.
 
     An older model in the folder is replaced; a folder that holds anything else is refused.
     """
@@ -63,28 +69,34 @@ def save_model(model: TokenSelectionClassifier, folder: str | Path, *, notes: Ma
     if folder.exists() and not (folder / "config.json").is_file() and (folder.is_file() or any(folder.iterdir())):
         raise ModelFileError(f"{folder} is in the way: it holds something that is not a model; choose another name")
     with atomic_folder(folder) as beside:
-        _write(model, beside, dict(notes or {}))
+        _write(model, beside, dict(notes or {}), light)
     return folder
 
 
-def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any]) -> None:
+def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any], light: bool) -> None:
     from safetensors.numpy import save_file
 
     arrays = {
         **model.token_model_.tensors(),
-        **vars(model.token_statistics_),
+        **({} if light else vars(model.token_statistics_)),
         "loss_curve": np.array(model.loss_curve_, float),
         **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
     }
+    if light:
+        arrays |= {name: arrays[name].astype(np.float32) for name in ("logits", "values")}
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
     tokenizer = model.tokenizer
-    described = {"kind": describe_tokenizer(tokenizer), "words": model.vocabulary_.words}
+    described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), "words": model.vocabulary_.words}
     if hasattr(tokenizer, "to_str"):
         described |= {"kind": "hugging-face", "tokenizer": json.loads(tokenizer.to_str())}
+    elif isinstance(tokenizer, Pipeline):
+        described |= {"kind": "pipeline", "choices": tokenizer.describe()}
     elif not isinstance(tokenizer, str):
         described["kind"] = f"callable {describe_tokenizer(tokenizer)}"
-    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(described, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
+    )
     (folder / "README.md").write_text(_card(model, notes), encoding="utf-8")
     settings = {name: getattr(model, name) for name in SETTINGS}
     config = {
@@ -135,7 +147,7 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
     **Arguments**
     - `tokenizer`: the function the model was trained with, if it was a function: code is not stored.
     """
-    folder = Path(folder)
+    folder = _model_folder(Path(folder))
     config = _config(folder)
     try:
         for name in FILES:
@@ -156,7 +168,13 @@ def load_model(folder: str | Path, *, tokenizer: Tokenizer | None = None) -> Tok
 
 def model_notes(folder: str | Path) -> dict[str, Any]:
     """What was noted with a model: data, command, versions."""
-    return {**_config(Path(folder)).get("notes", {})}
+    return {**_config(_model_folder(Path(folder))).get("notes", {})}
+
+
+def _model_folder(folder: Path) -> Path:
+    """The folder itself, or the model that `tokenmargin train` has left in its run."""
+    inside = folder / "model"
+    return inside if not (folder / "config.json").is_file() and (inside / "config.json").is_file() else folder
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -168,8 +186,8 @@ def _config(folder: Path) -> dict[str, Any]:
         )
     if not path.is_file() and (any(folder.glob("step-*.json")) or (folder / "metrics.parquet").is_file()):
         raise ModelFileError(
-            f"{folder}: a run of `tokenmargin train`, whose embeddings are not a classifier of texts; "
-            "make one of the same texts with `tokenmargin fit`"
+            f"{folder}: a run of `tokenmargin train` without a model of texts (it is not finished, has two layers, or "
+            "its words were cut into pieces or read from shards); finish it, or use `tokenmargin fit` on the texts"
         )
     if not path.is_file():
         raise ModelFileError(f"{folder}: not a model folder (no config.json); make one with `tokenmargin fit`")
@@ -210,14 +228,24 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
     model.token_model_ = TokenModel.of_tensors(arrays)
-    model.chosen_ = Chosen(**config.get("chosen", {"exponent": 1.0}))
+    model.chosen_ = _chosen(config)
     model.n_duplicates_ = int(config.get("duplicates", 0))
-    model.token_statistics_ = TokenStatistics(**{field.name: arrays[field.name] for field in fields(TokenStatistics)})
+    if "texts" in arrays:  # else the folder is light
+        known = {field.name: arrays[field.name] for field in fields(TokenStatistics)}
+        model.token_statistics_ = TokenStatistics(**known)
     model.n_texts_ = int(config["texts"])
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)
     model.validation_ = Validation(**config["validation"]) if config["validation"] else None
     return model
+
+
+def _chosen(config: dict[str, Any]) -> Chosen:
+    """What training used; format 3 called the log loss `loss`, and its temperature stretched f about the prior."""
+    found = dict(config.get("chosen", {"exponent": 1.0}))
+    if config["format"] == 3:
+        found |= {"log_loss": found.pop("loss"), "offset": 1 - found["temperature"]}
+    return Chosen(**found)
 
 
 def _classes(names: list[Any], kind: str) -> Array:
@@ -246,10 +274,12 @@ def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: S
     shapes = {
         "logits": (m,), "values": (m, columns),
         **({"sink": (columns + 1,)} if "sink" in arrays else {"shared": (2 * columns + 2,)}),
-        "texts": (m, classes), "occurrences": (m, classes),
-        "selected": (m,), "attention": (m,), "contributions": (m, columns),
         "loss_curve": arrays["loss_curve"].shape[:1],
+        **({"repeats": (1,)} if "repeats" in arrays else {}),
     }  # fmt: skip
+    if "texts" in arrays:
+        shapes |= {"texts": (m, classes), "occurrences": (m, classes)}
+        shapes |= {"selected": (m,), "attention": (m,), "contributions": (m, columns)}
     for name, shape in shapes.items():
         array = arrays[name]
         if array.shape != shape or array.dtype.kind not in "fi" or not np.isfinite(array).all():
@@ -260,6 +290,10 @@ def _tokenizer(folder: Path, described: dict[str, Any]) -> Tokenizer:
     kind = described["kind"]
     if kind in NAMED_TOKENIZERS:
         return kind
+    if kind == "pipeline":
+        choices = described["choices"]
+        stops = choices["stop_words"]
+        return Pipeline(**choices | {"stop_words": stops if isinstance(stops, str) else tuple(stops)})
     if kind == "hugging-face":
         from tokenizers import Tokenizer as HuggingFace
 

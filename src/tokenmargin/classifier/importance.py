@@ -15,8 +15,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["TokenStatistics", "TokenTable", "token_statistics", "token_table"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenTable:
@@ -82,9 +80,9 @@ def token_statistics(
 ) -> TokenStatistics:
     """Statistics over texts whose classes are `codes`, given how often each token stands in texts of each class."""
     (n, m), tokens, classes = presence.shape, presence.indices, occurrences.shape[1]
-    texts = np.stack([np.asarray(presence[codes == c].sum(axis=0)).ravel() for c in range(classes)], axis=1)
     logits, lengths = model.logits[tokens], np.diff(presence.indptr)
     text = np.repeat(np.arange(n), lengths)
+    texts = np.stack([np.bincount(tokens[codes[text] == c], minlength=m) for c in range(classes)], axis=1)
     largest = np.full(n, -np.inf)
     filled = np.flatnonzero(lengths)
     if len(filled):
@@ -92,7 +90,7 @@ def token_statistics(
     best = np.flatnonzero(logits == largest[text])
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
     top = np.maximum(largest, model.sink_logit)
-    share = np.exp(logits - top[text])
+    share = presence.data * np.exp(logits - top[text])
     Z = np.bincount(text, share, n) + np.exp(model.sink_logit - top)
     share /= Z[text]
     amount = share * np.exp((1 - model.exponent) * (np.log(Z) + top))[text]

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-__all__ = ["check_documents", "check_labels", "check_settings", "is_missing"]
-
 LONGEST_NGRAM = 100
 LARGEST_WEIGHT = 1e100  # sums of weights, and their squares, stay far from overflow
 
@@ -109,10 +107,17 @@ def check_settings(model: Any) -> None:
         value = getattr(model, name)
         if not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if model.max_words is not None and (not isinstance(model.max_words, int | np.integer) or model.max_words < 1):
+        raise ValueError(f"max_words must be None or a whole number of at least 1, got {model.max_words!r}")
     if model.ngrams > LONGEST_NGRAM:
         raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {model.ngrams}: longer ones hardly repeat")
     if model.attention not in ("counted", "learned", "uniform"):
         raise ValueError(f"attention must be 'counted', 'learned' or 'uniform', got {model.attention!r}")
+    words = model.vocabulary
+    if words is not None and (isinstance(words, str) or not all(isinstance(word, str) and word for word in words)):
+        raise ValueError(f"vocabulary must be a list of words, none empty, got {words!r:.60}")
+    if model.loss not in ("auto", "log", "hinge"):
+        raise ValueError(f"loss must be 'auto', 'log' or 'hinge', got {model.loss!r}")
     for name in ("value_penalty", "start_power", "exponent", "logit_penalty", "tol"):
         value = getattr(model, name)
         if value == "auto" and name not in ("logit_penalty", "tol"):

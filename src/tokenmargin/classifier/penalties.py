@@ -1,9 +1,9 @@
-"""Ridge, start of the attention and exponent, chosen on folds of the training texts; then a temperature.
+"""Ridge, start of the attention, exponent and loss, chosen on folds of the training texts; then a calibration.
 
 While they are chosen the attention stays at its start, which makes every fit convex and a good start for the next: all
 candidates together cost about as much as two or three fits. A candidate is judged by the log loss on texts held out,
-after the best temperature: one that decides well but too surely is not thrown away, and the temperature of the winner
-is what calibrates the probabilities.
+after the best calibration `temperature f + offset prior`: one that decides well but too surely is not thrown away, and
+the calibration of the winner is what makes its f a log odds. So the squared hinge, whose f is none, can be compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize
 
 from tokenmargin.classifier.solver import (
     Labelled,
@@ -27,30 +27,38 @@ from tokenmargin.classifier.solver import (
 )
 from tokenmargin.classifier.token_model import TokenModel
 
-__all__ = ["Chosen", "choose_penalties", "number_of_folds"]
-
 STEP = 10**0.5  # from one ridge to the next
 LEAST, MOST = 0.009, 100.0
 WORTH = 0.005  # part of the loss that a weaker ridge must save: below it fits differ more by where they stopped
-OTHERS = {"start_power": (0.0, 1.0), "exponent": (1.0,)}  # tried beside the first candidate's, until one is better
+OTHERS: dict[str, tuple[tuple[float | str, ...], ...]] = {  # ways to go from the first candidate while that helps
+    "loss": (("hinge",),),
+    "start_power": ((0.25, 0.0), (1.0,)),
+    "exponent": ((1.0,), (0.0,)),
+}
+HINGE_RIDGE = 10.0  # times the ridge beside the log loss is about the ridge beside the squared hinge: it is steeper
+HOTTEST = {"log": 5.0, "hinge": 20.0}  # a fit that has to be stretched more has hardly begun
 ITERATIONS = 40  # of a candidate's fit, from the one before
+COARSE = 10.0  # times the tolerance of training: candidates need not be fitted so well to be told apart
+FEW_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The ridge on the values, the start of the attention and the exponent that training uses.
+    """The ridge on the values, the start of the attention, the exponent and the loss that training uses.
 
     **Attributes**
-    - `temperature`: what `f - prior` is multiplied with after training, to calibrate the probabilities.
-    - `loss`: the log loss on the texts held out, after that; NaN where nothing was chosen.
+    - `temperature`, `offset`: f becomes `temperature f + offset prior` after training, to calibrate the probabilities.
+    - `log_loss`: on the texts held out, after that; NaN where nothing was chosen.
     - `tried`: how many candidates were fitted. `folds`: on how many parts of the texts.
     """
 
     value_penalty: float = 10**-0.5
     start_power: float | None = 0.5
     exponent: float = 0.5
+    loss: str = "log"
     temperature: float = 1.0
-    loss: float = float("nan")
+    offset: float = 0.0
+    log_loss: float = float("nan")
     tried: int = 0
     folds: int = 0
 
@@ -60,15 +68,20 @@ class Chosen:
         return Start(self.start_power, self.exponent)
 
 
-def number_of_folds(texts: int) -> tuple[int, int]:
-    """Into how many parts texts are cut, and how many of these are held out in turn: some 2,000 texts if there are.
+def number_of_folds(texts: int, tokens: int) -> tuple[int, int]:
+    """Into how many parts texts are cut, and how many are held out in turn: fewer where a fit costs more.
 
-    >>> number_of_folds(500), number_of_folds(2000), number_of_folds(5000), number_of_folds(25_000)
-    ((5, 5), (5, 3), (5, 2), (10, 1))
+    **Arguments**
+    - `tokens`: distinct ones of each text, over all texts.
+
+    >>> number_of_folds(500, 10**4), number_of_folds(2000, 10**5), number_of_folds(5000, 10**6)
+    ((5, 5), (5, 3), (5, 2))
+    >>> number_of_folds(25_000, 10**7)
+    (10, 1)
     """
     if texts >= 10_000:
         return 10, 1
-    return 5, 5 if texts < 1_000 else 3 if texts < 5_000 else 2
+    return 5, 5 if texts < 1_000 or tokens < FEW_TOKENS else 3 if texts < 5_000 else 2
 
 
 @dataclass(eq=False)
@@ -86,9 +99,8 @@ class _Fold:
         if start not in self.starts:
             self.starts[start] = start_model(self.train, start)
         origin, units = self.starts[start]
-        objective = TokenObjective(
-            self.train, origin=origin, units=units, penalty=Penalty(np.inf, candidate.value_penalty)
-        )
+        penalty = Penalty(np.inf, candidate.value_penalty)
+        objective = TokenObjective(self.train, origin=origin, units=units, penalty=penalty, loss=candidate.loss)
         first = origin if self.last is None else _translated(self.last, origin, self.train)
         self.last, _ = fit_token_model(objective, first, iterations=ITERATIONS, tolerance=tolerance)
         return self.last.decide(self.test.presence)
@@ -116,22 +128,22 @@ class _Judge:
 
     def __init__(self, folds: list[_Fold], tolerance: float) -> None:
         self.folds, self.tolerance = folds, tolerance
-        self.seen: dict[tuple[float, float | None, float], Chosen] = {}
+        self.seen: dict[tuple[float, float | None, float, str], Chosen] = {}
         self._codes = np.concatenate([fold.test.codes for fold in folds])
         self._share = np.concatenate([fold.test.weight for fold in folds])
         self._share = self._share / self._share.sum()
 
     def __call__(self, candidate: Chosen) -> Chosen:
-        key = (candidate.value_penalty, candidate.start_power, candidate.exponent)
+        key = (candidate.value_penalty, candidate.start_power, candidate.exponent, candidate.loss)
         if key not in self.seen:
-            moved, priors = [], []
+            outputs, priors = [], []
             for fold in self.folds:
                 found = fold.outputs(candidate, self.tolerance)
-                prior = fold.last.prior if fold.last is not None else 0.0
-                moved.append(found - prior)
-                priors.append(np.broadcast_to(prior, found.shape))
-            temperature, loss = _temperature(np.concatenate(moved), np.concatenate(priors), self._codes, self._share)
-            self.seen[key] = replace(candidate, temperature=temperature, loss=loss)
+                outputs.append(found)
+                priors.append(np.broadcast_to(fold.starts[candidate.start][0].prior, found.shape))
+            f, prior = np.concatenate(outputs), np.concatenate(priors)
+            scale, offset, loss = _calibrated(f, prior, self._codes, self._share, HOTTEST[candidate.loss])
+            self.seen[key] = replace(candidate, temperature=scale, offset=offset, log_loss=loss)
         return self.seen[key]
 
     def along(self, best: Chosen) -> Chosen:
@@ -140,7 +152,7 @@ class _Judge:
             first = best
             while LEAST < best.value_penalty * factor < MOST:
                 found = self(replace(best, value_penalty=best.value_penalty * factor))
-                if found.loss >= best.loss * (1 - WORTH * (factor < 1)):
+                if found.log_loss >= best.log_loss * (1 - WORTH * (factor < 1)):
                     break
                 best = found
             if best is not first:
@@ -148,13 +160,25 @@ class _Judge:
         return best
 
 
-def _temperature(moved: Array, prior: Array, codes: Array, share: Array) -> tuple[float, float]:
-    """The factor on `f - prior` with the smallest log loss, and that loss."""
-    found = minimize_scalar(
-        lambda t: log_loss(prior + np.exp(t) * moved, codes, share)[0],
-        bounds=(-1.6, 1.6), method="bounded", options={"xatol": 1e-3},
-    )  # fmt: skip
-    return float(np.exp(found.x)), float(found.fun)
+def _calibrated(f: Array, prior: Array, codes: Array, share: Array, hottest: float) -> tuple[float, float, float]:
+    """Temperature and offset with the smallest log loss, a convex problem, and that loss."""
+
+    def lost(x: Array) -> tuple[float, Array]:
+        loss, slope = log_loss(x[0] * f + x[1] * prior, codes, share)
+        return loss, np.array([(slope * f).sum(), (slope * prior).sum()])
+
+    bounds = [(1 / hottest, hottest), (-hottest, hottest)]
+    found = minimize(lost, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
+    return float(found.x[0]), float(found.x[1]), float(found.fun)
+
+
+def _other(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:
+    """The same with one thing changed; another loss with the ridge that is about as strong beside it."""
+    changed = replace(best, **{name: value})  # type: ignore[arg-type]
+    if name == "loss" and "value_penalty" in free:
+        factor = HINGE_RIDGE if value == "hinge" else 1 / HINGE_RIDGE
+        changed = replace(changed, value_penalty=best.value_penalty * factor)
+    return changed
 
 
 def choose_penalties(
@@ -164,23 +188,24 @@ def choose_penalties(
 
     **Arguments**
     - `fold_of`, `turns`: the fold of each text, and how many of the folds are held out in turn.
-    - `free`: what may be changed: `value_penalty`, `start_power`, `exponent`.
+    - `free`: what may be changed: `value_penalty`, `start_power`, `exponent`, `loss`.
     """
     folds = list(_folds(data, fold_of, turns))
     if not folds or not free:
         return first, None
-    judge = _Judge(folds, tolerance)
+    judge = _Judge(folds, COARSE * tolerance)
     best = judge(first)
-    best = judge.along(best) if "value_penalty" in free else best
-    shape = best.start
-    for name, values in OTHERS.items():
-        for value in values if name in free else ():
-            found = judge(replace(best, **{name: value}))  # type: ignore[arg-type]
-            if found.loss < best.loss:
+    for name, ways in OTHERS.items():
+        for way in ways if name in free else ():
+            before = best
+            for value in way:
+                found = judge(_other(best, name, value, free))
+                if found.log_loss >= best.log_loss:
+                    break
                 best = found
+            if best is not before:
                 break
-    if best.start != shape and "value_penalty" in free:
-        best = judge.along(best)
+    best = judge.along(best) if "value_penalty" in free else best
     return replace(best, tried=len(judge.seen), folds=len(folds)), folds[0].near(best.start)
 
 

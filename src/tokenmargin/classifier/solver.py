@@ -10,8 +10,10 @@ decision depends on E, p and v only through a and b, and these are what is train
 
 The attention starts at naive Bayes, `e^{a_s} = |r_s| + SOFT` with r the log ratio of a token's smoothed shares in a
 class and outside it; b starts at zero. A ridge, which is what generalises, holds both to their start. On b it is
-measured in units `d_s = i_s (|r_s| + SOFT)^(power - 1)` with the rarity `i_s = 1 + log(n / n_s)`, scaled so that the
-features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short and for long texts.
+measured in units `d_s = i_s (|r_s| + SOFT)^power / e^{a_s}` with the rarity `i_s = 1 + log(n / n_s)`, scaled so that
+the features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short and for long texts.
+With more than two classes r has a column for each: the attention is shared and follows the largest, the units are those
+of each class.
 """
 
 from __future__ import annotations
@@ -30,11 +32,6 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
-
-__all__ = [
-    "SOFT", "Labelled", "Penalty", "Start", "TokenObjective", "fit_token_model", "join_labelled", "log_loss",
-    "naive_bayes", "start_model",
-]  # fmt: skip
 
 SOFT = 0.1  # a token that says nothing keeps some attention
 SMOOTHING = 3.0  # texts that hold a token, imagined in each class
@@ -98,17 +95,17 @@ def naive_bayes(
     return np.asarray(ratio[:, 1:] if k == 2 else ratio)
 
 
-def start_model(data: Labelled, start: Start) -> tuple[TokenModel, Float[Array, " m"]]:
+def start_model(data: Labelled, start: Start) -> tuple[TokenModel, Float[Array, "m columns"]]:
     """The attention that training starts from with values of zero (every text has the base rate), and units of b."""
     m, n = data.presence.shape[1], float(data.weight.sum())
     shares = data.shares
     prior = np.log(shares[1:] / shares[0]) if data.k == 2 else np.log(shares) - np.log(shares).mean()
-    logits, units = np.zeros(m), np.ones(m)
+    logits, units = np.zeros(m), np.ones((m, 1))
     if start.power is not None:
-        ratio = naive_bayes(data.presence, data.codes, data.weight, data.k)
-        logits = np.log(np.abs(ratio).max(axis=1, initial=0.0) + SOFT)
+        telling = np.abs(naive_bayes(data.presence, data.codes, data.weight, data.k)) + SOFT
+        logits = np.log(telling.max(axis=1, initial=SOFT))
         rarity = 1 + np.log((1 + n) / (1 + data.presence.T @ data.weight)).clip(0)
-        units = rarity * np.exp((start.power - 1) * logits)
+        units = (rarity * np.exp(-logits))[:, None] * telling**start.power
     typical = _median(data.presence @ np.exp(logits), data.weight) if m else 1.0
     sink = np.log(max(typical * start.exponent**SINK_POWER, 1e-9))
     return TokenModel(logits, np.zeros((m, len(prior))), float(sink), prior, prior, start.exponent), units
@@ -173,6 +170,28 @@ def log_loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
     return -float(share @ logs[rows, classes]), slope * share[:, None]
 
 
+def squared_hinge(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
+    """Mean squared hinge, of each class against the rest if there are more than two, and its gradient in f."""
+    if f.shape[1] == 1:
+        signs = np.where(classes == 1, 1.0, -1.0)[:, None]
+    else:
+        signs = -np.ones_like(f)
+        signs[np.arange(len(f)), classes] = 1.0
+    short = np.maximum(1 - signs * f, 0.0)
+    return float(share @ (short * short).sum(1)), -2 * signs * short * share[:, None]
+
+
+LOSSES = {"log": log_loss, "hinge": squared_hinge}
+
+
+def _of_base_rate(loss: str, shares: Float[Array, " k"]) -> float:
+    """What the best constant decision loses: the entropy, or `4 q (1 - q)` of each column whose class has share q."""
+    if loss == "log":
+        return -float(shares @ np.log(shares))
+    q = shares[1:] if len(shares) == 2 else shares
+    return float(4 * (q * (1 - q)).sum())
+
+
 class TokenObjective:
     """The regularised loss of labelled texts as a function of the flat unknowns of a model, with its gradient.
 
@@ -181,18 +200,26 @@ class TokenObjective:
     the base rate alone loses, so that a tolerance means the same for even and for uneven classes.
     """
 
-    def __init__(self, data: Labelled, *, origin: TokenModel, units: Float[Array, " m"], penalty: Penalty) -> None:
-        self._data = data.products
+    def __init__(
+        self,
+        data: Labelled,
+        *,
+        origin: TokenModel,
+        units: Float[Array, "m columns"],
+        penalty: Penalty,
+        loss: str = "log",
+    ) -> None:
+        self._data, self._loss = data.products, LOSSES[loss]
         total = float(data.weight.sum())
         shares = data.shares
         self._classes, self._share = data.codes, data.weight / total
-        self._scale = 1 / max(-float(shares @ np.log(shares)), 1e-3)
+        self._scale = 1 / max(_of_base_rate(loss, shares), 1e-3)
         self._origin, self._fixed = origin, bool(np.isinf(penalty.logits))
         self._e = np.exp(origin.logits)
         Z = self._data.sums(self._e) + np.exp(origin.sink_logit)
         self._power = (Z**-origin.exponent)[:, None]  # of the attention that stays
-        lengths = self._data.sums((self._e * units) ** 2) * self._power[:, 0] ** 2
-        self._unit = units[:, None] / max(float(np.sqrt(self._share @ lengths)), 1e-12)
+        lengths = self._data.sums((self._e[:, None] * units) ** 2).mean(1) * self._power[:, 0] ** 2
+        self._unit = units / max(float(np.sqrt(self._share @ lengths)), 1e-12)
         self._ridge = 0.0 if self._fixed else penalty.logits / total
         self._value_ridge = penalty.values / total
         m, k = origin.values.shape
@@ -222,7 +249,7 @@ class TokenObjective:
         """A convex problem: the features of a text stay as they are."""
         w, intercept = np.split(flat, self._split)
         values = self._unit * self._e[:, None] * w.reshape(self._origin.values.shape)
-        loss, g = log_loss(intercept + self._data.sums(values) * self._power, self._classes, self._share)
+        loss, g = self._loss(intercept + self._data.sums(values) * self._power, self._classes, self._share)
         back = self._unit * self._e[:, None] * self._data.back(g * self._power)
         return (
             loss + 0.5 * self._value_ridge * float(w @ w),
@@ -236,7 +263,7 @@ class TokenObjective:
         Z = sums[:, -1:] + sink
         power = np.exp((1 - model.exponent) * top) * Z**-model.exponent
         spoken = sums[:, :-1] * power
-        loss, g = log_loss(model.intercept + spoken, self._classes, self._share)
+        loss, g = self._loss(model.intercept + spoken, self._classes, self._share)
         pulled = -model.exponent * (g * spoken).sum(1, keepdims=True) / Z
         h = self._data.back(np.concatenate([g * power, pulled], axis=1))
         w, _, da, (ds,) = np.split(flat, self._split)

@@ -10,8 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-__all__ = ["distinct", "draw", "fold_numbers", "held_out"]
-
 
 def distinct(documents: Sequence[Any]) -> Int[Array, " n"]:
     """The number of each document, equal for equal ones, in the order of their first row.

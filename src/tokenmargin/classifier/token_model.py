@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["TokenModel"]
+SMALLEST = 1e-300  # Z of a text without a token where there is no sink; it gets the prior
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class TokenModel:
     - `exponent`: g, from 0 (evidence adds up) to 1 (softmax attention with a sink).
     - `sink_logit`: c. `intercept`: b_0, where a text stands before its words speak.
     - `prior`: what a text without any known token gets: the base rate of the classes.
+    - `repeats`: whether every occurrence of a token counts (S is then a list with repetitions), as in the papers.
 
     >>> model = TokenModel(np.array([2.0, 0.0]), np.array([[1.0], [0.0]]), 0.0, np.zeros(1), np.zeros(1), exponent=1.0)
     >>> model.decide(sp.csr_matrix([[1.0, 1.0], [0.0, 0.0]])).round(3).tolist()
@@ -45,6 +46,7 @@ class TokenModel:
     intercept: Float[Array, " k"]
     prior: Float[Array, " k"]
     exponent: float = 1.0
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         m, k = self.values.shape
@@ -67,9 +69,9 @@ class TokenModel:
             sink_logit=self.sink_logit + change.sink_logit, intercept=change.intercept,
         )  # fmt: skip
 
-    def tempered(self, temperature: float) -> TokenModel:
-        """The same with f stretched about the prior: probabilities change, contributions keep their proportions."""
-        intercept = self.prior + temperature * (self.intercept - self.prior)
+    def tempered(self, temperature: float, offset: float) -> TokenModel:
+        """`temperature f + offset prior` instead of f: probabilities change, contributions keep their proportions."""
+        intercept = temperature * self.intercept + offset * self.prior
         return replace(self, values=temperature * self.values, intercept=intercept)
 
     @cached_property
@@ -88,7 +90,7 @@ class TokenModel:
         """f for each text and column of values, given which text holds which token."""
         e, sink, top = self.exponentials()
         sums = np.asarray(presence @ e)
-        power = np.exp((1 - self.exponent) * top) / (sums[:, -1:] + sink) ** self.exponent
+        power = np.exp((1 - self.exponent) * top) / np.maximum(sums[:, -1:] + sink, SMALLEST) ** self.exponent
         found = self.intercept + sums[:, :-1] * power
         found[np.diff(presence.indptr) == 0] = self.prior
         return np.asarray(found)
@@ -97,13 +99,13 @@ class TokenModel:
         """`e^a b / Z^g` of every token of every text, of the column asked for each text."""
         e, sink, top = self.exponentials()
         text = np.repeat(np.arange(presence.shape[0]), np.diff(presence.indptr))
-        Z = np.asarray(presence @ e[:, -1]) + sink
+        Z = np.maximum(np.asarray(presence @ e[:, -1]) + sink, SMALLEST)
         power = np.exp((1 - self.exponent) * top) / Z**self.exponent
-        data = e[presence.indices, column[text]] * power[text]
+        data = presence.data * e[presence.indices, column[text]] * power[text]
         return sp.csr_matrix((data, presence.indices, presence.indptr), shape=presence.shape)
 
     def decide_tokens(self, tokens: Int[Array, " t"]) -> Float[Array, " k"]:
-        """f of a text that holds these tokens, each named once; accurate whatever the logits are."""
+        """f of a text of these tokens, each named as often as it counts; accurate whatever the logits are."""
         if not len(tokens):
             return self.prior
         a = self.logits[tokens]
@@ -115,7 +117,8 @@ class TokenModel:
     def tensors(self) -> dict[str, Array]:
         """Arrays for a file."""
         shared = np.concatenate([[self.exponent, self.sink_logit], self.intercept, self.prior])
-        return {"logits": self.logits, "values": self.values, "shared": shared}
+        found = {"logits": self.logits, "values": self.values, "shared": shared}
+        return found | ({"repeats": np.array([1])} if self.repeats else {})
 
     @staticmethod
     def of_tensors(arrays: Mapping[str, Array]) -> TokenModel:
@@ -123,9 +126,12 @@ class TokenModel:
 
         There `f = (e^c b_0 + sum e^a b) / Z`, which is `b_0 + sum e^a (b - b_0) / Z`: the same decisions with g = 1.
         """
-        logits, values = arrays["logits"], arrays["values"]
+        logits, values = arrays["logits"].astype(float), arrays["values"].astype(float)
         if "sink" in arrays:
             start = arrays["sink"][1:]
             return TokenModel(logits, values - start, float(arrays["sink"][0]), start, start, 1.0)
         shared, k = arrays["shared"], values.shape[1]
-        return TokenModel(logits, values, float(shared[1]), shared[2 : 2 + k], shared[2 + k :], float(shared[0]))
+        return TokenModel(
+            logits, values, float(shared[1]), shared[2 : 2 + k], shared[2 + k :], float(shared[0]),
+            "repeats" in arrays,
+        )  # fmt: skip

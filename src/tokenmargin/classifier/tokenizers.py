@@ -1,8 +1,8 @@
 """From texts or token lists to a stream of spelled tokens, each with the characters it was read from.
 
-A tokenizer is a name (`words`; `plain`, which knows no emoji and no hashtags; `paper`), a callable from a text to a
-list of strings, or a Hugging Face `tokenizers.Tokenizer`. All end in the same form, `Words`, so that what follows does
-not know which one it was.
+A tokenizer is a name (`words`; `plain`, which knows no emoji and no hashtags; `paper`), a `Pipeline` as texts are
+prepared with, a callable from a text to a list of strings, or a Hugging Face `tokenizers.Tokenizer`. All end in the
+same form, `Words`, so that what follows does not know which one it was.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.data.pipeline import PAPER, spell
+from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold, number, spell
 from tokenmargin.data.words import Words, find_words
-
-__all__ = ["NAMED_TOKENIZERS", "Tokenizer", "describe_tokenizer", "join_tokens", "read_tokens"]
 
 Tokenizer = str | Callable[[str], list[str]] | Any
 NAMED_TOKENIZERS = ("words", "plain", "paper")
@@ -44,6 +42,8 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
                 f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
             )
         return _named(documents, tokenizer)
+    if isinstance(tokenizer, Pipeline):
+        return _prepared(documents, tokenizer)
     if hasattr(tokenizer, "encode_batch"):
         return _gather(
             [_pieces(coding) for coding in tokenizer.encode_batch(list(documents), add_special_tokens=False)]
@@ -92,6 +92,17 @@ def _named(texts: Sequence[str], tokenizer: str) -> Words:
         return Words(list(table), codes, words.starts, words.ends, words.offsets)
     offsets = np.concatenate([[0], np.cumsum(kept)])[words.offsets]
     return Words(list(table), codes[kept], words.starts[kept], words.ends[kept], offsets)
+
+
+def _prepared(texts: Sequence[str], pipeline: Pipeline) -> Words:
+    """The tokens that a pipeline makes of texts, rare ones too."""
+    words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
+    pieces = cut_words([fold(word) for word in words.distinct], pipeline)
+    table = {name: code for code, name in enumerate(dict.fromkeys(piece for parts in pieces for piece in parts))}
+    found = number(words, np.zeros(len(texts)), pieces, table)  # without the texts that are left empty
+    lengths = np.zeros(len(texts), np.int64)
+    lengths[found.rows] = np.diff(found.offsets)
+    return Words(list(table), found.ids, found.starts, found.ends, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _characters(words: Words) -> Words:

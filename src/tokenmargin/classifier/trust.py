@@ -23,8 +23,6 @@ from tokenmargin.classifier.evaluation import Deletion, agreement, deletion_test
 from tokenmargin.classifier.splitting import distinct, draw, held_out
 from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
-__all__ = ["Compared", "HeldOut", "Trust", "assess"]
-
 SPLITS, HELD = 3, 0.2
 MOST_TEXTS = 20_000
 DELETED_FROM = 1000  # texts of the deletion test

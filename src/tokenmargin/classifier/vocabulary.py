@@ -6,6 +6,7 @@ Since an n-gram is never seen more often than its parts, those built on a rare p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,8 +16,6 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.data.words import Words
-
-__all__ = ["Encoded", "Vocabulary", "segment_sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +48,8 @@ class Encoded:
             total += np.bincount(ids[kept].astype(np.int64) * k + codes[self.segment[kept]], minlength=m * k)
         return total.reshape(m, k)
 
-    def presence(self, m: int) -> sp.csr_matrix:
-        """Which of the `m` tokens each document holds: 1, however often it occurs."""
+    def presence(self, m: int, *, repeats: bool = False) -> sp.csr_matrix:
+        """Which of the `m` tokens each document holds: 1, however often it occurs; with `repeats`, how often."""
         blocks = []
         for ids in self.levels:
             kept = ids >= 0
@@ -61,7 +60,8 @@ class Encoded:
         total = blocks[0]
         if len(blocks) > 1:
             total = _beside(blocks, m)
-        total.data[:] = 1
+        if not repeats:
+            total.data[:] = 1
         return total
 
 
@@ -70,11 +70,11 @@ def _beside(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
     counts = np.stack([np.diff(block.indptr) for block in blocks], axis=1)
     pointers = np.concatenate([[0], np.cumsum(counts.sum(1))])
     starts = pointers[:-1, None] + np.concatenate([np.zeros((len(counts), 1), int), np.cumsum(counts, 1)[:, :-1]], 1)
-    indices = np.empty(int(pointers[-1]), np.int32)
+    indices, data = np.empty(int(pointers[-1]), np.int32), np.empty(int(pointers[-1]))
     for k, block in enumerate(blocks):
-        shift = np.repeat(starts[:, k] - block.indptr[:-1], counts[:, k])
-        indices[shift + np.arange(block.nnz)] = block.indices
-    matrix = sp.csr_matrix((np.ones(len(indices)), indices, pointers), shape=(len(counts), m))
+        place = np.repeat(starts[:, k] - block.indptr[:-1], counts[:, k]) + np.arange(block.nnz)
+        indices[place], data[place] = block.indices, block.data
+    matrix = sp.csr_matrix((data, indices, pointers), shape=(len(counts), m))
     matrix.has_sorted_indices = True
     return matrix
 
@@ -93,20 +93,30 @@ class Vocabulary:
 
     @staticmethod
     def learn(
-        words: Words, *, ngrams: int, minimum: int, minimum_gram: int, weight: Float[Array, " n"] | None = None
+        words: Words,
+        *,
+        ngrams: int,
+        minimum: int,
+        minimum_gram: int,
+        most: int | None = None,
+        weight: Float[Array, " n"] | None = None,
+        known: Sequence[str] | None = None,
     ) -> tuple[Vocabulary, Encoded]:
         """The vocabulary of documents, and the documents in it.
 
         **Arguments**
         - `ngrams`: the longest n-gram.
         - `minimum`, `minimum_gram`: how often a word, and a longer n-gram, must occur.
+        - `most`: how many words are kept, the most frequent (of equals the first in the alphabet); None for all.
         - `weight`: as how many documents each counts; None for one each.
+        - `known`: the words, however often they occur; None for those that occur often enough.
         """
         times = None if weight is None else np.repeat(weight, np.diff(words.offsets))
         counts = np.bincount(words.codes, times, minlength=len(words.distinct))
-        kept = sorted((word, code) for code, word in enumerate(words.distinct) if counts[code] >= minimum)
-        rank = np.full(len(words.distinct) + 1, -1, np.int32)
-        rank[[code for _, code in kept]] = np.arange(len(kept))
+        often = [(-counts[code], word) for code, word in enumerate(words.distinct) if counts[code] >= minimum]
+        kept = sorted({*known} if known is not None else (word for _, word in sorted(often)[:most]))
+        row_of = {word: row for row, word in enumerate(kept)}
+        rank = np.array([row_of.get(word, -1) for word in words.distinct] + [-1], np.int32)
         keys: list[Array] = []
         encoded = Encoded([rank[words.codes]], words)
         for n in range(2, ngrams + 1):
@@ -116,7 +126,7 @@ class Vocabulary:
             ids[places] = np.where(level >= 0, level + len(kept) + sum(map(len, keys)), -1)
             keys.append(found)
             encoded.levels.append(ids)
-        return Vocabulary(tuple(word for word, _ in kept), tuple(keys)), encoded
+        return Vocabulary(tuple(kept), tuple(keys)), encoded
 
     def __len__(self) -> int:
         return len(self.words) + sum(map(len, self.keys))

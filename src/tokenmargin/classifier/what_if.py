@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -16,7 +17,7 @@ from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
 
-__all__ = ["Decision", "Edited", "WordRole", "decide_by_words", "what_if"]
+LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Decision:
     def label(self) -> int:
         """+1 for the second class, -1 for the first, 0 when the output is exactly zero."""
         return int(np.sign(self.output))
+
+    @property
+    def abstains(self) -> bool:
+        """Whether all words together change the odds by less than a factor of two: there is nothing to decide on."""
+        return abs(self.output - self.start) < LEAST
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,11 @@ def _outputs_without(
     """The output with each word left out: a token is lost with a word that all its occurrences cover."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)
     tokens, times = np.unique(np.concatenate([ids[ids >= 0] for ids in encoded.levels]), return_counts=True)
+    if model.repeats:  # a token goes as often as the word holds it
+        for word in np.unique(word_of).tolist():
+            left = [ids[(ids >= 0) & (word_of != word)] for ids in encoded.levels]
+            found[word] = model.decide_tokens(np.concatenate(left))[0]
+        return found
     for word, lost in _lost(encoded, word_of, tokens, times) if len(tokens) else ():
         found[word] = model.decide_tokens(np.delete(tokens, lost))[0]
     return found

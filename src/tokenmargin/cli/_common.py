@@ -154,7 +154,7 @@ def needs_extra(extra: str) -> Iterator[None]:
 def read_problem(source: str) -> TokenProblem:
     """A problem from a file, or a figure's problem by its name."""
     from tokenmargin.problem.instances import NAMED_PROBLEMS
-    from tokenmargin.problem.token_problem import load_problem
+    from tokenmargin.problem.problem_files import load_problem
 
     if source in NAMED_PROBLEMS:
         return NAMED_PROBLEMS[source]()

@@ -17,6 +17,7 @@ from tokenmargin.cli._common import (
     usage_errors,
 )
 from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, save_run
+from tokenmargin.cli._options import Json, Problem
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def basins(
-    problem: str,
+    problem: Problem,
     /,
     *,
     starts: int = 1000,
@@ -41,7 +42,7 @@ def basins(
     resolution: int = 101,
     save: Path | None = None,
     resume: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Run many starts and count how many reach each certified direction.
 
@@ -57,8 +58,6 @@ def basins(
 
     Parameters
     ----------
-    problem:
-        A .npz or .json file, or the name of a figure, such as fig8.
     starts:
         Number of random starts, uniform on the sphere in the span of the tokens.
     radius:
@@ -81,8 +80,6 @@ def basins(
         Write starts, ends, steps taken and basin of every run to this .npz file.
     resume:
         Go on with the runs in this .npz file, and write them there.
-    json:
-        Write one JSON object to standard output.
     """
     from tokenmargin.dynamics import method_named
 

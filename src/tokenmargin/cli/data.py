@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, progress_bar, say, show_facts
+from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, say, show_facts
+from tokenmargin.cli._model import dataset
+from tokenmargin.cli._options import Json
 
 
 def data(
@@ -16,7 +18,7 @@ def data(
     /,
     *,
     from_: Annotated[Path | None, Parameter(name="--from")] = None,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Put a dataset into the cache and print where it is.
 
@@ -36,11 +38,9 @@ def data(
         imdb, yelp, cifar10 or bert-vocabulary.
     from_:
         Your own copy: the archive of the source, or a table of texts with labels (for Yelp: with stars).
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("text"):
-        from tokenmargin.data.datasets import DATASETS, DatasetError, get_dataset
+        from tokenmargin.data.datasets import DATASETS, DatasetError
     if action == "list":
         for title, file in DATASETS.items():
             show_facts([(title, file.url), ("", file.terms)])
@@ -48,10 +48,7 @@ def data(
     if name is None or name not in DATASETS:
         raise UsageError(f"which dataset? choose from {', '.join(DATASETS)}")
     try:
-        with needs_extra("text"), progress_bar(f"getting {name}", 100) as advance:
-            path = get_dataset(
-                name, local=from_, progress=lambda done, total: advance(round(100 * done / max(total, done)))
-            )
+        path = dataset(name, local=from_)
     except DatasetError as error:
         complain(str(error))
         return 1

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
 from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, save_run
+from tokenmargin.cli._options import Json, Problem
 from tokenmargin.cli._path_report import path_report, print_report
 from tokenmargin.plugins import OWN
 
@@ -32,7 +33,7 @@ _LOSS_HELP = (
 
 
 def evolve(
-    problem: str,
+    problem: Problem,
     /,
     *,
     method: str = "ngd",
@@ -50,7 +51,7 @@ def evolve(
     save: Path | None = None,
     resume: Path | None = None,
     rates: bool = False,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Train attention and name the direction it reached.
 
@@ -70,8 +71,6 @@ def evolve(
 
     Parameters
     ----------
-    problem:
-        A .npz or .json file, or the name of a figure, such as fig1c.
     method:
         Normalised gradient descent (ngd), gradient descent (gd), gradient flow followed by a stiff solver (flow);
         normalised with momentum (momentum), heavy-ball, nesterov, adam, adamw, polyak; sign, coordinate, and for a
@@ -101,8 +100,6 @@ def evolve(
         Go on from the end of the trajectory in this .npz file, and write the whole of it there.
     rates:
         Also fit how fast the norm grows, the angle falls and softmax sparsifies, beside what the theory says.
-    json:
-        Write one JSON object to standard output.
     """
     import numpy as np
 

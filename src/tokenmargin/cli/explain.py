@@ -19,6 +19,7 @@ from tokenmargin.cli._common import (
     usage_errors,
 )  # fmt: skip
 from tokenmargin.cli._model import command_line, open_model
+from tokenmargin.cli._options import ModelFolder
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -29,7 +30,7 @@ LEADING = 5
 
 
 def explain(
-    model: Path,
+    model: ModelFolder,
     /,
     *texts: str,
     target: str | None = None,
@@ -48,8 +49,6 @@ def explain(
 
     Parameters
     ----------
-    model:
-        A model folder, written by tokenmargin fit.
     texts:
         The texts to explain.
     target:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tokenmargin.cli._common import Seed, UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
 from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
+from tokenmargin.cli._options import Delimiter, Encoding, Json, LabelColumn, TextColumn
 
 
 def fit(
@@ -15,17 +16,19 @@ def fit(
     /,
     *,
     out: Path,
-    text: str = "text",
-    label: str = "label",
-    encoding: str | None = None,
-    delimiter: str | None = None,
+    text: TextColumn = "text",
+    label: LabelColumn = "label",
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
     ngrams: int = 1,
     tokenizer: Literal["words", "plain", "paper"] = "words",
     min_count: int = 2,
+    words: int | None = None,
     exponent: float | None = None,
     balanced: bool = False,
+    light: bool = False,
     seed: Seed = 0,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Train a classifier that says which tokens decide, and write a model folder.
 
@@ -33,22 +36,15 @@ def fit(
 
         tokenmargin fit sentences --out model
         tokenmargin fit reviews.csv --text review --label sentiment --ngrams 3 --out model
+        tokenmargin fit imdb --words 20000 --light --out english
 
     Parameters
     ----------
     source:
-        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, or
-        sentences (built in).
+        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, imdb or
+        yelp (fetched once, see tokenmargin data), or sentences (built in).
     out:
         The model folder to write.
-    text:
-        The column with the texts.
-    label:
-        The column with the labels.
-    encoding:
-        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
-    delimiter:
-        Of a .csv or .tsv file, if it is not a comma or a tab.
     ngrams:
         The longest n-gram that counts as a token.
     tokenizer:
@@ -56,14 +52,16 @@ def fit(
         stems).
     min_count:
         How often a word must occur to be known.
+    words:
+        How many words are known at most, the most frequent ones.
     exponent:
         How evidence adds up: 1 is the papers' softmax attention with a sink, 0 a linear model; chosen if not given.
     balanced:
         Give rare classes the weight of frequent ones.
+    light:
+        Keep two numbers per word and no statistics: a small folder that explains texts but makes no report.
     seed:
         Chooses the texts held out to measure the accuracy.
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("classify"):
         from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
@@ -80,6 +78,7 @@ def fit(
             tokenizer,
             ngrams=ngrams,
             min_count=min_count,
+            max_words=words,
             exponent="auto" if exponent is None else exponent,
             class_weight="balanced" if balanced else None,
             random_state=seed,
@@ -93,7 +92,7 @@ def fit(
         "versions": versions(),
     }
     try:
-        save_model(classifier, out, notes=notes)
+        save_model(classifier, out, notes=notes, light=light)
     except (ModelFileError, OSError) as error:
         complain(str(error))
         return 1

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, needs_extra, say
-from tokenmargin.cli._model import open_model
+from tokenmargin.cli._model import open_model, two_classes
 
 
 def playground(
@@ -50,11 +50,8 @@ def playground(
     if not 0 <= port <= 65535:
         raise UsageError(f"--port must lie in 0..65535, got {port}")
     loaded = None if model is None else open_model(model)
-    if loaded is not None and len(loaded.classes_) != 2:
-        raise UsageError(
-            f"{model}: the playground shows models of two classes, this one has {len(loaded.classes_)}; "
-            "use tokenmargin explain or tokenmargin report"
-        )
+    if loaded is not None:
+        two_classes(loaded, model)
     try:
         listener = listen(host, port)
     except OSError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tokenmargin.cli._common import UsageError, needs_extra, say
 from tokenmargin.cli._model import open_model
+from tokenmargin.cli._options import Delimiter, Encoding, ModelFolder, TextColumn
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Path,
+    model: ModelFolder,
     source: str,
     /,
     *,
-    text: str = "text",
+    text: TextColumn = "text",
     out: Path | None = None,
-    encoding: str | None = None,
-    delimiter: str | None = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
 ) -> int:
     """Write the table of texts with the predicted class and the probability of every class beside each row.
 
@@ -38,18 +39,10 @@ def predict(
 
     Parameters
     ----------
-    model:
-        A model folder, written by tokenmargin fit.
     source:
         Texts, in any form that tokenmargin fit reads.
-    text:
-        The column with the texts.
     out:
         The .csv file to write; standard output without it.
-    encoding:
-        Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.
-    delimiter:
-        Of a .csv or .tsv file, if it is not a comma or a tab.
     """
     classifier = open_model(model)
     with needs_extra("text"):

@@ -16,6 +16,7 @@ from tokenmargin.cli._common import (
     show,
     usage_errors,
 )
+from tokenmargin.cli._options import Address, Jobs, Json
 
 if TYPE_CHECKING:
     from tokenmargin.data.pipeline import Pipeline
@@ -38,10 +39,10 @@ def prepare(
     minimum_count: int | None = None,
     punctuation: Literal["split", "join"] = "split",
     engine: Literal["here", "local", "ray"] = "here",
-    jobs: int = -1,
-    address: str | None = None,
+    jobs: Jobs = -1,
+    address: Address = None,
     slice_megabytes: float = 32.0,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Turn labelled text into token ids that remember their place in the text.
 
@@ -78,14 +79,8 @@ def prepare(
         Does punctuation end a word (split), or vanish inside it (join)?
     engine:
         For shards: this process (here), processes on this machine (local), or a ray cluster (ray).
-    jobs:
-        Processes of the local engine; -1 for one per core.
-    address:
-        The ray cluster, for --engine ray: auto, or host:port.
     slice_megabytes:
         For shards: text worked on at a time, which bounds the memory of a worker.
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("text"):
         from tokenmargin.data.pipeline import PAPER, PLAIN, no_token_left
@@ -118,7 +113,10 @@ def prepare(
         )
     with needs_extra("text"), usage_errors():
         found = _read(source, text, label)
-        prepared = run(found.texts, binary_labels(found.labels, positive=positive), chosen, progress=say)
+        signs = binary_labels(found.labels, positive=positive)
+        prepared = run(found.texts, signs, chosen, progress=say)
+        names = dict(zip(signs.tolist(), found.labels, strict=True))
+        prepared = replace(prepared, choices={**(prepared.choices or {}), "classes": (names[-1], names[1])})
     if not prepared.m:
         raise UsageError(no_token_left(prepared.steps, chosen))
     (prepared.save_ids if out.suffix == ".npz" else prepared.save)(out)

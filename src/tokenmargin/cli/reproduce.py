@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmargin.cli._common import UsageError, console_for, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._options import RunsFolder
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run
@@ -19,7 +20,7 @@ def reproduce(
     /,
     *,
     scale: Literal["quick", "paper", "tuned", "short"] = "quick",
-    out: Path = Path("runs"),
+    out: RunsFolder = Path("runs"),
     list_: bool = False,
     again: bool = False,
     json: bool = False,
@@ -48,8 +49,6 @@ def reproduce(
     scale:
         Settings for a laptop (quick), the paper's own, ours at full size (tuned), or what half an hour of one
         GPU allows (short).
-    out:
-        Folder of all runs.
     list_:
         List the figures, or the settings of the figures named, and leave.
     again:

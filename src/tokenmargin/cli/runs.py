@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, show, show_facts, show_table, usage_errors
+from tokenmargin.cli._options import RunsFolder
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run
@@ -16,7 +17,7 @@ def runs(
     names: list[str] | None = None,
     /,
     *,
-    out: Path = Path("runs"),
+    out: RunsFolder = Path("runs"),
     table: str | None = None,
     json: bool = False,
 ) -> int:
@@ -39,8 +40,6 @@ def runs(
         What to do.
     names:
         Which runs; for list, show and check all of them by default.
-    out:
-        Folder of all runs.
     table:
         For show: print this table as CSV on standard output.
     json:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import emit_json, read_problem, selected_tokens, show_facts, usage_errors
+from tokenmargin.cli._options import Json
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
@@ -19,7 +20,7 @@ def solve(
     *,
     select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,
     norm: str = "l2",
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Find the shortest p that separates the selected tokens, with a certificate.
 
@@ -43,8 +44,6 @@ def solve(
     norm:
         In which p is shortest: l2, l1, linf, lp:1.5 (any P above 1); of a problem for a matrix W also nuclear and
         spectral; one that a package adds, or MODULE:OBJECT.
-    json:
-        Write one JSON object to standard output.
     """
     from tokenmargin.margin import max_margin
     from tokenmargin.selection import optimal_tokens

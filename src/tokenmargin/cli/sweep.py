@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmargin.cli._common import choose_engine, emit_json, needs_extra, say, usage_errors
+from tokenmargin.cli._options import Address, Jobs, RunsFolder
 from tokenmargin.cli.reproduce import experiments_named, field_names
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ def sweep(
     *,
     over: list[str],
     engine: Literal["local", "ray"] = "local",
-    jobs: int = -1,
-    address: str | None = None,
+    jobs: Jobs = -1,
+    address: Address = None,
     scale: Literal["quick", "paper", "tuned", "short"] = "quick",
     table: str = "findings",
-    out: Path = Path("runs"),
+    out: RunsFolder = Path("runs"),
     fail_fast: bool = False,
     retry_failed: bool = False,
     json: bool = False,
@@ -53,17 +54,11 @@ def sweep(
         A setting and its values: NAME=VALUE,VALUE or NAME=FIRST..LAST (both included). Give it once per setting.
     engine:
         Processes on this machine (local), or a ray cluster (ray).
-    jobs:
-        Processes of the local engine; -1 for one per core.
-    address:
-        The ray cluster, for --engine ray: auto, or host:port.
     scale:
         The settings that are not swept: for a laptop (quick), the paper's own, ours at full size (tuned), or
         what half an hour of one GPU allows (short).
     table:
         Which table of each result to keep; by default its findings.
-    out:
-        Folder of all runs.
     fail_fast:
         Stop at the first failure.
     retry_failed:

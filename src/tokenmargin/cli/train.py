@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter, Token
 
 from tokenmargin.cli._common import (
     Seed,
@@ -19,17 +23,44 @@ from tokenmargin.cli._common import (
     show,
     usage_errors,
 )
+from tokenmargin.cli._options import Json
+from tokenmargin.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     import torch
 
     from tokenmargin.training.batches import Sequences
     from tokenmargin.training.distributed.splits import AbstractSplit
+    from tokenmargin.training.epochs import Progress
     from tokenmargin.training.probe import Frequencies
-    from tokenmargin.training.trainer import Progress, TrainingRun
+    from tokenmargin.training.trainer import TrainingRun
 
 SHOWN = 8
 GAP = 1e-7
+_MILESTONES = "Epochs at which the rate is divided by ten, such as 100,200."
+
+
+def _milestones(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+    return tuple(numbers(tokens[0].value, int, "--milestones")) if tokens[0].value else ()
+
+
+@dataclass(frozen=True)
+class LaptopConfig(TrainingConfig):
+    """The settings as flags, with defaults for a laptop; they are checked as the `TrainingConfig` that they become."""
+
+    dimension: int = 256
+    epochs: int = 10
+    rate: float = 0.003
+    milestones: Annotated[tuple[int, ...], Parameter(converter=_milestones, n_tokens=1, help=_MILESTONES)] = ()
+    factor: Annotated[float, Parameter(parse=False)] = 0.1
+    trained_head: Annotated[bool, Parameter(negative="--fixed-head")] = True
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        """Nothing is refused while the command line is read."""
+
+
+LAPTOP = LaptopConfig()
 
 
 def train(
@@ -37,30 +68,15 @@ def train(
     /,
     *,
     out: Path,
-    model: Literal["one-layer", "two-layer"] = "one-layer",
-    dimension: int = 256,
-    epochs: int = 10,
-    batch: int = 128,
-    rate: float = 0.003,
-    milestones: str = "",
-    decay: float = 1e-8,
-    embedding_scale: float = 1.0,
-    prompt_scale: float = 1.0,
-    head_scale: float = 1.0,
-    fixed_head: bool = False,
-    scaled_logits: bool = False,
-    affine_norm: bool = False,
-    max_tokens: int = 0,
-    seed: Seed = 0,
+    settings: Annotated[LaptopConfig, Parameter(name="*")] = LAPTOP,
     device: str = "auto",
-    dtype: Literal["float32", "float64"] = "float32",
     deterministic: bool = False,
     split: Literal["texts", "dimension"] = "texts",
     checkpoint_every: float = 60.0,
     stop_loss: float = 0.0,
     budget: float = float("inf"),
     margin: bool = False,
-    json: bool = False,
+    json: Json = False,
 ) -> int:
     """Train, and say which tokens the model selects.
 
@@ -80,41 +96,10 @@ def train(
         What tokenmargin prepare wrote: a file (.safetensors), or a folder of shards, which are read from the disk as
         they are needed.
     out:
-        Folder for checkpoints and metrics.parquet.
-    model:
-        One attention layer, or two with a layer norm between.
-    dimension:
-        Length of the embeddings.
-    epochs:
-        Passes over the texts, in all.
-    batch:
-        Texts in a batch.
-    rate:
-        Learning rate of AdamW.
-    milestones:
-        Epochs at which the rate is divided by ten, such as 100,200.
-    decay:
-        Weight decay.
-    embedding_scale:
-        Initial size of the embeddings, times 1/sqrt(dimension).
-    prompt_scale:
-        Initial size of the prompt p, times 1/sqrt(dimension).
-    head_scale:
-        Initial length of the head v.
-    fixed_head:
-        Keep the head v as it was drawn, as the theory does.
-    scaled_logits:
-        Divide the logits of every softmax by sqrt(dimension).
-    affine_norm:
-        Give the layer norm of the two-layer model a gain and a bias.
-    max_tokens:
-        Cut texts after so many tokens; 0 keeps them whole.
-    seed:
-        Of the start and of the order of the texts.
+        Folder for checkpoints, metrics.parquet and, of one layer over whole words, a model that tokenmargin predict,
+        explain, report and playground open.
     device:
         cpu, cuda, or auto.
-    dtype:
-        Numbers of the model.
     deterministic:
         On a GPU: the same bits every time, by slower kernels.
     split:
@@ -129,8 +114,6 @@ def train(
     margin:
         Also solve the max-margin problem of the tokens selected in every text, with a certificate, and compare p with
         it (one-layer model, a prepared file).
-    json:
-        Write one JSON object to standard output.
     """
     with needs_extra("train"):
         import torch
@@ -139,40 +122,22 @@ def train(
         from tokenmargin.training.device import choose_device
         from tokenmargin.training.distributed.ranks import join_ranks
         from tokenmargin.training.distributed.splits import ByDimension, ByTexts
-        from tokenmargin.training.trainer import TrainingConfig
         from tokenmargin.training.trainer import train as run
     with usage_errors():
         place = choose_device(device)
-    if margin and (model != "one-layer" or split != "texts" or prepared.is_dir()):
+    if margin and (settings.model != "one-layer" or split != "texts" or prepared.is_dir()):
         raise UsageError("--margin needs the one-layer model, a prepared file (no folder of shards), and --split texts")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
         torch.use_deterministic_algorithms(True)
     with usage_errors():
-        config = TrainingConfig(
-            model=model,
-            dimension=dimension,
-            epochs=epochs,
-            batch=batch,
-            rate=rate,
-            milestones=tuple(numbers(milestones, int, "--milestones")) if milestones else (),
-            decay=decay,
-            embedding_scale=embedding_scale,
-            prompt_scale=prompt_scale,
-            head_scale=head_scale,
-            trained_head=not fixed_head,
-            scaled_logits=scaled_logits,
-            affine_norm=affine_norm,
-            max_tokens=max_tokens,
-            seed=seed,
-            dtype=dtype,
-        )
+        config = TrainingConfig(**asdict(settings))
     with join_ranks(place) as ranks:
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
             whole, words, frequencies = _open(prepared, ranks.device)
-            data = truncated(whole, max_tokens)
-        total = -(-data.n // batch) * epochs
+            data = truncated(whole, config.max_tokens)
+        total = -(-data.n // config.batch) * config.epochs
         with progress_bar("training", total) as advance, usage_errors():
 
             def show(now: Progress) -> None:
@@ -196,6 +161,9 @@ def train(
             )
             return 1
         report = _report(result, data, words, frequencies, shared)
+        if ranks.first and result.config.model == "one-layer" and not prepared.is_dir():
+            _keep_model(result, report["scores"], prepared, out)
+        del report["scores"]
         if margin and ranks.first and result.status != "interrupted":
             report["margin"] = _margin(result, frequencies)
         if ranks.first:
@@ -252,15 +220,9 @@ def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
 
 
 def _report(
-    result: TrainingRun,
-    data: Sequences,
-    vocabulary: tuple[str, ...],
-    frequencies: Frequencies,
-    split: AbstractSplit,
+    result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: Frequencies, split: AbstractSplit
 ) -> dict[str, Any]:
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
-    from dataclasses import asdict
-
     import numpy as np
 
     from tokenmargin.training.probe import alignment, survey, token_scores
@@ -286,8 +248,33 @@ def _report(
         "most selected": rows(np.argsort(-found.chosen, kind="stable")[:SHOWN]),
         "most positive": rows(np.argsort(-b)[:SHOWN]),
         "most negative": rows(np.argsort(b)[:SHOWN]),
+        "scores": scores,
         **({} if ranks.alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
     }
+
+
+def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> None:
+    """Leave a classifier in the run's folder that decides as the trained model does."""
+    import numpy as np
+
+    try:
+        from tokenmargin.classifier.files import save_model
+        from tokenmargin.classifier.trained import classifier_of_training
+    except ImportError:
+        say("no model for predict, explain and report is written: they need pip install 'tokenmargin[classify]'")
+        return
+    from tokenmargin.data.prepared import load_prepared
+
+    try:
+        logits = scores[0] / result.config.conventions.temperature
+        found = classifier_of_training(
+            np.stack([logits, scores[1]]), load_prepared(prepared), [row["loss"] for row in result.metrics]
+        )
+    except ValueError as error:
+        say(f"no model for predict, explain and report is written: {error}")
+        return
+    notes = {"trained by": "tokenmargin train", "epochs": len(result.metrics), "prepared": prepared.name}
+    save_model(found, out / "model", notes=notes)
 
 
 def _print(report: dict[str, Any], out: Path) -> None:
@@ -311,4 +298,4 @@ def _print(report: dict[str, Any], out: Path) -> None:
     if "ranks" in report:
         moved = ", ".join(f"{name} {size:,}" for name, size in report["bytes exchanged by a rank"].items())
         show(f"{report['ranks']} ranks; bytes exchanged by each: {moved}")
-    show(f"checkpoint and metrics.parquet in {out}")
+    show(f"checkpoint and metrics.parquet in {out}" + (" (and model)" if (out / "model").is_dir() else ""))

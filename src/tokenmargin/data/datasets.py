@@ -90,7 +90,7 @@ def get_dataset(
     target = folder / f"{name}{SUFFIXES.get(name, '.parquet')}"
     if local is None and target.is_file():
         return target
-    source = Path(local) if local is not None else _download(DATASETS[name], folder, progress)
+    source = Path(local) if local is not None else download(DATASETS[name], folder, progress)
     if not source.exists():
         raise DatasetError(f"{source}: no such file or folder")
     try:
@@ -117,7 +117,7 @@ def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_S
     return LabelledText([text for text, _ in kept], [label for _, label in kept])
 
 
-def _download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
+def download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
     """Fetch a file whole and checked, or leave nothing."""
     target = folder / file.name
     if target.is_file() and file_digest(target) == file.sha256:

@@ -3,7 +3,8 @@
 from tokenmargin.dynamics.batch import BatchResult, evolve_many
 from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.evolve import OBSERVABLES, Memory, Trajectory, evolve
-from tokenmargin.dynamics.flow import FinitePart, FlowPath, FlowSettings, Rounding, flow
+from tokenmargin.dynamics.flow import FlowPath, flow
+from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.dynamics.interrupts import whole_runs
 from tokenmargin.dynamics.methods import (
     AbstractLengths,
@@ -22,6 +23,8 @@ from tokenmargin.dynamics.methods import (
 from tokenmargin.dynamics.paths.ball import RegularisationPath, regularisation_path
 from tokenmargin.dynamics.paths.cone import ConePath, cone_path
 from tokenmargin.dynamics.paths.joint import RidgePath, ridge_path
+from tokenmargin.dynamics.rest import FinitePart
+from tokenmargin.dynamics.rounding import Rounding
 from tokenmargin.objective.first_step import FirstStep, first_step
 
 __all__ = [

@@ -10,15 +10,17 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
+from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.geometry import Coordinates, as_array
+from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_name
-from tokenmargin.problem.token_problem import TokenProblem, checked_problem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
 
 MEMORY = 256 << 20  # bytes of token products held at once
 _MANY_STARTS = 32  # from here on a problem's starts are lanes that share one matrix
@@ -37,6 +39,7 @@ class BatchResult(Tabular):
     - `steps`: steps taken by each run.
     - `interrupted`: whether Ctrl-C stopped it; runs not reached have taken 0 steps and stand at their starts.
     - `memory`: what the method remembers of the runs of each problem, for `resume`.
+    - `batch`, `rng`: inputs per step, and what draws them.
     """
 
     problems: Sequence[TokenProblem]
@@ -48,6 +51,8 @@ class BatchResult(Tabular):
     steps: Int[Array, "problems starts"]
     interrupted: bool = False
     memory: list[State] = field(default_factory=list)
+    batch: int | None = None
+    rng: np.random.Generator | None = None
 
     @property
     def norms(self) -> Float[Array, "problems starts"]:
@@ -71,11 +76,7 @@ class BatchResult(Tabular):
         }  # fmt: skip
 
     def resume(
-        self,
-        *,
-        steps: int,
-        until_saturation: float | None = None,
-        progress: Callable[[float], None] | None = None,
+        self, *, steps: int, until_saturation: float | None = None, progress: Callable[[float], None] | None = None
     ) -> BatchResult:
         """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
         return _followed(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)
@@ -89,6 +90,8 @@ def evolve_many(
     starts: Sequence[Float[Array, "starts D"]] | None = None,
     loss: AbstractLoss | None = None,
     until_saturation: float | None = None,
+    batch: int | None = None,
+    rng: Rng | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> BatchResult:
     """Run `method` on every problem from each of its starts; the same numbers as `evolve`, all runs at once.
@@ -102,6 +105,7 @@ def evolve_many(
     - `loss`: logistic by default.
     - `until_saturation`: a run is finished, and leaves the batch, once its mean selected weight is this (looked at
       every 25 steps).
+    - `batch`, `rng`: go by the gradient of so many inputs, drawn afresh for every step and run.
     - `progress`: called with the share of the work that is done.
 
     Memory stays bounded: runs are taken in chunks. Ctrl-C ends early and returns what was reached.
@@ -115,16 +119,20 @@ def evolve_many(
     >>> runs.saturation.shape, bool((runs.saturation > 0.9999).all())
     ((3, 1), True)
     """
-    problems = [checked_problem(one, "evolve_many") for one in problems]
+    remedy = "run them one by one, with evolve or limit_of"
+    problems = [with_fixed_scores(checked_problem(one, "evolve_many"), "evolve_many", remedy) for one in problems]
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)
     shape, n, rule = (len(problems), len(firsts[0])), problems[0].n, as_method(method)
     if not isinstance(rule, AbstractLengths):
         _check_points(problems, rule)
+    if batch is not None and not (1 <= batch <= n and rng is not None):
+        raise ValueError(f"batch must be from 1 to the number of inputs {n}, with rng, a seed such as 0; got {batch}")
     result = BatchResult(
         problems, rule, loss, [first.copy() for first in firsts],
         np.zeros((*shape, n), dtype=np.intp), np.zeros(shape), np.zeros(shape, dtype=int),
         memory=[dict(rule.initial(first)) for first in firsts],
+        batch=batch, rng=None if rng is None else generator(rng),
     )  # fmt: skip
     budget = np.broadcast_to(np.asarray(steps, dtype=int), shape)
     return _followed(result, budget, until_saturation, progress)
@@ -235,7 +243,7 @@ class _Group:
         if len(here) > 1 and count > 1:
             tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
         taken = result.steps[chunk].flatten()
-        ends = BatchState(tokens, loss, logits, np.zeros_like(logits), taken)
+        ends = BatchState(tokens, loss, logits, np.zeros_like(logits), taken, batch=result.batch, rng=result.rng)
         if not along:
             ends.points = np.concatenate(begin)
             states = result.memory[chunk[0]]

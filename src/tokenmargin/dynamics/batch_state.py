@@ -132,6 +132,7 @@ class BatchState:
     - `weights`: the combination of tokens that each run has added to its start, shape (n, T, lanes).
     - `points`, `memory`: where the runs are and what their method remembers, for methods that are more than a length.
     - `taken`: steps that each run has taken.
+    - `batch`, `rng`: how many inputs a step goes by, drawn afresh for every step and run; None for all.
     """
 
     tokens: Tokens
@@ -141,6 +142,8 @@ class BatchState:
     taken: Int[Array, " lanes"]
     points: Float[Array, "lanes r"] | None = None
     memory: State = field(default_factory=dict)
+    batch: int | None = None
+    rng: np.random.Generator | None = None
 
     def __post_init__(self) -> None:
         self.logits, self.weights = np.ascontiguousarray(self.logits), np.ascontiguousarray(self.weights)
@@ -188,19 +191,28 @@ class BatchState:
         logits = self.tokens.logits(np.ascontiguousarray(self.points.T)).reshape(n, T, lanes)
         self.logits = np.where(np.isneginf(self.logits), -np.inf, logits)
 
+    def _unseen(self) -> Bool[Array, "n lanes"] | None:
+        """The inputs that the next step does not go by; None where it goes by all."""
+        if self.batch is None or self.rng is None:
+            return None
+        return np.asarray(self.rng.random((len(self.logits), len(self.taken))).argsort(axis=0) >= self.batch)
+
     def descent_weights(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
         """Weights `w` on the tokens with minus the gradient `exp(log_scale) sum w k`; see `attention`."""
         n, T, lanes = self.logits.shape
         top = self.logits.max(axis=1)
         if self._pivots is None or (self.logits.ravel()[self._pivots.flat] < top).any():
             self._pivots = _Pivots(self.logits, self.tokens.scores)
+        unseen = self._unseen()
         if self._pivots.tied:
-            return self._descent_weights_with_ties()
+            return self._descent_weights_with_ties(unseen)
         flat, best, ahead = self._pivots.flat, self._pivots.best, self._pivots.ahead
         # The pivot's weight tends to 1 and the others' to 0. All that descent sees are the others, so they are kept
         # apart from it and scaled by the largest among them in the run: far out they underflow, their ratios do not.
         others = self.logits - top[:, None]
         others.ravel()[flat] = -np.inf
+        if unseen is not None:
+            others.swapaxes(0, 1)[:, unseen] = -np.inf
         shift = np.maximum(others.reshape(n * T, lanes).max(axis=0), np.finfo(float).min)
         others -= shift
         np.exp(others, out=others)  # weights of the other tokens, scaled
@@ -208,13 +220,17 @@ class BatchState:
         total = 1 + scale * others.sum(axis=1)  # of the weights of an input, over that of its pivot
         shortfall = scale * np.einsum("ntl,ntl->nl", others, ahead) / total
         log_slope = self.loss.log_slope(best - shortfall)
+        if unseen is not None:
+            log_slope[unseen] = -np.inf
         highest = log_slope.max(axis=0)
         others *= (np.exp(log_slope - highest) / total)[:, None]
         others *= shortfall[:, None] - ahead  # score minus output, as both fall short of the pivot's score
         others.ravel()[flat] = -others.sum(axis=1)  # the softmax Jacobian's rows add up to zero
-        return others, shift + highest - np.log(n)
+        return others, shift + highest - np.log(self.batch or n)
 
-    def _descent_weights_with_ties(self) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
+    def _descent_weights_with_ties(
+        self, unseen: Bool[Array, "n lanes"] | None
+    ) -> tuple[Float[Array, "n T lanes"], Float[Array, " lanes"]]:
         """The same by logarithms, where some token scores exactly what the selected one does.
 
         Such a token has a weight of order one and a lead of exp(-|p|), the others have it the other way round: no
@@ -222,8 +238,11 @@ class BatchState:
         """
         logits, scores = self.logits.transpose(2, 0, 1), self.tokens.scores.transpose(2, 0, 1)
         state = attend(logits, np.broadcast_to(scores, logits.shape))
-        weights, log_scale = descent_weights(state, self.loss.log_slope(state.output))
-        return _lanes_last(weights), log_scale - np.log(logits.shape[1])
+        log_slope = self.loss.log_slope(state.output)
+        if unseen is not None:
+            log_slope = np.where(unseen.T, -np.inf, log_slope)
+        weights, log_scale = descent_weights(state, log_slope)
+        return _lanes_last(weights), log_scale - np.log(self.batch or logits.shape[1])
 
     def kept(self, lanes: Bool[Array, " lanes"]) -> BatchState:
         """Some of the runs."""

@@ -20,7 +20,7 @@ from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.plugins import described
-from tokenmargin.problem.geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 

@@ -21,24 +21,17 @@ from scipy.optimize import brentq
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, checked_norm
+from tokenmargin.dynamics.log_integral import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece, polish
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.local_scores import prompt_objective
-from tokenmargin.problem.geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
-__all__ = ["FinitePart", "FlowPath", "FlowSettings", "Rounding", "Stop", "flow", "log_integral"]
-
 Progress = Callable[[float], None] | None
-
-_BEND = 1e-5  # largest departure of the logarithm from a straight line between two nodes
-_SPLITS = 30
-_KNOWN = 64 * np.finfo(float).eps  # values are known to about this share of their size: a bend below it is rounding
-# Pieces this far below what is added up to the next knot are not halved: 2^30 of them make less than 1e-9 of it.
-_NEGLIGIBLE = 42.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,54 +330,3 @@ def flow(
         objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite
     )  # fmt: skip
     return path._through(run.until, watched, progress)
-
-
-def log_integral(
-    log_f: Callable[[Float[Array, " k"]], Float[Array, " k"]], knots: Float[Array, " knots"]
-) -> Float[Array, " knots"]:
-    """`log` of the integral of `exp(log_f)` from the first knot to each knot (minus infinity at the first).
-
-    Intervals are halved until `log_f` is straight on each of them, to 1e-5 or to the rounding of its own values; the
-    exponential of a straight line is integrated exactly. Where `log_f` rises by millions, all but the last stretch of
-    an interval is nothing beside the rest, and is left as it is.
-
-    >>> log_integral(lambda x: 1000 * x, np.array([0.0, 1.0, 2.0])).round(3)
-    array([    -inf,  993.092, 1993.092])
-    """
-    nodes, values = knots, log_f(knots)
-    open_ = np.ones(len(knots) - 1, dtype=bool)
-    for _ in range(_SPLITS):
-        where = np.flatnonzero(open_)
-        if where.size == 0:
-            break
-        middle = (nodes[where] + nodes[where + 1]) / 2
-        at_middle = log_f(middle)
-        bend = np.abs(at_middle - (values[where] + values[where + 1]) / 2)
-        bent = bend > np.maximum(_BEND, _KNOWN * np.abs(at_middle))
-        nodes = np.insert(nodes, where + 1, middle)
-        values = np.insert(values, where + 1, at_middle)
-        left = where + np.arange(where.size)  # where the halves lie now
-        open_ = np.zeros(len(nodes) - 1, dtype=bool)
-        open_[left] = open_[left + 1] = bent
-        most = np.full(len(nodes) - 1, -np.inf)  # what a half can hold at most, as it bends like its whole
-        ends = np.maximum(values[1:], values[:-1])
-        most[left], most[left + 1] = bend + ends[left], bend + ends[left + 1]
-        up_to = _at_knots(nodes, values, knots)[np.searchsorted(knots, nodes[1:])]  # the knot that ends the stretch
-        open_ &= most + np.log(np.diff(nodes)) > up_to - _NEGLIGIBLE
-    return _at_knots(nodes, values, knots)
-
-
-def _at_knots(
-    nodes: Float[Array, " k"], values: Float[Array, " k"], knots: Float[Array, " knots"]
-) -> Float[Array, " knots"]:
-    """The logarithm of the integral up to each knot, which is one of the nodes."""
-    total = np.append(-np.inf, np.logaddexp.accumulate(_log_pieces(nodes, values)))
-    return np.asarray(total[np.searchsorted(nodes, knots)])
-
-
-def _log_pieces(nodes: Float[Array, " k"], values: Float[Array, " k"]) -> Float[Array, " pieces"]:
-    """`log(h exp(a) (exp(b - a) - 1) / (b - a))` for every interval, from its larger end so that nothing overflows."""
-    fall = np.abs(np.diff(values))
-    flat = fall < 1e-6
-    share = np.where(flat, 1 - fall / 2, -np.expm1(-fall) / np.where(flat, 1.0, fall))
-    return np.asarray(np.log(np.diff(nodes)) + np.maximum(values[1:], values[:-1]) + np.log(share))

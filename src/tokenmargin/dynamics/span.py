@@ -14,8 +14,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import Bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,11 +36,6 @@ def with_settings(experiment: Experiment, settings: Mapping[str, str]) -> Experi
     return replace(experiment, **values)
 
 
-def settings_from(experiment: type[Experiment], values: Mapping[str, Any]) -> Experiment:
-    """The experiment from the settings that JSON kept (lists become tuples again)."""
-    return experiment(**{name: _tuples(value) for name, value in values.items()})
-
-
 def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
     """The command that runs exactly this experiment.
 
@@ -199,10 +194,6 @@ def _in_words(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join("none" if choice is types.NoneType else _in_words(choice) for choice in inner)
     return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(kind, str(kind))
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _changes(experiment: AbstractExperiment, base: AbstractExperiment) -> dict[str, Any]:

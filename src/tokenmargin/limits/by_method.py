@@ -13,8 +13,9 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import AbstractMethod, Trajectory, evolve
 from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
-from tokenmargin.norms import L2, AbstractNorm
+from tokenmargin.norms import L2, AbstractNorm, SchattenNorm
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import equals, spelled
 
@@ -27,11 +28,6 @@ class NamedLimit:
     """What every limit says of the direction it is named by."""
 
     named: LimitDirection
-
-    @property
-    def selected(self) -> Int[Array, " n"]:
-        """The selected token of each input; of a set, the first."""
-        return self.named.selected
 
     @property
     def chosen(self) -> Bool[Array, "n T"]:
@@ -75,6 +71,11 @@ class MethodLimit(NamedLimit, Tabular):
     def norm(self) -> AbstractNorm:
         """The norm by whose margin the limit is named."""
         return self.named.solution.norm
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
 
     @property
     def share(self) -> float:
@@ -126,7 +127,7 @@ def limit_by_method(
 ) -> MethodLimit:
     """Run the method until its margin is within `tolerance` of the largest, or it has taken `steps` steps."""
     path = evolve(objective, method, steps=0, start=start)
-    norm = path.method.margin_norm
+    norm = _margin_norm(objective, path.method)
     looks: list[tuple[int, float, float]] = []
     named = _named(objective, path, norm)
     while not looks or (looks[-1][0] < steps and not path.interrupted):
@@ -143,6 +144,18 @@ def limit_by_method(
     taken, norms, shares = (np.array(column) for column in zip(*looks, strict=True))
     reason = _unsettled(path, named, shares, tolerance)
     return MethodLimit("undecided" if reason else "direction", reason, named, taken, norms, shares, path)
+
+
+def _margin_norm(objective: AbstractObjective, method: AbstractMethod) -> AbstractNorm:
+    """The method's own; of K and Q the nuclear norm of their product, which `(|K|^2 + |Q|^2) / 2` is at its least."""
+    if not isinstance(objective, FactoredObjective):
+        return method.margin_norm
+    if method.margin_norm != L2:
+        raise ValueError(
+            f"which margin of W {method} maximises through K and Q is not known; use a method along the gradient "
+            "(ngd, gd, momentum), or train W itself: PromptObjective(problem)"
+        )
+    return SchattenNorm(1.0)
 
 
 def _named(objective: AbstractObjective, path: Trajectory, norm: AbstractNorm) -> LimitDirection:

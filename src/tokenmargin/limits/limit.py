@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
@@ -21,15 +21,17 @@ from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
+from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.objective.multi_head import MultiHeadObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, spelled
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
-Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective
-"""Objectives of p alone."""
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective
+"""Objectives of p alone, or of the prompts of several heads, which are one side by side."""
 
 FALLING = 1e-4, 1e-6
 """Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
@@ -64,6 +66,11 @@ class Limit(NamedLimit, Tabular, Drawn):
     rate: float
     log_gradient: float
     path: FlowPath
+
+    @property
+    def selected(self) -> Int[Array, " n"]:
+        """The selected token of each input; of a set, the first."""
+        return self.named.selected
 
     @property
     def finite(self) -> FinitePart | None:
@@ -133,7 +140,7 @@ def limit_of(
 
 @overload
 def limit_of(
-    problem: TokenProblem | Followed,
+    problem: TokenProblem | Followed | FactoredObjective,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str,
@@ -145,7 +152,7 @@ def limit_of(
 
 
 def limit_of(
-    problem: TokenProblem | Followed,
+    problem: TokenProblem | Followed | FactoredObjective,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str | None = None,
@@ -167,10 +174,11 @@ def limit_of(
     certificate. Anything else is "undecided", with the reason and what was reached.
 
     With a `method` that method is run instead, and its limit is named by its own norm: settled when its margin has come
-    within `tolerance` of the largest margin of the selected tokens in that norm.
+    within `tolerance` of the largest margin of the selected tokens in that norm; that of K and Q by the nuclear one.
 
     **Arguments**
-    - `problem`: in either geometry, with labels of any kind; or an objective of p.
+    - `problem`: in either geometry, with labels of any kind; or an objective of p, of several heads, or (with a method
+      along the gradient) of K and Q.
     - `start`: where the flow begins; zero by default.
     - `loss`: logistic by default, square for real labels; not beside an objective, which has its own.
     - `method`, `steps`: a method of descent, or its name, and the most steps it may take.
@@ -186,9 +194,11 @@ def limit_of(
     >>> limit_of(figure1b(), method="sign").norm.name
     'linf'
     """
+    short = SHARE if tolerance is None else tolerance
+    if isinstance(problem, FactoredObjective) and method is not None and loss is None:
+        return limit_by_method(problem, method, start, steps=steps, tolerance=short, progress=progress)
     objective, problem = _asked(problem, loss)
     if method is not None:
-        short = SHARE if tolerance is None else tolerance
         return limit_by_method(objective, method, start, steps=steps, tolerance=short, progress=progress)
     tolerance = 1e-6 if tolerance is None else tolerance
     path = flow(
@@ -250,13 +260,20 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _asked(given: TokenProblem | Followed, loss: AbstractLoss | None) -> tuple[Followed, TokenProblem]:
+def _asked(
+    given: TokenProblem | Followed | FactoredObjective, loss: AbstractLoss | None
+) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
     if isinstance(given, TokenProblem):
         return prompt_objective(given.merged, loss), given
     if loss is not None:
         raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
-    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective):
+    if isinstance(given, FactoredObjective):
+        raise TypeError(
+            "the limit of K and Q is named by the nuclear margin that steps reach: give limit_of(objective, start, "
+            "method='ngd'), or compare the end of flow(objective) with max_margin(..., norm='nuclear')"
+        )
+    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
 

@@ -17,19 +17,7 @@ from scipy.special import logsumexp
 from scipy.stats import t as student
 
 from tokenmargin._notebook import Tabular
-from tokenmargin.dynamics import (
-    AbstractMethod,
-    FlowPath,
-    GradientDescent,
-    MirrorDescent,
-    Momentum,
-    NormalizedGradientDescent,
-    Polyak,
-    Schedule,
-    SteepestDescent,
-    Trajectory,
-    evolve,
-)
+from tokenmargin.dynamics import FlowPath, Trajectory, evolve, methods
 from tokenmargin.dynamics.methods.step_size import step_at
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.limits.constants import limit_constants
@@ -133,14 +121,14 @@ class _Samples:
     - `logarithmic`: whether the norm grows with the logarithm of time, and not with a power of it.
     """
 
-    method: AbstractMethod | None
+    method: methods.AbstractMethod | None
     log_time: Float[Array, " k"]
     points: Float[Array, "k D"]
 
     @property
     def logarithmic(self) -> bool:
-        plain = isinstance(self.method, MirrorDescent) and not self.method.normalized
-        return plain or self.method is None or isinstance(self.method, GradientDescent | Momentum)
+        plain = isinstance(self.method, methods.MirrorDescent) and not self.method.normalized
+        return plain or self.method is None or isinstance(self.method, methods.GradientDescent | methods.Momentum)
 
 
 def rates(path: FlowPath | Trajectory) -> Rates:
@@ -240,31 +228,35 @@ def _of_steps(path: Trajectory) -> _Samples:
     return _Samples(path.method, _log_time(path.method, path.at[chosen]), path["point"][chosen])
 
 
-def _log_time(method: AbstractMethod, at: Int[Array, " k"]) -> Float[Array, " k"]:
+def _log_time(method: methods.AbstractMethod, at: Int[Array, " k"]) -> Float[Array, " k"]:
     """Logarithm of the number of steps; of plain descent whose steps change, of the sum of their sizes."""
     step = getattr(method, "step", None)
-    if not callable(step) or not isinstance(method, GradientDescent | Momentum | MirrorDescent):
+    if not callable(step) or not isinstance(method, methods.GradientDescent | methods.Momentum | methods.MirrorDescent):
         return np.log(at)
     sizes = np.cumsum([step_at(step, t) for t in range(int(at[-1]))])
     return np.asarray(np.log(sizes[at - 1]))
 
 
-def _power(method: AbstractMethod | None) -> float:
+def _power(method: methods.AbstractMethod | None) -> float:
     """With which power of the steps the norm grows; NaN where nobody knows."""
     step = getattr(method, "step", None)
-    if isinstance(step, Schedule):
+    if isinstance(step, methods.Schedule):
         return max(1 - step.power, 0.0)
     return 1.0 if isinstance(step, float | int) else np.nan
 
 
-def _pace(method: AbstractMethod | None, named: LimitDirection) -> float:
+def _pace(method: methods.AbstractMethod | None, named: LimitDirection) -> float:
     """By how much the logarithm of the unselected weight falls at a step far out; NaN where nobody knows."""
     step = getattr(method, "step", None)
     if not isinstance(step, float | int):
         return np.nan
-    if isinstance(method, Polyak):
+    if isinstance(method, methods.Polyak):
         return step if named.is_global else np.nan  # steps of 1 / margin; elsewhere the infimum is never near
-    return step * named.solution.margin if isinstance(method, NormalizedGradientDescent | SteepestDescent) else np.nan
+    return (
+        step * named.solution.margin
+        if isinstance(method, methods.NormalizedGradientDescent | methods.SteepestDescent)
+        else np.nan
+    )
 
 
 def _log_unselected(problem: TokenProblem, prompts: Float[Array, "k D"], named: LimitDirection) -> Float[Array, " k"]:

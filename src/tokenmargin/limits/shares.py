@@ -13,8 +13,8 @@ from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
-from tokenmargin.limits.by_method import SATURATED
-from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
+from tokenmargin.limits.by_method import SATURATED, NamedLimit
+from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -22,7 +22,7 @@ from tokenmargin.selection import spelled
 
 
 @dataclass(frozen=True, eq=False)
-class Basin:
+class Basin(NamedLimit):
     """The starts that end with one selection.
 
     - `named`: its certified direction, and what it is.
@@ -38,16 +38,6 @@ class Basin:
     def selected(self) -> tuple[int, ...]:
         """The token of each input; of a set, the first."""
         return tuple(self.named.selected.tolist())
-
-    @property
-    def kind(self) -> Kind:
-        """What the direction is."""
-        return self.named.kind
-
-    @property
-    def solution(self) -> MarginSolution:
-        """The certified direction."""
-        return self.named.solution
 
 
 @dataclass(frozen=True, eq=False)

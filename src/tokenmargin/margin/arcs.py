@@ -12,8 +12,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
-__all__ = ["Arc", "is_planar", "selection_arcs"]
-
 
 @dataclass(frozen=True, eq=False)
 class Arc:

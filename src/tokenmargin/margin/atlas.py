@@ -42,10 +42,8 @@ from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem, checked_problem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
 from tokenmargin.selection import equals, gaps_over, near_tokens
-
-__all__ = ["atlas"]
 
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
@@ -125,12 +123,8 @@ def atlas(
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """
-    problem = checked_problem(problem, "atlas")
-    if not problem.has_fixed_scores:
-        raise TypeError(
-            f"the atlas ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where "
-            "attention is; name one selection with limit_direction, or follow training with limit_of"
-        )
+    remedy = "name one selection with limit_direction, or follow training with limit_of"
+    problem = with_fixed_scores(checked_problem(problem, "atlas"), "the atlas", remedy)
     if (chosen := as_norm(norm)) != LpNorm(2.0):
         return atlas_in_norm(problem, chosen, budget=budget, loss=loss, progress=progress)
     began = time.perf_counter()

@@ -21,9 +21,12 @@ from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
 from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
+from tokenmargin.margin.constraints import attention_constraints
+from tokenmargin.margin.normed.certificate import gap_tolerance
+from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-
-__all__ = ["MarginBatch", "max_margin_batch"]
+from tokenmargin.norms import L2, AbstractNorm, LpNorm, as_norm
+from tokenmargin.problem.token_problem import TokenProblem
 
 BLOCK, BLOCK_BYTES = 128, 1 << 24
 """Problems that a thread takes at a time, and the most memory that their constraint rows may take."""
@@ -39,6 +42,7 @@ class MarginBatch(Tabular):
     - `residuals`: primal, dual, complementarity, gap and Farkas residual of each problem.
     - `selected`: the selected tokens; their constraints are in the order of `max_margin`.
     - `seconds`: time taken in all; a solution taken out of the batch carries its share.
+    - `norm`: the norm of `|p|`.
     """
 
     vectors: Float[Array, "B d"]
@@ -48,6 +52,7 @@ class MarginBatch(Tabular):
     residuals: Float[Array, "B 5"]
     selected: Int[Array, "B n"]
     seconds: float
+    norm: AbstractNorm = L2
 
     def __len__(self) -> int:
         return len(self.margins)
@@ -60,7 +65,12 @@ class MarginBatch(Tabular):
     @property
     def optimal(self) -> Bool[Array, " B"]:
         """Which problems are proven to be solved."""
-        return (self.residuals[:, :4].max(axis=1) <= TOLERANCE) & ~self.infeasible
+        return (self.residuals[:, :4].max(axis=1) <= self.tolerance) & ~self.infeasible
+
+    @property
+    def tolerance(self) -> float:
+        """Largest residual with which an answer is called optimal."""
+        return TOLERANCE if self.norm == L2 else gap_tolerance(self.norm)
 
     @property
     def tokens(self) -> Int[Array, "B k 2"]:
@@ -82,7 +92,7 @@ class MarginBatch(Tabular):
         b = range(len(self))[b]
         certificate = Certificate(*self.residuals[b].tolist())
         status: Status = "inaccurate"
-        if certificate.residual <= TOLERANCE:
+        if certificate.residual <= self.tolerance:
             status = "infeasible" if certificate.farkas == 0 else "optimal"
         return MarginSolution(
             status=status,
@@ -93,6 +103,7 @@ class MarginBatch(Tabular):
             certificate=certificate,
             farkas=self.farkas[b] if status == "infeasible" else None,
             seconds=self.seconds / len(self),
+            norm=self.norm,
         )
 
     def __iter__(self) -> Iterator[MarginSolution]:
@@ -103,6 +114,7 @@ def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
     *,
+    norm: AbstractNorm | str = "l2",
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MarginBatch:
@@ -111,6 +123,8 @@ def max_margin_batch(
     **Arguments**
     - `keys`: the tokens, of shape (B, n, T, d), or (1, n, T, d) when all selections are of one problem.
     - `selected`: one token per input and problem.
+    - `norm`: what "shortest" means: "l2", "l1", "linf", "lp:1.5" or one of your own. For those of p, all but l2 in one
+      thread; matrices W are solved one at a time.
     - `threads`: how many to use; one per processor by default.
     - `progress`: called with the number of problems done, after every block.
 
@@ -133,6 +147,11 @@ def max_margin_batch(
     margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     if T == 1:  # nothing to separate
         margins[:], answers.residuals[:, :4] = np.inf, 0.0
+    chosen = as_norm(norm)
+    if chosen != L2 and T > 1:
+        for where in blocks:
+            _answer_in_norm(keys, selected, where, chosen, answers)
+        margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     return MarginBatch(
         vectors=answers.vectors,
         margins=margins,
@@ -141,6 +160,7 @@ def max_margin_batch(
         residuals=answers.residuals,
         selected=selected,
         seconds=time.perf_counter() - began,
+        norm=chosen,
     )
 
 
@@ -199,16 +219,48 @@ def _answer(keys: Array, selected: Array, where: slice, answers: StackBuffers) -
         _answer_as_stack(keys, selected, left, answers)
 
 
-def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackBuffers) -> None:
-    """Answer the given problems through `solve_systems`, in the units of the problem."""
+def _answer_in_norm(keys: Array, selected: Array, where: slice, norm: AbstractNorm, answers: StackBuffers) -> None:
+    """Other norms, where the Euclidean problem has a solution: in compiled code, and what that leaves one by one."""
+    from tokenmargin.margin.normed.stack import solve_stack
+
+    which = where.start + np.flatnonzero(answers.residuals[where, 4] != 0)
+    if isinstance(norm, LpNorm) and len(which):
+        plus, minus = _pairs(keys, selected, which)
+        size = np.ldexp(1.0, np.frexp(max(np.abs(keys).max(), 1e-300))[1])
+        rows, ones = plus / size - minus / size, np.ones(answers.multipliers[which].shape)
+        vectors, multipliers, found = solve_stack(rows, ones, norm.p)
+        with np.errstate(over="ignore", under="ignore"):
+            answers.vectors[which], answers.multipliers[which] = vectors / size, multipliers / size / size
+            answers.norms[which] = found[:, 0] / size
+        answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
+        which = which[~(found[:, 1] < np.inf)]
+    for b in which.tolist():
+        plain = TokenProblem.of(
+            keys[b if len(keys) > 1 else 0], np.ones(keys.shape[1]), scores=np.zeros(keys.shape[1:3])
+        )
+        one = solve_in_norm(attention_constraints(plain, selected[b]), norm)
+        answers.vectors[b], answers.multipliers[b] = one.vector, one.multipliers
+        answers.norms[b] = 1 / one.margin if one.margin else 0.0
+        answers.residuals[b] = one.certificate if one.farkas is None else (np.inf,) * 4 + (0.0,)
+        answers.farkas[b] = 0.0 if one.farkas is None else one.farkas
+
+
+def _pairs(
+    keys: Array, selected: Array, which: Int[Array, " c"]
+) -> tuple[Float[Array, "c k d"], Float[Array, "c k d"]]:
+    """Of every constraint, the selected token and the other one."""
     first = which[:, None] if len(keys) > 1 else np.zeros((1, 1), dtype=np.intp)
     inputs, alpha = np.arange(keys.shape[1]), selected[which]
     chosen, others = keys[first, inputs, alpha], _others(alpha, keys.shape[2])
     minus = keys[first[:, :, None], inputs[:, None], others]
-    plus = np.broadcast_to(chosen[:, :, None], minus.shape)
     shape = (len(which), -1, keys.shape[3])
-    ones = np.ones((1, answers.multipliers.shape[1]))
-    systems = normalised(plus.reshape(shape), ones, minus=minus.reshape(shape))
+    return np.broadcast_to(chosen[:, :, None], minus.shape).reshape(shape), minus.reshape(shape)
+
+
+def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackBuffers) -> None:
+    """Answer the given problems through `solve_systems`, in the units of the problem."""
+    plus, minus = _pairs(keys, selected, which)
+    systems = normalised(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
     verdicts = solve_systems(systems)
     scale = systems.scale[:, None]
     answers.multipliers[which] = in_doubles(verdicts.multipliers, times=scale, over=systems.lengths)

@@ -15,21 +15,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = [
-    "EPS",
-    "PRODUCTS_TOLERANCE",
-    "TOLERANCE",
-    "Residuals",
-    "Systems",
-    "concatenated",
-    "farkas_residual",
-    "farkas_residual_by_products",
-    "in_doubles",
-    "kkt_residuals",
-    "kkt_residuals_by_products",
-    "normalised",
-]
-
 TOLERANCE = 1e-10
 """Largest residual with which an answer is called optimal."""
 PRODUCTS_TOLERANCE = 1e-7

@@ -13,18 +13,10 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Systems, normalised
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
-
-__all__ = [
-    "Constraints",
-    "attention_constraints",
-    "choice_constraints",
-    "class_constraints",
-    "label_constraints",
-    "relaxed_constraints",
-]
 
 
 @dataclass(frozen=True, eq=False)

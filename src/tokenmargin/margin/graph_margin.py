@@ -18,8 +18,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.priority_graph import PriorityGraph
 
-__all__ = ["forced_ties", "graph_margin", "node_vectors"]
-
 DENSE = 2_000_000
 """Numbers in the rows of constraints up to which the solver of single problems is asked, which also counts rounding."""
 

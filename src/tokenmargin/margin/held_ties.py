@@ -29,11 +29,10 @@ from tokenmargin.margin.constraints import Constraints, class_constraints
 from tokenmargin.margin.limit_directions import LimitDirection
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens
-
-__all__ = ["HeldTies", "held_ties", "tie_of_equals"]
 
 MOST = 2048
 """Work spent on ties, in convex problems."""

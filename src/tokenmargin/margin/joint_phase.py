@@ -23,8 +23,6 @@ from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection
 
-__all__ = ["JointPhases", "Phase", "joint_phases"]
-
 SUPPORT = 1e-7
 """Label margins up to this above the least belong to support inputs: certificates are far below it."""
 

@@ -41,19 +41,6 @@ from tokenmargin.selection import (
     spelled,
 )
 
-__all__ = [
-    "Atlas",
-    "Kind",
-    "LimitDirection",
-    "all_best",
-    "limit_constraints",
-    "limit_direction",
-    "name_global",
-    "read_direction",
-    "shares_differences",
-    "tied_direction",
-]
-
 Kind = Literal["GMM", "LMM", "stable", "finite part", "not locally optimal", "infeasible", "inaccurate"]
 
 MANY = 1 << 24

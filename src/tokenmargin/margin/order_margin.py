@@ -18,8 +18,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
-__all__ = ["ORDER_TOLERANCE", "order_margin"]
-
 ORDER_TOLERANCE = 1e-7
 """Largest gap of an answer called optimal; as for corpora, rounding of the sums is not counted."""
 _STEPS = 80

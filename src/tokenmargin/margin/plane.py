@@ -18,8 +18,6 @@ from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["plane_atlas"]
-
 TIES = 256
 """Convex problems solved to decide ties of equals: a fraction of a second."""
 

@@ -25,8 +25,6 @@ from tokenmargin.norms import AbstractNorm
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import checked_token_sets, optimal_tokens
 
-__all__ = ["choice_margin"]
-
 SAME_NORM = 1e-9
 """Norms within this share of the least are equal; vectors within this share of their norm are the same minimum."""
 

@@ -14,8 +14,6 @@ from tokenmargin.margin.normed.faces import Face
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.problem.names import token_names
 
-__all__ = ["Certificate", "MarginSolution", "Status"]
-
 Status = Literal["optimal", "infeasible", "inaccurate"]
 
 
@@ -103,7 +101,9 @@ class MarginSolution(Tabular):
         """The dimension of the set of solutions: 0 where the solution is the only one; None where it is not known."""
         if not self.is_optimal:
             return None
-        return 0 if self.face is None else self.face.dimension
+        if self.face is None:  # one of a batch in another norm does not carry the set of all
+            return 0 if self.norm == L2 else None
+        return self.face.dimension
 
     def angle_to(self, vector: Float[Array, " D"]) -> float:
         """The smallest Euclidean angle between a vector of coordinates and a solution, of all there are."""
@@ -111,7 +111,10 @@ class MarginSolution(Tabular):
             raise ValueError(f"this problem is {self.status}: there is no solution to measure an angle to")
         face = self.face
         if face is None:
-            raise ValueError("in the l2 norm use tokenmargin.angle(problem.keys, vector, solution.vector)")
+            raise ValueError(
+                "this solution carries no set of all: in the l2 norm use tokenmargin.angle(problem.keys, vector, "
+                "solution.vector), in another one max_margin(problem, selected, norm=...) in the place of a batch"
+            )
         return face.angle(vector)
 
     @property

@@ -9,21 +9,19 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.objective.forward import (
-    Attention,
-    Descent,
+from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted, unit_descent
+from tokenmargin.objective.jacobian import (
     Linearisation,
-    attend,
-    in_coordinates,
+    head_block,
     linearisation,
-    prompt_descent,
+    pivoted,
+    prompt_block,
     seen_from_pivot,
-    unit_descent,
 )
-from tokenmargin.objective.jacobian import head_block, pivoted, prompt_block, shifted
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, selected_share
@@ -40,9 +38,9 @@ class AbstractObjective(abc.ABC):
     loss: AbstractLoss = field(default_factory=LogisticLoss)
 
     @property
-    @abc.abstractmethod
     def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        """Name and geometry of each block of the parameter, in order."""
+        """Name and geometry of each block of the parameter, in order; the attention parameter alone unless said."""
+        return (("prompt", self.problem.keys),)
 
     @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
@@ -75,9 +73,9 @@ class AbstractObjective(abc.ABC):
         """Of the logits in the parameter: at length R they are of size R to this power."""
         return 1
 
-    @abc.abstractmethod
     def start(self) -> Float[Array, " D"]:
         """Where training starts unless told otherwise."""
+        return np.zeros(self.dimension)
 
     @abc.abstractmethod
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
@@ -170,15 +168,8 @@ class PromptObjective(AbstractObjective):
         _check_signs(self.problem, self.loss)
 
     @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
-    @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
         return self.problem.shared_scores
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self.forward(theta).output
@@ -200,8 +191,7 @@ class PromptObjective(AbstractObjective):
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         """The forward pass at a point, with what the stable gradient needs of it."""
-        logits = self.problem.keys.logits(theta)
-        return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
+        return attend(self.problem.keys.logits(theta), self.problem.scores)
 
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: `mean_i |K_i|^2 (M0 |gamma_i|^2 + 3 M1 |gamma_i|)`.
@@ -264,6 +254,11 @@ class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.problem, ClassProblem):
+            raise TypeError(
+                f"head and p are trained together for labels -1 and +1, and this problem has {self.problem.k} classes; "
+                "move tokens towards the heads by class_first_step, then train p: limit_of(ClassProblem.of(...))"
+            )
         _check_signs(self.problem, self.loss)
 
     @property

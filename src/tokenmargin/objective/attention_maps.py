@@ -15,10 +15,10 @@ from numpy import ndarray as Array
 from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Descent, Linearisation, in_coordinates, linearisation, unit_descent
-from tokenmargin.objective.jacobian import block_of, shifted
+from tokenmargin.objective.forward import Descent, shifted, unit_descent
+from tokenmargin.objective.jacobian import Linearisation, block_of, linearisation
 from tokenmargin.plugins import find
-from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.geometry import in_coordinates
 
 _HALVINGS = 60  # of an interval no longer than 1, which holds entmax's threshold
 _NOTHING = 1e-17  # a step of the threshold, which lies in -1..0, that changes nothing
@@ -263,10 +263,6 @@ class MapObjective(AbstractObjective):
             )
 
     @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
-    @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
         return self.problem.shared_scores
 
@@ -276,9 +272,6 @@ class MapObjective(AbstractObjective):
 
     def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
         return self.kinked and bool(((self.weights(theta) > 0).sum(axis=-1) == 1).all())
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         return self.attention.weights(self.problem.keys.logits(theta))

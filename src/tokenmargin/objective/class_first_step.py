@@ -64,11 +64,6 @@ class ClassFirstStep:
     token_errors: Float[Array, " m"]
     prompt_error: float
 
-    @property
-    def leading_class(self) -> Int[Array, " m"]:
-        """The class towards whose head each token moves most."""
-        return np.asarray(self.alpha.argmax(axis=1))
-
 
 def class_first_step(
     sequences: Sequence[Int[Array, " _"]],

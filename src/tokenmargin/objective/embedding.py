@@ -24,8 +24,9 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import one_line
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.objective.losses import LogisticLoss
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 
 

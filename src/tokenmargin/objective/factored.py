@@ -16,9 +16,11 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Descent, Linearisation
+from tokenmargin.objective.forward import Descent
+from tokenmargin.objective.jacobian import Linearisation
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import as_matrix
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates
 
 _NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
 

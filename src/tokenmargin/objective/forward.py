@@ -15,9 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, shifted
-from tokenmargin.objective.losses import AbstractLoss
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 
 
 class Descent(NamedTuple):
@@ -29,20 +27,6 @@ class Descent(NamedTuple):
 
     direction: Float[Array, "... D"]
     log_norm: Float[Array, "... blocks"]
-
-
-class Linearisation(NamedTuple):
-    """The descent field at one point and its derivative, all relative to the gradient's own length.
-
-    - `descent`: the unit directions and log norms.
-    - `jacobian`: derivative of minus the gradient; the rows of each block are divided by that block's gradient norm.
-    - `balance`: per block, the length of the gradient over the summed lengths of its terms: a scale-free measure of
-      stationarity that does not mistake an exponentially small gradient for a zero one.
-    """
-
-    descent: Descent
-    jacobian: Float[Array, "D D"]
-    balance: Float[Array, " blocks"]
 
 
 class Attention(NamedTuple):
@@ -57,6 +41,12 @@ class Attention(NamedTuple):
     lead_sign: Float[Array, "... n T"]
 
 
+def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
+    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
+    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
+
+
 def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
     chosen = logits.argmax(axis=-1)[..., None]
     pivot = chosen == np.arange(logits.shape[-1])
@@ -64,7 +54,7 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
     weights = np.exp(relative)
     total = weights.sum(axis=-1, keepdims=True)
     weights /= total
-    best = scores.sum(axis=-1, keepdims=True, where=pivot)  # gamma_pivot
+    best = (scores * pivot).sum(axis=-1, keepdims=True)  # gamma_pivot
     ahead = best - scores
     shortfall = (weights * ahead).sum(axis=-1, keepdims=True)  # gamma_pivot - f
     log_weights, lead = relative - np.log(total), shortfall - ahead
@@ -89,11 +79,11 @@ def unit_descent(
     """
     vector = geometry.pullback(weights)
     length = geometry.norm(vector)[..., None]
-    terms = np.einsum("...nt,nt->...", np.abs(weights), geometry.token_lengths)
-    length = np.where(length > geometry.noise * np.asarray(terms)[..., None], length, 0.0)
+    terms = np.abs(weights).reshape(*weights.shape[:-2], -1) @ geometry.token_lengths.ravel()
+    seen = length > geometry.noise * terms[..., None]
     with np.errstate(divide="ignore"):
-        log_norm = log_scale + np.log(length)
-    return Descent(np.where(length > 0, vector, 0.0) / np.where(length > 0, length, 1.0), log_norm)
+        log_norm = log_scale + np.log(np.where(seen, length, 0.0))
+    return Descent(np.where(seen, vector, 0.0) / np.where(seen, length, 1.0), log_norm)
 
 
 def descent_weights(
@@ -112,33 +102,3 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
     """Minus the gradient in p: `mean_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it`, in the log domain."""
     coefficients, log_scale = descent_weights(state, log_slope)
     return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
-
-
-def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
-    return Pivoted(
-        keys=pivoted(in_coordinates(keys), state.pivot),
-        weights=state.weights,
-        log_weights=state.log_weights,
-        lead=state.lead,
-        log_lead=state.log_lead,
-        lead_sign=state.lead_sign,
-        log_slope=loss.log_slope(state.output),
-        bend=loss.log_slope_derivative(state.output),
-    )
-
-
-def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
-    """The tokens as an array, for derivatives of the field."""
-    if not isinstance(geometry, Coordinates):
-        raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
-    return geometry.laid_out
-
-
-def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
-    with np.errstate(divide="ignore"):
-        log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
-    return Linearisation(
-        Descent(np.concatenate([block.direction for block in blocks]), log_norm),
-        np.vstack([np.hstack(block.rows) for block in blocks]),
-        np.array([block.balance for block in blocks]),
-    )

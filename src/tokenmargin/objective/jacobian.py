@@ -18,6 +18,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.objective.forward import Attention, Descent, shifted
+from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import in_coordinates
+
 
 class Pivoted(NamedTuple):
     """One forward pass at one point, seen from the token of largest weight in each input."""
@@ -42,6 +47,20 @@ class Pivoted(NamedTuple):
         return np.asarray(np.einsum("nt,ntr->nr", self.weights * self.lead, self.keys))
 
 
+class Linearisation(NamedTuple):
+    """The descent field at one point and its derivative, all relative to the gradient's own length.
+
+    - `descent`: the unit directions and log norms.
+    - `jacobian`: derivative of minus the gradient; the rows of each block are divided by that block's gradient norm.
+    - `balance`: per block, the length of the gradient over the summed lengths of its terms: a scale-free measure of
+      stationarity that does not mistake an exponentially small gradient for a zero one.
+    """
+
+    descent: Descent
+    jacobian: Float[Array, "D D"]
+    balance: Float[Array, " blocks"]
+
+
 class Block(NamedTuple):
     """Minus the gradient in one block of the parameter, and its derivative.
 
@@ -58,12 +77,6 @@ class Block(NamedTuple):
     length: float
     balance: float
     rows: tuple[Float[Array, "r c"], ...]
-
-
-def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
-    largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
-    return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
 def block_of(
@@ -128,3 +141,26 @@ def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Arra
 def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
     """`k_t - k_pivot` for every token."""
     return vectors - vectors[pivot][:, None]
+
+
+def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
+    return Pivoted(
+        keys=pivoted(in_coordinates(keys), state.pivot),
+        weights=state.weights,
+        log_weights=state.log_weights,
+        lead=state.lead,
+        log_lead=state.log_lead,
+        lead_sign=state.lead_sign,
+        log_slope=loss.log_slope(state.output),
+        bend=loss.log_slope_derivative(state.output),
+    )
+
+
+def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
+    with np.errstate(divide="ignore"):
+        log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
+    return Linearisation(
+        Descent(np.concatenate([block.direction for block in blocks]), log_norm),
+        np.vstack([np.hstack(block.rows) for block in blocks]),
+        np.array([block.balance for block in blocks]),
+    )

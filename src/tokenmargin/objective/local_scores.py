@@ -15,20 +15,19 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import (
-    Attention,
-    Descent,
+from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted
+from tokenmargin.objective.jacobian import (
+    Block,
     Linearisation,
-    attend,
-    in_coordinates,
+    Pivoted,
     linearisation,
-    prompt_descent,
+    pivoted,
+    prompt_block,
     seen_from_pivot,
 )
-from tokenmargin.objective.jacobian import Block, Pivoted, pivoted, prompt_block, shifted
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
-from tokenmargin.problem.geometry import AbstractGeometry
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -36,13 +35,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 @dataclass(frozen=True)
 class AbstractLocalObjective(AbstractObjective):
     """The risk as a function of p, through local scores."""
-
-    @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     @abc.abstractmethod
     def forward(self, theta: Float[Array, "... D"]) -> Attention:

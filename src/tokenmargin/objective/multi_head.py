@@ -14,18 +14,9 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.objective.forward import (
-    Attention,
-    Descent,
-    Linearisation,
-    attend,
-    linearisation,
-    prompt_descent,
-    seen_from_pivot,
-)
-from tokenmargin.objective.jacobian import prompt_block
+from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
+from tokenmargin.objective.jacobian import Linearisation, linearisation, prompt_block, seen_from_pivot
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.geometry import AbstractGeometry
 from tokenmargin.problem.side_by_side import side_by_side
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -56,17 +47,10 @@ class MultiHeadObjective(AbstractObjective):
             raise ValueError("all heads see the same inputs, so their labels must agree")
         return cls(side_by_side(heads), LogisticLoss() if loss is None else loss, heads=tuple(heads))
 
-    @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
     def parts(self, theta: Float[Array, "... D"]) -> tuple[Float[Array, "... d"], ...]:
         """The parameter of every head."""
         ends = np.cumsum([head.keys.dimension for head in self.heads])[:-1]
         return tuple(np.split(theta, ends, axis=-1))
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self._summed(self._forward(theta).output)

@@ -15,19 +15,12 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.objective.forward import (
-    Attention,
-    Descent,
-    Linearisation,
-    attend,
-    linearisation,
-    prompt_descent,
-    seen_from_pivot,
-)
-from tokenmargin.objective.jacobian import pivoted, prompt_block
+from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
+from tokenmargin.objective.jacobian import Linearisation, linearisation, pivoted, prompt_block, seen_from_pivot
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -96,13 +89,6 @@ class HeadObjective(AbstractObjective):
     """
 
     head: NonlinearHead = field(kw_only=True)
-
-    @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        return (("prompt", self.problem.keys),)
-
-    def start(self) -> Float[Array, " D"]:
-        return self.problem.keys.zero()
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self._state(theta)[1]

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import Coordinates, as_array
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -23,10 +24,10 @@ def cross_attention(
     queries: ArrayLike,
     labels: ArrayLike,
     *,
-    head: ArrayLike | None = None,
-    scores: ArrayLike | None = None,
-    values: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    head: MaybeArray = None,
+    scores: MaybeArray = None,
+    values: MaybeArray = None,
+    mask: MaybeArray = None,
 ) -> TokenProblem:
     """Train W in the logits `z' W k_t` of given queries.
 
@@ -81,9 +82,9 @@ def self_attention(
     *,
     position: int | Sequence[int] | None = -1,
     causal: bool = False,
-    head: ArrayLike | None = None,
-    scores: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    head: MaybeArray = None,
+    scores: MaybeArray = None,
+    mask: MaybeArray = None,
 ) -> TokenProblem:
     """Train W in the logits `x_s' W x_t` of one sequence of tokens with itself.
 

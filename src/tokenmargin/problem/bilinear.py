@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram, as_array
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array
+from tokenmargin.problem.geometry import Coordinates, Gram
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)

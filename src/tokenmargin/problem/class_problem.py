@@ -17,8 +17,9 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, as_array
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -79,8 +80,8 @@ class ClassProblem(TokenProblem):
         classes: ArrayLike,
         values: AbstractGeometry | None = None,
         *,
-        head: ArrayLike | None = None,
-        class_logits: ArrayLike | None = None,
+        head: MaybeArray = None,
+        class_logits: MaybeArray = None,
         keep_unused: bool = False,
     ) -> None:
         if (head is None) == (class_logits is None):
@@ -113,10 +114,10 @@ class ClassProblem(TokenProblem):
         keys: ArrayLike,
         classes: ArrayLike,
         *,
-        head: ArrayLike | None = None,
-        class_logits: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        head: MaybeArray = None,
+        class_logits: MaybeArray = None,
+        values: MaybeArray = None,
+        mask: MaybeArray = None,
         keep_unused: bool = False,
     ) -> ClassProblem:
         """From arrays: `keys` and `values` (n, T, d), `classes` (n,), `head` (d, k) or `class_logits` (n, T, k)."""

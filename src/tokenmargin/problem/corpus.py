@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.sequences import CountedByLabel, EndToEnd
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Assumption4:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenCorpus:
+class TokenCorpus(EndToEnd, CountedByLabel):
     """Sequences of token ids with labels.
 
     **Arguments**
@@ -83,53 +84,11 @@ class TokenCorpus:
         lengths = np.array([len(row) for row in rows], dtype=np.intp)
         return cls(flat, lengths, as_array("labels", labels, float), tuple(str(token) for token in ids))
 
-    @property
-    def n(self) -> int:
-        """Number of sequences."""
-        return len(self.lengths)
-
-    @property
-    def T(self) -> int:
-        """Length of the longest sequence."""
-        return int(self.lengths.max())
-
-    @property
-    def size(self) -> int:
-        """Size of the vocabulary, `|S|`."""
-        return len(self.vocabulary)
-
     @cached_property
-    def sequence(self) -> Int[Array, " N"]:
-        """Which sequence each token belongs to."""
-        return np.repeat(np.arange(self.n), self.lengths)
-
-    @cached_property
-    def mask(self) -> Bool[Array, "n T"]:
-        """Which positions of the padded layout hold a token."""
-        return np.arange(self.T) < self.lengths[:, None]
-
-    @cached_property
-    def index(self) -> Int[Array, "n T"]:
-        """The ids laid out per sequence, padded with zeros."""
-        index = np.zeros((self.n, self.T), dtype=np.intp)
-        index[self.mask] = self.tokens
-        return index
-
-    @cached_property
-    def counts(self) -> Int[Array, "2 m"]:
+    def counts(self) -> Int[Array, "2 m"]:  # type: ignore[override]  # computed, not given
         """Occurrences of each token in negative (row 0) and in positive (row 1) sequences."""
         positive = self.labels[self.sequence] > 0
         return np.stack([np.bincount(self.tokens[side], minlength=self.size) for side in (~positive, positive)])
-
-    @cached_property
-    def signed_frequency(self) -> Float[Array, " m"]:
-        """`alpha_s` (3): occurrences in positive sequences less those in negative ones, over all tokens of the corpus.
-
-        A quotient of integers, so its sign is exact. With sequences of one length it is what the first gradient step
-        sees; with several, that is `signed_share`.
-        """
-        negative, positive = self.counts
-        return np.asarray((positive - negative) / len(self.tokens))
 
     @cached_property
     def signed_share(self) -> Float[Array, " m"]:
@@ -144,13 +103,6 @@ class TokenCorpus:
         # One rounding per term and one per addition: a sum within that of zero is called zero.
         noise = 4 * np.finfo(float).eps * np.bincount(self.tokens, weights=np.abs(weights), minlength=self.size)
         return np.where(np.abs(sums) <= noise, 0.0, sums) / self.n
-
-    @cached_property
-    def posterior_difference(self) -> Float[Array, " m"]:
-        """`p(+1|s) - p(-1|s)` by counting (37): between -1 and 1; zero for a token that never occurs."""
-        negative, positive = self.counts
-        total = np.maximum(negative + positive, 1)
-        return np.asarray((positive - negative) / total)
 
     @cached_property
     def completely(self) -> Int[Array, " m"]:

@@ -67,13 +67,7 @@ def k_level_corpus(
 
 
 def selective_corpus(
-    n: int,
-    T: int,
-    *,
-    rng: Rng,
-    irrelevant: int | None = None,
-    equal: bool = True,
-    repeats: bool = False,
+    n: int, T: int, *, rng: Rng, irrelevant: int | None = None, equal: bool = True, repeats: bool = False
 ) -> TokenCorpus:
     """A random corpus that satisfies Assumption 4: one token of each sequence decides its label.
 

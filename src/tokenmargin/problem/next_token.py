@@ -19,13 +19,16 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.geometry import Coordinates, as_array
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
-from tokenmargin.problem.token_problem import ProblemFileError, TokenProblem
+from tokenmargin.problem.problem_files import ProblemFileError
+from tokenmargin.problem.sequences import EndToEnd
+from tokenmargin.problem.token_problem import TokenProblem
 
 
 @dataclass(frozen=True, eq=False)
-class NextTokenProblem:
+class NextTokenProblem(EndToEnd):
     """Sequences of token ids and their next tokens.
 
     **Arguments**
@@ -97,7 +100,7 @@ class NextTokenProblem:
         sequences: Iterable[ArrayLike],
         labels: ArrayLike,
         *,
-        embeddings: ArrayLike | None = None,
+        embeddings: MaybeArray = None,
         vocabulary: Sequence[str] | None = None,
     ) -> NextTokenProblem:
         """From lists of ids; the vocabulary is as large as the largest id asks, or as the embeddings."""
@@ -114,21 +117,6 @@ class NextTokenProblem:
             vocabulary = [str(k) for k in range(largest + 1 if known is None else len(known))]
         lengths = np.array([len(row) for row in rows], dtype=np.int64)
         return cls(flat, lengths, following.astype(np.int64), tuple(vocabulary), known)
-
-    @property
-    def n(self) -> int:
-        """Number of sequences."""
-        return len(self.lengths)
-
-    @property
-    def size(self) -> int:
-        """Size of the vocabulary."""
-        return len(self.vocabulary)
-
-    @cached_property
-    def sequence(self) -> Int[Array, " N"]:
-        """Which sequence each token belongs to."""
-        return np.repeat(np.arange(self.n), self.lengths)
 
     @cached_property
     def last(self) -> Int[Array, " n"]:
@@ -147,11 +135,8 @@ class NextTokenProblem:
         `z' W x`. Without embeddings the tokens are unit vectors, so W is a table of K x K.
         """
         rows = np.eye(self.size) if self.embeddings is None else self.embeddings
-        mask = np.arange(int(self.lengths.max())) < self.lengths[:, None]
-        index = np.zeros(mask.shape, dtype=np.intp)
-        index[mask] = self.tokens
-        scores = mask & (index == self.labels[:, None])
-        keys = Coordinates(rows, index, mask)
+        scores = self.mask & (self.index == self.labels[:, None])
+        keys = Coordinates(rows, self.index, self.mask)
         plain = TokenProblem(keys, np.ones(self.n), scores=scores.astype(float))
         return plain.with_matrix(rows[self.last])
 

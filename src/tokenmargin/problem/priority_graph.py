@@ -89,12 +89,6 @@ class PriorityGraph:
         """The edges within a component."""
         return np.flatnonzero(self.component[self.source] == self.component[self.target])
 
-    @cached_property
-    def last_of(self) -> Int[Array, " components"]:
-        """The last token of each component's graph."""
-        first = np.unique(self.component, return_index=True)[1]
-        return self.last[first]
-
     def graph_of(self, last: int) -> PriorityGraph:
         """The graph of one last token alone."""
         kept = np.flatnonzero(self.last == last)

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
 from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
 
@@ -39,8 +40,8 @@ class RegressionProblem(TokenProblem):
         targets: ArrayLike,
         values: AbstractGeometry | None = None,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
     ) -> None:
         wanted = checked_vector("targets", targets, keys.n, "one real number per input")
         super().__init__(keys, np.ones(keys.n), values, head=head, scores=scores)
@@ -53,10 +54,10 @@ class RegressionProblem(TokenProblem):
         keys: ArrayLike,
         targets: ArrayLike,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
+        values: MaybeArray = None,
+        mask: MaybeArray = None,
     ) -> RegressionProblem:
         """From plain arrays: `keys` and `values` (n, T, d), `targets` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)

@@ -12,7 +12,8 @@ import numpy as np
 from numpy import ndarray as Array
 from scipy.linalg import block_diag
 
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, Gram
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 
 

@@ -1,4 +1,4 @@
-"""TokenProblem: the immutable, validated data of one attention problem, and its file format.
+"""TokenProblem: the immutable, validated data of one attention problem.
 
 The model is `f(X_i) = sum_t s_it <v, x_it>` with `s_i = softmax(K_i p)`. A problem holds the keys `k_it`, the values
 `x_it`, the labels `Y_i` and either the head `v` or directly the scores `gamma_it = Y_i <v, x_it>`.
@@ -16,20 +16,14 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin._files import atomic_path, read_arrays
+from tokenmargin._files import atomic_path
 from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates, as_array
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
 
 SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
-FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
-LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read
-COPIES = 4  # of each number as a double at the peak while a problem is made: 3.6 measured at most (d = 1, with values)
-
-
-class ProblemFileError(ValueError):
-    """A problem file that cannot be read, with the file and what is wrong in the message."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -60,8 +54,8 @@ class TokenProblem(Tabular, Drawn):
         labels: ArrayLike,
         values: AbstractGeometry | None = None,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
     ) -> None:
         values = keys if values is None else values
         if values.index.shape != keys.index.shape or (values.mask != keys.mask).any():
@@ -95,10 +89,10 @@ class TokenProblem(Tabular, Drawn):
         keys: ArrayLike,
         labels: ArrayLike,
         *,
-        head: ArrayLike | None = None,
-        scores: ArrayLike | None = None,
-        values: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        head: MaybeArray = None,
+        scores: MaybeArray = None,
+        values: MaybeArray = None,
+        mask: MaybeArray = None,
     ) -> TokenProblem:
         """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
         geometry = None if values is None else Coordinates.of(values, mask)
@@ -272,90 +266,14 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
     raise TypeError(f"{asked_by} takes a TokenProblem, got {type(item).__name__}; {remedy}")
 
 
-def load_problem(path: str | Path) -> TokenProblem:
-    """Read a problem from `.npz` or `.json`: keys (n,T,d), values, labels (n), head (d) or scores (n,T), mask.
-
-    With queries (n,q) or (q) it is the problem of training W, as `with_matrix` poses it.
-
-    Nothing in the file is ever executed: pickled objects are refused.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ProblemFileError(f"{path}: no such file")
-    match path.suffix:
-        case ".npz":
-            arrays = _read_npz(path)
-        case ".json":
-            return parse_problem(path.read_bytes(), source=str(path))
-        case suffix:
-            raise ProblemFileError(f"{path}: a problem file ends in .npz or .json, got {suffix!r}")
-    return _assembled(arrays, str(path))
-
-
-def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProblem:
-    """A problem from the text of a `.json` problem file; `source` names it in error messages.
-
-    >>> parse_problem('{"keys": [[[0, 1], [1, 0]]], "labels": [1], "scores": [[0, 1]]}').scores
-    array([[0., 1.]])
-    """
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ProblemFileError(f"{source}: not valid JSON ({error})") from error
-    if not isinstance(fields, dict):
-        raise ProblemFileError(f"{source}: a problem is a JSON object with {', '.join(FIELDS)}")
-    arrays = {}
-    for name, value in fields.items():
-        try:
-            arrays[name] = np.asarray(value)
-        except ValueError as error:
-            raise ProblemFileError(
-                f"{source}: {name} is not a rectangular array; pad short inputs and give a mask"
-            ) from error
-    return _assembled(arrays, source)
-
-
-def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
-    """Check the names of the fields and build the problem."""
-    unknown = sorted(set(arrays) - set(FIELDS))
-    missing = [
-        name for name in ("keys", "labels") if name not in arrays and not (name == "labels" and "targets" in arrays)
-    ]
-    if unknown or missing:
-        what = f"unknown field {unknown[0]!r}" if unknown else f"no field {missing[0]!r}"
-        raise ProblemFileError(f"{source}: {what}; a problem has {', '.join(FIELDS)}")
-    if "mask" in arrays and arrays["mask"].dtype != bool:
-        arrays["mask"] = _as_mask(source, arrays["mask"])
-    queries = arrays.pop("queries", None)
-    try:
-        problem = _of_fields(arrays)
-        return problem if queries is None else problem.with_matrix(_numbers("queries", queries))
-    except (TypeError, ValueError) as error:
-        raise ProblemFileError(f"{source}: {error}") from error
-
-
-def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
-    """The kind of problem that the fields describe: by real targets, by a head of several columns, or plain."""
-    from tokenmargin.problem.class_problem import ClassProblem  # they are problems too
-    from tokenmargin.problem.regression_problem import RegressionProblem
-
-    keys = arrays.pop("keys")
-    if "targets" in arrays:
-        if "labels" in arrays:
-            raise ValueError("give labels (classes) or targets (real numbers), not both")
-        return RegressionProblem.of(keys, arrays.pop("targets"), **arrays)
-    labels, several = arrays.pop("labels"), {"head": 2, "scores": 3}
-    if any(name in arrays and arrays[name].ndim == axes for name, axes in several.items()):
-        unused = bool(arrays.pop("keep_unused", False))
-        class_logits = arrays.pop("scores", None)
-        return ClassProblem.of(keys, labels, class_logits=class_logits, keep_unused=unused, **arrays)
-    return TokenProblem.of(keys, labels, **arrays)
-
-
-def _numbers(name: str, value: Array) -> Float[Array, "..."]:
-    if value.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must be numbers, got {value.dtype}")
-    return value.astype(np.float64)
+def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> TokenProblem:
+    """The problem itself, or a line that says why its scores will not do."""
+    if problem.has_fixed_scores:
+        return problem
+    raise TypeError(
+        f"{asked_by} ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where attention "
+        f"is; {remedy}"
+    )
 
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
@@ -396,18 +314,3 @@ def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Ar
         i, t = np.argwhere(~np.isfinite(array))[0].tolist()
         raise ValueError(f"scores must be finite, got {array[i, t]} for token {t} of input {i}")
     return array
-
-
-def _as_mask(source: str, mask: Array) -> Array:
-    if mask.dtype.kind not in "iuf" or not np.isin(mask, (0, 1)).all():
-        raise ProblemFileError(f"{source}: mask must hold booleans (or 0 and 1), got dtype {mask.dtype}")
-    return mask.astype(bool)
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    try:
-        return read_arrays(path, largest=LARGEST_FILE, copies=COPIES)
-    except ValueError as error:
-        raise ProblemFileError(
-            f"{path}: not a readable .npz of plain arrays ({error}); write it with TokenProblem.save"
-        ) from error

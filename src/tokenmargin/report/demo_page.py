@@ -9,8 +9,6 @@ from tokenmargin.experiments import Result
 from tokenmargin.report.figures import draw
 from tokenmargin.report.page import Section, findings_table, inline_svg, page_table, write_page
 
-__all__ = ["NEXT", "write_demo_page"]
-
 NEXT = """\
 tokenmargin solve three-limits --select A1,B1   # one certified direction
 tokenmargin evolve fig1b --start 0,-1,0         # a start that reaches a local limit

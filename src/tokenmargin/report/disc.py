@@ -13,8 +13,6 @@ from numpy import ndarray as Array
 from tokenmargin.experiments import Table
 from tokenmargin.report.style import INK, MUTED, draw_tokens
 
-__all__ = ["Disc"]
-
 SPREAD = 0.65  # radius at which the farthest token is drawn
 HALF_WAY = 2.5  # |p| that is drawn half-way to the rim, in units of one over the farthest token
 

@@ -24,16 +24,6 @@ from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, RELAXED, TWO, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
-__all__ = [
-    "DRAWINGS",
-    "Drawing",
-    "draw",
-    "draw_figures",
-    "draw_products",
-    "save_basin_map",
-    "save_figure",
-]
-
 EXTREMES = 2  # words named at either end of a cloud
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
 

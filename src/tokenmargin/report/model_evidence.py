@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +12,23 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation
+from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
-
-__all__ = ["calibration_rows", "class_rows", "compared_rows", "confusion", "in_plain_words", "lit", "shown_errors"]
 
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
 MOST_CLASSES = 20
 ERRORS, SUSPECTS, COPIES = 8, 12, 6
 LIT, SHORT = 3, 240
+CONFINED = 25
+KINDS = {"stands": "stands only there", "speaks": "says so only there", "betrays": "gives the part away"}
+
+
+@dataclass(frozen=True, eq=False)
+class PartsFound:
+    """The parts of the data, and the words that decide in one of them only."""
+
+    slices: Slices
+    confined: Sequence[Confined]
 
 
 def in_plain_words(trust: Trust) -> str:
@@ -105,6 +115,26 @@ def calibration_rows(trust: Trust) -> list[tuple[str, ...]]:
                     _share(int(right[here].sum()), int(here.sum())),
                 )
             )
+    return rows
+
+
+def part_rows(trust: Trust, parts: PartsFound) -> list[tuple[str, ...]]:
+    """Of each part: texts in all, texts held out, and how many of these were decided rightly."""
+    held, of = trust.held, parts.slices.of
+    right = held.probabilities.argmax(1) == held.truths
+    rows: list[tuple[str, ...]] = []
+    for number, name in enumerate(parts.slices.names):
+        here = of[held.rows] == number
+        rows.append((name, str(int((of == number).sum())), _share(int(right[here].sum()), int(here.sum()))))
+    return rows
+
+
+def confined_rows(parts: PartsFound, shown: Callable[[str], bool]) -> list[tuple[str, ...]]:
+    """The words that decide in one part only, in words for people."""
+    rows: list[tuple[str, ...]] = []
+    for one in [one for one in parts.confined if shown(one.token)][:CONFINED]:
+        there = f"{one.share_elsewhere:.0%} of {one.elsewhere}" if one.elsewhere else "none"
+        rows.append((one.token, KINDS[one.kind], one.part, str(one.label), f"{one.share:.0%} of {one.texts}", there))
     return rows
 
 

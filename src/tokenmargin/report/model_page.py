@@ -18,18 +18,21 @@ from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
 from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
 from tokenmargin.classifier.trust import Trust
+from tokenmargin.report.explore.page import joined
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
+    PartsFound,
     calibration_rows,
     class_rows,
     compared_rows,
+    confined_rows,
     confusion,
     in_plain_words,
     lit,
+    part_rows,
     shown_errors,
 )  # fmt: skip
-
-__all__ = ["ModelReport", "model_figures", "write_model_report"]
+from tokenmargin.report.word_model import can_be_read_by_pages, page_model
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
 SHAREABLE, OWN_TOKENS = 10, 40_000
@@ -57,6 +60,7 @@ class ModelReport:
     examples: Sequence[Explanation] = ()
     truths: Sequence[Any] = ()
     texts: Sequence[str] = ()  # those that `trust` was found on; without them no text of the data is in the page
+    parts: PartsFound | None = None  # of the same texts
     private: bool = False  # leave out rare tokens and those with digits
     provenance: Mapping[str, Any] = field(default_factory=dict)
     command: str = "tokenmargin report"
@@ -86,7 +90,12 @@ def _context(report: ModelReport) -> dict[str, Any]:
     held = f"Held out while training: {check}." if check else "No texts were held out while training."
     errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
     own = _own_text(model, full)
+    parts, listed = report.parts, {*full["token"].tolist()}
+    own_tokens = own["tokens"].count("\n") + 1 if own else 0
     return {
+        "parts": part_rows(trust, parts) if trust and parts else [],
+        "parts_by": parts.slices.what if parts else "",
+        "confined": confined_rows(parts, listed.__contains__) if parts else [],
         "title": "Which words decide",
         "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
@@ -105,8 +114,9 @@ def _context(report: ModelReport) -> dict[str, Any]:
         "calibration": calibration_rows(trust) if trust else [],
         "compared": compared_rows(trust) if trust else [],
         "own_text": own is not None,
-        "own_complete": own is not None and len(own["tokens"]) == len(model.vocabulary_),
-        "own_tokens": f"{len(own['tokens']):,}" if own else "0",
+        "own_complete": own_tokens == len(model.vocabulary_),
+        "own_tokens": f"{own_tokens:,}",
+        "deciding": Markup(joined(("wordmodel.js",))),
         "model_data": _script(own),
         "tokens": f"{len(model.vocabulary_):,}",
         "negative": negative,
@@ -234,24 +244,11 @@ def _shareable(table: TokenTable) -> TokenTable:
 
 def _own_text(model: TokenSelectionClassifier, table: TokenTable) -> dict[str, Any] | None:
     """What the page needs to decide a text typed into it: only where its own script cuts words as the model does."""
-    if model.tokenizer not in ("words", "plain"):
+    if not can_be_read_by_pages(model):
         return None
-    weights = model.token_model_
     rows = {name: row for row, name in enumerate(model.vocabulary_.names)}
     chosen = [rows[name] for name in table["token"][:OWN_TOKENS].tolist()]
-    digits = 5  # of the numbers in the page: probabilities agree with the model's to 1e-3
-    return {
-        "classes": [str(name) for name in model.classes_],
-        "ngrams": model.ngrams,
-        "symbols": model.tokenizer == "words",
-        "exponent": weights.exponent,
-        "sink": weights.sink_logit,
-        "intercept": weights.intercept.tolist(),
-        "prior": weights.prior.tolist(),
-        "tokens": [model.vocabulary_.names[row] for row in chosen],
-        "logits": [float(f"{value:.{digits}g}") for value in weights.logits[chosen]],
-        "values": [[float(f"{value:.{digits}g}") for value in row] for row in weights.values[chosen]],
-    }
+    return page_model(model, rows=np.array(chosen, dtype=int))
 
 
 def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]]:

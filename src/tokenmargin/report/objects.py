@@ -33,8 +33,6 @@ from tokenmargin.report.style import (
 )
 from tokenmargin.selection import angle, optimal_tokens, spelled
 
-__all__ = ["plot"]
-
 MOST_BARS = 20
 
 

@@ -14,10 +14,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from tokenmargin._files import atomic_path
+from tokenmargin._notebook import table_cell
 from tokenmargin._version import __version__
 from tokenmargin.experiments import Result, Table, Verdict
-
-__all__ = ["PageTable", "Section", "findings_table", "inline_svg", "page_table", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -77,17 +76,7 @@ def page_table(table: Table, columns: Sequence[str] | None = None) -> PageTable:
     """A result table for the page: all its columns, or some."""
     names = list(table) if columns is None else list(columns)
     rows = zip(*(table[name].tolist() for name in names), strict=True)
-    return PageTable(names, [[_cell(value) for value in row] for row in rows])
-
-
-def _cell(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else ""
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
+    return PageTable(names, [[table_cell(value) for value in row] for row in rows])
 
 
 def findings_table(result: Result) -> PageTable:

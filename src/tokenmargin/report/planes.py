@@ -26,8 +26,6 @@ from tokenmargin.report.style import (
     panels,
 )
 
-__all__ = ["draw_cone", "draw_disc_paths", "draw_joint_paths", "draw_loss_bias", "draw_prompt_paths"]
-
 NAMES = (r"first coordinate of $p$ and of the keys", r"second coordinate")
 
 

@@ -12,8 +12,6 @@ from tokenmargin.limits.next_token import NextTokenLimit
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.report.style import GLOBAL, INK, LOCAL, MUTED
 
-__all__ = ["draw_priority_graph"]
-
 MOST_WORDS = 4
 """Tokens of a component that are named; the others are counted."""
 

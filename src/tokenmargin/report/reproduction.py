@@ -11,8 +11,6 @@ from tokenmargin.experiments import AbstractExperiment, Run, command
 from tokenmargin.report.figures import draw
 from tokenmargin.report.page import PageTable, Section, findings_table, inline_svg, page_table, write_page
 
-__all__ = ["NotRun", "write_reproduction"]
-
 
 @dataclass(frozen=True)
 class NotRun:

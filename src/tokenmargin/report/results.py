@@ -8,8 +8,6 @@ from matplotlib.axes import Axes
 from tokenmargin.experiments import Result
 from tokenmargin.report.style import GLOBAL, INK, LIMIT_COLOURS, LOCAL, MUTED, RELAXED, panels
 
-__all__ = ["draw_constants", "draw_first_step_sharp", "draw_joint_phase", "draw_theorem5_plus"]
-
 
 def draw_constants(result: Result, ax: Axes) -> None:
     """Angle times norm: flow solid, regularisation path dotted, the closed forms as levels."""

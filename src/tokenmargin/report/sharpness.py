@@ -8,8 +8,6 @@ from matplotlib.axes import Axes
 from tokenmargin.experiments import Result
 from tokenmargin.report.style import LIMIT_COLOURS
 
-__all__ = ["draw_first_step_error", "draw_sharpness"]
-
 COLOURS = (LIMIT_COLOURS[1], LIMIT_COLOURS[2], LIMIT_COLOURS[0], LIMIT_COLOURS[3])
 
 

@@ -18,28 +18,6 @@ from numpy import ndarray as Array
 from tokenmargin.experiments import Table
 from tokenmargin.problem.names import token_name
 
-__all__ = [
-    "GLOBAL",
-    "INK",
-    "LIMIT_COLOURS",
-    "LOCAL",
-    "MUTED",
-    "ONE",
-    "RELAXED",
-    "TWO",
-    "colour_of",
-    "direction_colours",
-    "draw_angles",
-    "draw_hyperplane",
-    "draw_path",
-    "draw_ray",
-    "draw_tokens",
-    "finish_plane",
-    "legend_below",
-    "panels",
-    "paper_style",
-]
-
 ONE, TWO = (3.25, 3.05), (6.75, 3.55)
 """Inches: a column of a two-column page, and the whole width."""
 
@@ -77,11 +55,6 @@ def paper_style() -> Iterator[None]:
     """Draw in the style of the figures; matplotlib's own settings are as before afterwards."""
     with mpl.rc_context(PAPER):
         yield
-
-
-def colour_of(kind: str) -> str:
-    """The colour of a direction by what it is, where there is but one of each kind."""
-    return {"GMM": GLOBAL, "LMM": LOCAL}.get(kind, MUTED)
 
 
 def direction_colours(directions: Float[Array, "k 2"], kinds: Sequence[str], asked: Float[Array, "m 2"]) -> list[str]:

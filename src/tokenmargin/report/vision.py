@@ -9,8 +9,6 @@ from matplotlib.figure import Figure, SubFigure
 from tokenmargin.data.images import CIFAR10_CLASSES
 from tokenmargin.experiments import Result, Table
 
-__all__ = ["draw_maps", "draw_sparsity"]
-
 SPARSITY, NORM = "#D55E00", "#0072B2"
 ROWS = 5
 

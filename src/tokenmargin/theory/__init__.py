@@ -34,13 +34,7 @@ __all__ = [
     "verify",
 ]
 
-PAPER_CLAIMS: tuple[Claim, ...] = (
-    *paper_a.CLAIMS,
-    *paper_b.CLAIMS,
-    *paper_c.CLAIMS,
-    *paper_d.CLAIMS,
-    *results.CLAIMS,
-)
+PAPER_CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS, *paper_c.CLAIMS, *paper_d.CLAIMS, *results.CLAIMS)
 """The claims of the papers, paper A first, and results of our own on their questions."""
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.flow import FlowPath, FlowSettings, flow
+from tokenmargin.dynamics.flow import FlowPath, flow
+from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.margin import MarginSolution, class_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
@@ -54,13 +55,7 @@ class Limit:
         return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
-def follow(
-    problem: TokenProblem,
-    start: Float[Array, " D"],
-    *,
-    norm: float,
-    loss: AbstractLoss | None = None,
-) -> Limit:
+def follow(problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None) -> Limit:
     """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
     objective = PromptObjective(problem, loss or LogisticLoss())
     path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)

@@ -140,7 +140,7 @@ class EmbeddingInstance:
         return tuple(first_step(start, self.step) for start in self.starts())
 
     @cached_property
-    def posed(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
+    def problems_and_choices(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
         """The problem of training p after the first step, and the selection that `selection` asks for."""
         return tuple((step.after.problem(), self._chosen(k)) for k, step in enumerate(self.steps))
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import ByTexts
-from tokenmargin.training.one_layer import attend
-from tokenmargin.training.parameters import AdamW, Conventions, State, initial_state
+from tokenmargin.training.one_layer import ScoresKept, attend
+from tokenmargin.training.parameters import AdamW, State, initial_state
 
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda
@@ -47,7 +48,7 @@ def check_dimension(d: int) -> None:
         )
 
 
-class OneLayerCuda:
+class OneLayerCuda(ScoresKept):
     """`f(X) = softmax(p' E_X') E_X v` on an NVIDIA GPU, float32.
 
     Sums over tokens use atomic additions, so two runs agree to rounding, not to the bit; with torch's deterministic
@@ -85,15 +86,6 @@ class OneLayerCuda:
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
         return self._scores
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state, and the scores as the last step left them."""
-        return self.state.tensors() | {"scores": self._scores}
-
-    def load(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Go on from saved tensors."""
-        self.state.load(tensors, step)
-        self._scores.copy_(tensors["scores"])
 
     def outputs(self, rows: Tensor) -> Tensor:
         """f for some rows."""

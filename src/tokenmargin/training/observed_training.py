@@ -14,8 +14,9 @@ from numpy import ndarray as Array
 
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.probe import alignment, attention_mass, evaluate, token_scores
-from tokenmargin.training.trainer import TrainingConfig, TrainingRun, train
+from tokenmargin.training.trainer import TrainingRun, train
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.row_blocks import RowBlocks, one_thread_each
 
 BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together
@@ -63,7 +64,23 @@ def attend(scores: Tensor, batch: Ragged, *, temperature: float = 1.0) -> tuple[
     return weights, pivot + mean, gap - mean[batch.segment]
 
 
-class OneLayer:
+class ScoresKept:
+    """A model whose state in files is its parameters and the scores of all tokens, kept up to date."""
+
+    state: State
+    _scores: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, and the scores as the last step left them."""
+        return self.state.tensors() | {"scores": self._scores}
+
+    def load(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Go on from saved tensors."""
+        self.state.load(tensors, step)
+        self._scores.copy_(tensors["scores"])
+
+
+class OneLayer(ScoresKept):
     """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels.
 
     `split` says what this process does of each step when it is one of several ranks.
@@ -92,15 +109,6 @@ class OneLayer:
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
         return self.split.all_scores(self._scores)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state, and the scores as the last step left them."""
-        return self.state.tensors() | {"scores": self._scores}
-
-    def load(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Go on from saved tensors."""
-        self.state.load(tensors, step)
-        self._scores.copy_(tensors["scores"])
 
     def outputs(self, rows: Tensor) -> Tensor:
         """f for some rows."""

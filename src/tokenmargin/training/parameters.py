@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmargin.training.config import Scales
+
 DRAWN = 1 << 20  # normal numbers drawn at a time
 
 
@@ -61,35 +63,6 @@ class AdamW:
             amsgrad=False,
             maximize=False,
         )
-
-
-@dataclass(frozen=True)
-class Scales:
-    """How large the start is: E and p are drawn from `N(0, scale^2 I/d)`, v has this length."""
-
-    embeddings: float = 1.0
-    prompt: float = 1.0
-    head: float = 1.0
-
-
-@dataclass(frozen=True)
-class Conventions:
-    """What a formula of attention leaves open; the defaults are the papers' formulas, read to the letter.
-
-    **Attributes**
-    - `trained_head`: v is trained; the theory keeps it fixed.
-    - `temperature`: every softmax sees its logits over this; `sqrt(d)` in most implementations of attention.
-    - `affine_norm`: the layer norm of the two-layer model has a gain and a bias, trained from 1 and 0.
-    """
-
-    trained_head: bool = True
-    temperature: float = 1.0
-    affine_norm: bool = False
-
-    @property
-    def trained(self) -> tuple[slice, ...]:
-        """Which rows of the heads AdamW moves."""
-        return (slice(None),) if self.trained_head else (slice(0, 1), slice(2, None))
 
 
 @dataclass(eq=False)

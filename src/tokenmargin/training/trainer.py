@@ -1,90 +1,24 @@
-"""Training attention with its embeddings: the settings, the model they ask for, and the run."""
+"""Training attention with its embeddings: the model that the settings ask for, and the run."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.training.batches import Sequences, TokenData, truncated
+from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
-from tokenmargin.training.parameters import AdamW, Conventions, Scales, initial_state
+from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.two_layer import TwoLayer
 
-__all__ = ["Progress", "TrainingConfig", "TrainingRun", "build_model", "train"]
-
 Observe = Callable[[Model], Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """Everything that decides the result of a run, besides the data.
-
-    The defaults are paper A's printed settings for IMDB and Yelp.
-
-    **Attributes**
-    - `embedding_scale`, `prompt_scale`, `head_scale`: E and p start from `N(0, scale^2 I/d)`, v with this length.
-    - `trained_head`: v is trained; the theory keeps it fixed.
-    - `scaled_logits`: every softmax sees its logits over `sqrt(d)`.
-    - `affine_norm`: the two-layer model's layer norm has a gain and a bias.
-    - `max_tokens`: sequences are cut after so many tokens; 0 keeps them whole.
-    """
-
-    model: Literal["one-layer", "two-layer"] = "one-layer"
-    dimension: int = 2048
-    epochs: int = 500
-    batch: int = 128
-    rate: float = 0.01
-    milestones: tuple[int, ...] = (100, 200)
-    factor: float = 0.1
-    decay: float = 1e-8
-    embedding_scale: float = 1.0
-    prompt_scale: float = 1.0
-    head_scale: float = 1.0
-    trained_head: bool = True
-    scaled_logits: bool = False
-    affine_norm: bool = False
-    max_tokens: int = 0
-    seed: int = 0
-    dtype: Literal["float32", "float64"] = "float32"
-
-    def __post_init__(self) -> None:
-        if self.model not in ("one-layer", "two-layer"):
-            raise ValueError(f"model must be 'one-layer' or 'two-layer', got {self.model!r}")
-        scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
-        if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < x < math.inf for x in (self.rate, *scales)):
-            raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive and finite, got {self}")
-        if not 0 <= self.max_tokens < 1 << 63:
-            raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
-        if self.affine_norm and self.model == "one-layer":
-            raise ValueError("the one-layer model has no layer norm; affine_norm is for model='two-layer'")
-
-    @property
-    def scales(self) -> Scales:
-        """Sizes of the start."""
-        return Scales(self.embedding_scale, self.prompt_scale, self.head_scale)
-
-    @property
-    def conventions(self) -> Conventions:
-        """What the formula leaves open."""
-        temperature = math.sqrt(self.dimension) if self.scaled_logits else 1.0
-        return Conventions(self.trained_head, temperature, self.affine_norm)
-
-    def rate_at(self, epoch: int) -> float:
-        """The learning rate of an epoch, counted from 0.
-
-        >>> [TrainingConfig().rate_at(epoch) for epoch in (0, 99, 100)]
-        [0.01, 0.01, 0.001]
-        """
-        return float(self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
 
 @dataclass(frozen=True, eq=False)

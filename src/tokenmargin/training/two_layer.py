@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.config import Conventions
+from tokenmargin.training.parameters import AdamW, State
 
 EPSILON = 1e-5  # of the layer norm, as in torch
 

@@ -8,28 +8,31 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.cuda import check_dimension
-from tokenmargin.training.parameters import AdamW, Conventions, State
+from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
-PARTS = {"tf32x3": 3, "tf32": 2}  # bfloat16 numbers that make up an entry of C
+PARTS = {"tf32x3": 3, "tf32": 1}  # 16-bit numbers that make up an entry of C
 LAUNCH: dict[str, dict[str, dict[str, int]]] = {
     "tf32x3": {
         "gram": {"DEPTH": 32, "num_warps": 4, "num_stages": 4},
         "mix": {"DEPTH": 32, "num_warps": 4, "num_stages": 3},
         "combine": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
         "pull": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
+        "heads": {"COLUMNS": 128, "num_warps": 2},
     },
     "tf32": {
-        "gram": {"DEPTH": 64, "num_warps": 4, "num_stages": 3},
+        "gram": {"DEPTH": 128, "num_warps": 8, "num_stages": 3},
         "mix": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
         "combine": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
-        "pull": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
+        "pull": {"DEPTH": 64, "num_warps": 4, "num_stages": 2},
+        "heads": {"COLUMNS": 256, "num_warps": 2},
     },
 }
-"""How much of a sum a program takes at a time, and its warps and stages: the fastest of twelve, on an H200."""
+"""How much of a sum a program takes at a time, and its warps and stages: the fastest of some tens, on an H200."""
 
 
 class TwoLayerCuda(TwoLayer):
@@ -59,9 +62,11 @@ class TwoLayerCuda(TwoLayer):
         self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)
         self._spans = self._offsets.diff()
         device = state.heads.device
-        # C as a sum of such numbers. Triton's interpreter has no bfloat16.
+        # C as a sum of bfloat16 numbers, which Triton's interpreter does not have, or as rows of float16 to scale.
         kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+        kind = torch.float16 if precision == "tf32" else kind
         self._parts = torch.empty(PARTS[precision], m, d, dtype=kind, device=device)
+        self._scales = torch.ones(m, device=device)
         self._across = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
         self._across_gradient = torch.zeros(3, m, device=device)
         self._before, self._after = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
@@ -77,10 +82,12 @@ class TwoLayerCuda(TwoLayer):
         self._batch, U = batch, self._width
         (m, d), device = self.state.embeddings.shape, self.state.heads.device
         self._graph: torch.cuda.CUDAGraph | None = None
+        kind = torch.float16 if self.precision == "tf32" else torch.float32
         self._gram, self._weights, self._product = (torch.empty(batch, U, U, device=device) for _ in range(3))
         self._mixed, self._squares = (torch.empty(2, batch, U, device=device) for _ in range(2))
         self._back = torch.empty(4, batch, U, device=device)
-        self._pulled = torch.empty(batch, U, d, device=device)
+        self._bounds = torch.zeros(2, batch, device=device)
+        self._pulled = torch.empty(batch, U, d, dtype=kind, device=device)
         self._losses = torch.zeros(STEPS * batch, device=device)
         self._order = torch.zeros(STEPS * batch, dtype=torch.long, device=device)
         self._occurrences = torch.zeros(STEPS * batch * U, dtype=torch.int32, device=device)
@@ -93,6 +100,10 @@ class TwoLayerCuda(TwoLayer):
         self._project()
         self._across.copy_(self._params.columns.T)
         rest = self._params.centred.clone()
+        if self.precision == "tf32":
+            peaks = rest.abs().amax(1)
+            self._scales.copy_(torch.where(peaks > 0, peaks, 1.0))
+            rest /= self._scales[:, None]
         for part in self._parts:
             part.copy_(rest)
             rest -= part
@@ -149,12 +160,14 @@ class TwoLayerCuda(TwoLayer):
 
     def _launch(self) -> None:
         """The gradient of a batch: six kernels, and the products of p's and v's gradients with C."""
+        from tokenmargin.training import two_layer_gradient_kernels as gradients
         from tokenmargin.training import two_layer_kernels as kernels
 
         data, batch, U = self.data, self._batch, self._width
         m, d = self.state.embeddings.shape
         tiles, tune = U // SIDE, LAUNCH[self.precision]
         where = (self._offsets, self._order, self._counter)
+        rows = (self._parts if self.precision == "tf32" else self._params.centred, self._scales)
         tokens = (self._tokens, *where)
         shape = {"BATCH": batch, "U": U}
         square = shape | {"SIDE": SIDE, "PRECISION": self.precision}
@@ -163,7 +176,7 @@ class TwoLayerCuda(TwoLayer):
         self._gradient.offset.zero_()
         self._heads_sum.zero_()
         kernels.gram_kernel[(tiles * tiles, batch)](
-            self._params.centred, *tokens, self._gram, d, **square, **tune["gram"]
+            *rows, *tokens, self._gram, d, **square, **tune["gram"]
         )  # fmt: skip
         kernels.soften_kernel[(U // 16, batch)](
             self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares,
@@ -174,21 +187,22 @@ class TwoLayerCuda(TwoLayer):
         )  # fmt: skip
         kernels.attend_kernel[(batch,)](
             self._mixed, self._squares, self._across, self._tokens, self._numbers, data.labels, *where,
-            self._params.offset, self._back, self._losses, self._gradient.offset, m, d,
+            self._params.offset, self._back, self._bounds, self._losses, self._gradient.offset, m, d,
             **shape, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
         )  # fmt: skip
         # G has done its work: its place takes dG + dG'.
-        kernels.combine_kernel[(tiles * tiles, batch)](
-            self._weights, self._product, self._back, self._across, *tokens, self._gram, self._across_gradient, m, d,
-            **square, SHARPNESS=sharpness, **tune["combine"],
+        gradients.combine_kernel[(tiles * tiles, batch)](
+            self._weights, self._product, self._back, self._across, *tokens, self._gram, self._scales, self._bounds,
+            self._across_gradient, m, d, **square, SHARPNESS=sharpness, **tune["combine"],
         )  # fmt: skip
         columns = 256 if d % 256 == 0 else 64
-        kernels.pull_kernel[(-(-d // columns), tiles, batch)](
-            self._gram, self._parts, *tokens, self._pulled, m, d,
+        gradients.pull_kernel[(-(-d // columns), tiles, batch)](
+            self._gram, self._parts, self._scales, self._bounds, *tokens, self._pulled, m, d,
             **shape, ROWS=SIDE, COLUMNS=columns, PARTS=PARTS[self.precision], **tune["pull"],
         )  # fmt: skip
-        kernels.heads_kernel[(-(-d // 128), -(-m // 128))](
-            self._params.centred, self._across_gradient, self._heads_sum, m, d, ROWS=32, COLUMNS=128, num_warps=4
+        columns, rows_each = tune["heads"]["COLUMNS"], 64
+        gradients.heads_kernel[(-(-d // columns), -(-m // (4 * rows_each)))](
+            *rows, self._across_gradient, self._heads_sum, m, d, ROWS=rows_each, **tune["heads"]
         )  # fmt: skip
 
     def _move_heads(self) -> None:
@@ -210,13 +224,14 @@ class TwoLayerCuda(TwoLayer):
         """AdamW on the embeddings."""
         import triton
 
-        from tokenmargin.training.two_layer_kernels import settle_kernel
+        from tokenmargin.training.two_layer_gradient_kernels import settle_kernel
 
         state, (b1, b2) = self.state, self.optimizer.betas
         m, d = state.embeddings.shape
         settle_kernel[(m,)](
             state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
-            self._across, self._across_gradient, self._pulled, self._occurrences, self._starts, self._before,
-            self._after, self._rates, self._counter, m, d,
-            B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), PARTS=len(self._parts), num_warps=8,
+            self._scales, self._across, self._across_gradient, self._pulled, self._bounds, self._occurrences,
+            self._starts, self._before, self._after, self._rates, self._counter, m, d,
+            B1=b1, B2=b2, EPS=self.optimizer.eps, U=self._width, BLOCK=triton.next_power_of_2(d),
+            PARTS=len(self._parts), num_warps=8,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels of the two-layer step; imported only where a GPU is used.
+"""Triton kernels of the two-layer step up to the loss; imported only where a GPU is used.
 
 One launch each for a whole batch of ragged sequences: a program that finds its tile outside its sequence ends at once,
 so the work is that of the tokens there are, and one captured graph serves every batch. With the letters of
@@ -7,14 +7,11 @@ so the work is that of the tokens there are, and one captured graph serves every
 - `gram_kernel`: `G = C_X C_X'`, the rows of C gathered on the way, the lower triangle copied from the upper;
 - `soften_kernel`: the first softmax A, and `B C p`, `B C v`;
 - `mix_kernel`: `B G` and the diagonal of `B G B'`;
-- `attend_kernel`: the second softmax, the loss, and the gradients with respect to the rows of `B C_X`;
-- `combine_kernel`: `dG + dG'` of all paths, and the gradients of `C p`, `C v` and mu;
-- `pull_kernel`: `(dG + dG') C_X`;
-- `heads_kernel`: the gradients of p and v from those of `C p` and `C v`;
-- `settle_kernel`: the gradient of each token from its occurrences, AdamW, and the next step's C, `C p`, `C v` and mu.
+- `attend_kernel`: the second softmax, the loss, and the gradients with respect to the rows of `B C_X`.
 
-Products run on tensor cores, in PRECISION "tf32x3" (each factor split in two; the error is that of float32 sums) or
-"tf32".
+Products run on tensor cores. With PRECISION "tf32x3" each factor is split, and the error is that of float32 sums. With
+"tf32" factors have 11 bits: TF32 itself between u x u matrices; where C is a factor, float16, which has as many bits
+and half the bytes, each row over its largest entry so that no exponent is too small or too large.
 """
 
 from __future__ import annotations
@@ -22,11 +19,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenmargin.training.kernels import adamw
-
 
 @triton.jit
-def _sequence(order, offsets, counter, b, BATCH: tl.constexpr):
+def sequence(order, offsets, counter, b, BATCH: tl.constexpr):
     """Row of the batch's b-th sequence, where its distinct tokens begin, and how many there are.
 
     `counter` holds the number of the batch and the number of rows in `order`; past the end there are no tokens.
@@ -40,7 +35,7 @@ def _sequence(order, offsets, counter, b, BATCH: tl.constexpr):
 
 
 @triton.jit
-def _tile(matrix, b, i, j, u, U: tl.constexpr):
+def tile(matrix, b, i, j, u, U: tl.constexpr):
     """The entries (i, j) of the b-th matrix; zero outside its u x u part."""
     inside = (i < u)[:, None] & (j < u)[None, :]
     return tl.load(matrix + (b.to(tl.int64) * U + i)[:, None] * U + j[None, :], mask=inside, other=0.0)
@@ -48,7 +43,8 @@ def _tile(matrix, b, i, j, u, U: tl.constexpr):
 
 @triton.jit
 def gram_kernel(
-    centred,
+    rows,
+    scales,
     ids,
     offsets,
     order,
@@ -61,22 +57,27 @@ def gram_kernel(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image."""
+    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image.
+
+    `rows` is C in float32, or in float16 with row s to be multiplied by `scales[s]`.
+    """
     b = tl.program_id(1)
-    _, begin, u = _sequence(order, offsets, counter, b, BATCH)
+    _, begin, u = sequence(order, offsets, counter, b, BATCH)
     first = tl.program_id(0) // (U // SIDE)
     second = tl.program_id(0) % (U // SIDE)
     if (second >= first) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)
-        x = tl.load(ids + begin + i, mask=i < u, other=0).to(tl.int64) * d
-        y = tl.load(ids + begin + j, mask=j < u, other=0).to(tl.int64) * d
+        x = tl.load(ids + begin + i, mask=i < u, other=0).to(tl.int64)
+        y = tl.load(ids + begin + j, mask=j < u, other=0).to(tl.int64)
         total = tl.zeros((SIDE, SIDE), tl.float32)
         for at in range(0, d, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            left = tl.load(centred + x[:, None] + k[None, :], mask=(k < d)[None, :], other=0.0)
-            right = tl.load(centred + y[:, None] + k[None, :], mask=(k < d)[None, :], other=0.0)
+            left = tl.load(rows + x[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
+            right = tl.load(rows + y[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
             total = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
+        if rows.dtype.element_ty == tl.float16:
+            total *= tl.load(scales + x)[:, None] * tl.load(scales + y)[None, :]
         base = gram + b.to(tl.int64) * U * U
         inside = (i < u)[:, None] & (j < u)[None, :]
         tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
@@ -106,7 +107,7 @@ def soften_kernel(
 ):
     """Program (rows, b): A of some rows, and their `B C p` and `B C v`; clears the sums the next kernel adds to."""
     b = tl.program_id(1)
-    _, begin, u = _sequence(order, offsets, counter, b, BATCH)
+    _, begin, u = sequence(order, offsets, counter, b, BATCH)
     if tl.program_id(0) * SIDE < u:
         i = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
         token = tl.load(ids + begin + i, mask=i < u, other=0)
@@ -119,7 +120,7 @@ def soften_kernel(
         for at in range(0, u, COLUMNS):
             j = at + tl.arange(0, COLUMNS)
             other = tl.load(ids + begin + j, mask=j < u, other=0)
-            logits = _tile(gram, b, i, j, u, U) + mean[:, None] * tl.load(columns + 2 * m + other)[None, :]
+            logits = tile(gram, b, i, j, u, U) + mean[:, None] * tl.load(columns + 2 * m + other)[None, :]
             count = tl.load(counts + begin + j, mask=j < u, other=1.0)
             logits = tl.where((j < u)[None, :], SHARPNESS * logits + tl.log(count)[None, :], -float("inf"))
             higher = tl.maximum(top, tl.max(logits, 1))
@@ -132,7 +133,7 @@ def soften_kernel(
         for at in range(0, u, COLUMNS):
             j = at + tl.arange(0, COLUMNS)
             other = tl.load(ids + begin + j, mask=j < u, other=0)
-            logits = _tile(gram, b, i, j, u, U) + mean[:, None] * tl.load(columns + 2 * m + other)[None, :]
+            logits = tile(gram, b, i, j, u, U) + mean[:, None] * tl.load(columns + 2 * m + other)[None, :]
             count = tl.load(counts + begin + j, mask=j < u, other=1.0)
             logits = SHARPNESS * logits + tl.log(count)[None, :]
             inside = (i < u)[:, None] & (j < u)[None, :]
@@ -160,21 +161,21 @@ def mix_kernel(
 ):
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
     b = tl.program_id(1)
-    _, _, u = _sequence(order, offsets, counter, b, BATCH)
+    _, _, u = sequence(order, offsets, counter, b, BATCH)
     first = tl.program_id(0) // (U // SIDE)
     second = tl.program_id(0) % (U // SIDE)
     if (first * SIDE < u) & (second * SIDE < u):
         i = first * SIDE + tl.arange(0, SIDE)
         j = second * SIDE + tl.arange(0, SIDE)
-        total = _tile(gram, b, i, j, u, U)
+        total = tile(gram, b, i, j, u, U)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
             # G is symmetric: its tile (j, k), transposed, is the factor (k, j) with k along memory.
-            right = tl.trans(_tile(gram, b, j, k, u, U))
-            total = tl.dot(_tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
+            right = tl.trans(tile(gram, b, j, k, u, U))
+            total = tl.dot(tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
         where = (b.to(tl.int64) * U + i)[:, None] * U + j[None, :]
         tl.store(product + where, total, mask=(i < u)[:, None] & (j < u)[None, :])
-        square = tl.sum(_tile(weights, b, i, j, u, U) * total, 1)
+        square = tl.sum(tile(weights, b, i, j, u, U) * total, 1)
         if first == second:
             diagonal = tl.sum(tl.where(i[:, None] == j[None, :], total, 0.0), 1)
             tl.store(squares + (BATCH + b) * U + i, diagonal, mask=i < u)
@@ -195,6 +196,7 @@ def attend_kernel(
     counter,
     offset,
     back,
+    bounds,
     losses,
     slopes,
     m,
@@ -208,10 +210,11 @@ def attend_kernel(
     """Program b: the second softmax, the output and the loss.
 
     `back` receives, for every row: the gradients of `B C p` and of `B C v`, twice that of its squared length, and what
-     the softmax of the first layer subtracts, `sum_j A_ij dB_ij`.
+     the softmax of the first layer subtracts, `sum_j A_ij dB_ij`. `bounds` receives zero, which the next kernel raises,
+     and the largest modulus of the third.
     """
     b = tl.program_id(0)
-    row, begin, u = _sequence(order, offsets, counter, b, BATCH)
+    row, begin, u = sequence(order, offsets, counter, b, BATCH)
     if u > 0:
         lane = tl.arange(0, BLOCK)
         top = tl.full((BLOCK,), -float("inf"), tl.float32)
@@ -246,6 +249,8 @@ def attend_kernel(
         rows = tl.minimum(tl.load(counter + 1) - tl.load(counter) * BATCH, BATCH).to(tl.float32)
         slope = -y * sigmoid / rows
         tl.atomic_add(slopes, slope, sem="relaxed")
+        tl.store(bounds + b, 0.0)
+        peak = tl.zeros((BLOCK,), tl.float32)
 
         for at in range(0, u, BLOCK):
             i = at + lane
@@ -269,220 +274,5 @@ def attend_kernel(
             tl.store(back + (BATCH + b) * U + i, g_v, mask=i < u)
             tl.store(back + (2 * BATCH + b) * U + i, twice, mask=i < u)
             tl.store(back + (3 * BATCH + b) * U + i, taken, mask=i < u)
-
-
-@triton.jit
-def _softmax_back(A, product, g_p, g_v, twice, taken, c_p, c_v):
-    """`A (dB - sum A dB)` of a tile, from its rows' gradients and its columns' `C p` and `C v`."""
-    dB = twice[:, None] * product + g_p[:, None] * c_p[None, :] + g_v[:, None] * c_v[None, :]
-    return A * (dB - taken[:, None])
-
-
-@triton.jit
-def combine_kernel(
-    weights,
-    product,
-    back,
-    columns,
-    ids,
-    offsets,
-    order,
-    counter,
-    together,
-    gradient,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    SIDE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    SHARPNESS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Program (tile, b): one tile of `dG + dG'` on or above the diagonal and its mirror image.
-
-    Added to `gradient` on the way: those of `C p` and `C v`, `B'` times the rows' gradients, and that of mu.
-    """
-    b = tl.program_id(1)
-    _, begin, u = _sequence(order, offsets, counter, b, BATCH)
-    first = tl.program_id(0) // (U // SIDE)
-    second = tl.program_id(0) % (U // SIDE)
-    if (second >= first) & (second * SIDE < u):
-        i = first * SIDE + tl.arange(0, SIDE)
-        j = second * SIDE + tl.arange(0, SIDE)
-        x = tl.load(ids + begin + i, mask=i < u, other=0)
-        y = tl.load(ids + begin + j, mask=j < u, other=0)
-        p_i = tl.load(back + b * U + i, mask=i < u, other=0.0)
-        v_i = tl.load(back + (BATCH + b) * U + i, mask=i < u, other=0.0)
-        q_i = tl.load(back + (2 * BATCH + b) * U + i, mask=i < u, other=0.0)
-        t_i = tl.load(back + (3 * BATCH + b) * U + i, mask=i < u, other=0.0)
-        p_j = tl.load(back + b * U + j, mask=j < u, other=0.0)
-        v_j = tl.load(back + (BATCH + b) * U + j, mask=j < u, other=0.0)
-        q_j = tl.load(back + (2 * BATCH + b) * U + j, mask=j < u, other=0.0)
-        t_j = tl.load(back + (3 * BATCH + b) * U + j, mask=j < u, other=0.0)
-        A_ij = _tile(weights, b, i, j, u, U)
-        A_ji = _tile(weights, b, j, i, u, U)
-        c_p, c_v = tl.load(columns + y), tl.load(columns + m + y)
-        e_p, e_v = tl.load(columns + x), tl.load(columns + m + x)
-        upper = _softmax_back(A_ij, _tile(product, b, i, j, u, U), p_i, v_i, q_i, t_i, c_p, c_v)
-        lower = _softmax_back(A_ji, _tile(product, b, j, i, u, U), p_j, v_j, q_j, t_j, e_p, e_v)
-        total = SHARPNESS * (upper + tl.trans(lower))
-
-        mu_x, mu_y = tl.load(columns + 2 * m + x), tl.load(columns + 2 * m + y)
-        tl.atomic_add(gradient + 2 * m + x, d * tl.sum(total * mu_y[None, :], 1), mask=i < u, sem="relaxed")
-        tl.atomic_add(gradient + y, tl.sum(A_ij * p_i[:, None], 0), mask=j < u, sem="relaxed")
-        tl.atomic_add(gradient + m + y, tl.sum(A_ij * v_i[:, None], 0), mask=j < u, sem="relaxed")
-        if second > first:
-            tl.atomic_add(gradient + 2 * m + y, d * tl.sum(total * mu_x[:, None], 0), mask=j < u, sem="relaxed")
-            tl.atomic_add(gradient + x, tl.sum(A_ji * p_j[:, None], 0), mask=i < u, sem="relaxed")
-            tl.atomic_add(gradient + m + x, tl.sum(A_ji * v_j[:, None], 0), mask=i < u, sem="relaxed")
-        else:
-            tl.atomic_add(gradient + x, p_i, mask=i < u, sem="relaxed")
-            tl.atomic_add(gradient + m + x, v_i, mask=i < u, sem="relaxed")
-
-        # The squared lengths: B' diag(q) B = A' diag(q) A + diag(q) A + A' diag(q) + diag(q), with q as in `back`.
-        total += q_i[:, None] * A_ij + tl.trans(q_j[:, None] * A_ji)
-        total += tl.where(i[:, None] == j[None, :], q_i[:, None], 0.0)
-        for at in range(0, u, DEPTH):
-            k = at + tl.arange(0, DEPTH)
-            q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0)
-            left = tl.trans(_tile(weights, b, k, i, u, U))
-            total = tl.dot(left, q[:, None] * _tile(weights, b, k, j, u, U), total, input_precision=PRECISION)
-        inside = (i < u)[:, None] & (j < u)[None, :]
-        base = together + b.to(tl.int64) * U * U
-        tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
-        if second > first:
-            tl.store(base + j[:, None] * U + i[None, :], tl.trans(total), mask=tl.trans(inside))
-
-
-@triton.jit
-def _split(x, PART: tl.constexpr):
-    """x as a sum of three numbers of type PART: for bfloat16, 24 bits together."""
-    first = x.to(PART)
-    rest = x - first.to(tl.float32)
-    second = rest.to(PART)
-    return first, second, (rest - second.to(tl.float32)).to(PART)
-
-
-@triton.jit
-def pull_kernel(
-    together,
-    parts,
-    ids,
-    offsets,
-    order,
-    counter,
-    pulled,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the bfloat16 parts of C.
-
-    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three parts of each factor and
-    the six largest products make float32; two parts and three products are nearer to it than TF32.
-    """
-    b = tl.program_id(2)
-    _, begin, u = _sequence(order, offsets, counter, b, BATCH)
-    if tl.program_id(1) * ROWS < u:
-        i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        size = m.to(tl.int64) * d
-        total = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for at in range(0, u, DEPTH):
-            k = at + tl.arange(0, DEPTH)
-            x = tl.load(ids + begin + k, mask=k < u, other=0).to(tl.int64) * d
-            where = parts + x[:, None] + c[None, :]
-            inside = (c < d)[None, :]
-            c_1 = tl.load(where, mask=inside, other=0.0)
-            c_2 = tl.load(where + size, mask=inside, other=0.0)
-            f_1, f_2, f_3 = _split(_tile(together, b, i, k, u, U), parts.dtype.element_ty)
-            if PARTS == 3:
-                c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
-                total = tl.dot(f_3, c_1, total)
-                total = tl.dot(f_2, c_2, total)
-                total = tl.dot(f_1, c_3, total)
-            total = tl.dot(f_2, c_1, total)
-            total = tl.dot(f_1, c_2, total)
-            total = tl.dot(f_1, c_1, total)
-        where = (b.to(tl.int64) * U + i)[:, None] * d + c[None, :]
-        tl.store(pulled + where, total, mask=(i < u)[:, None] & (c < d)[None, :])
-
-
-@triton.jit
-def heads_kernel(centred, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Program (columns, rows): the rows of C, four blocks of them, weighted by the gradients of `C p` and `C v`."""
-    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    p = tl.zeros((COLUMNS,), tl.float32)
-    v = tl.zeros((COLUMNS,), tl.float32)
-    for block in range(4):
-        s = (tl.program_id(1) * 4 + block) * ROWS + tl.arange(0, ROWS)
-        inside = (s < m)[:, None] & (c < d)[None, :]
-        x = tl.load(centred + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
-        p += tl.sum(x * tl.load(gradient + s, mask=s < m, other=0.0)[:, None], 0)
-        v += tl.sum(x * tl.load(gradient + m + s, mask=s < m, other=0.0)[:, None], 0)
-    tl.atomic_add(sums + c, p, mask=c < d, sem="relaxed")
-    tl.atomic_add(sums + d + c, v, mask=c < d, sem="relaxed")
-
-
-@triton.jit
-def settle_kernel(
-    embeddings,
-    first_moment,
-    second_moment,
-    centred,
-    parts,
-    columns,
-    gradient,
-    pulled,
-    occurrences,
-    starts,
-    before,
-    after,
-    rates,
-    counter,
-    m,
-    d: tl.constexpr,
-    B1: tl.constexpr,
-    B2: tl.constexpr,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """Program s: AdamW on the embedding of token s, then its centred form and products with the new p and v."""
-    s = tl.program_id(0)
-    c = tl.arange(0, BLOCK)
-    inside = c < d
-    at = s.to(tl.int64) * d + c
-    step = tl.load(counter)
-    g = tl.load(gradient + s) * tl.load(before + c, mask=inside, other=0.0)
-    g += tl.load(gradient + m + s) * tl.load(before + d + c, mask=inside, other=0.0)
-    g += tl.load(gradient + 2 * m + s) / d
-    begin = tl.load(starts + step * m + s)
-    end = tl.load(starts + step * m + s + 1)
-    for k in range(begin, end):
-        g += tl.load(pulled + tl.load(occurrences + k).to(tl.int64) * d + c, mask=inside, other=0.0)
-    x = tl.load(embeddings + at, mask=inside, other=0.0)
-    mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
-    tl.store(embeddings + at, x, mask=inside)
-    tl.store(first_moment + at, mean, mask=inside, eviction_policy="evict_first")
-    tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
-    mu = tl.sum(tl.where(inside, x, 0.0), 0) / d
-    x = tl.where(inside, x - mu, 0.0)
-    tl.store(centred + at, x, mask=inside)
-    first, second, third = _split(x, parts.dtype.element_ty)
-    size = m.to(tl.int64) * d
-    tl.store(parts + at, first, mask=inside)
-    tl.store(parts + size + at, second, mask=inside)
-    if PARTS == 3:
-        tl.store(parts + 2 * size + at, third, mask=inside)
-    tl.store(columns + s, tl.sum(x * tl.load(after + c, mask=inside, other=0.0), 0))
-    tl.store(columns + m + s, tl.sum(x * tl.load(after + d + c, mask=inside, other=0.0), 0))
-    tl.store(columns + 2 * m + s, mu)
+            peak = tl.maximum(peak, tl.where(i < u, tl.abs(twice), 0.0))
+        tl.store(bounds + BATCH + b, tl.max(peak, 0))

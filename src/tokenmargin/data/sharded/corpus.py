@@ -15,13 +15,14 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, unsealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, load_prepared
+from tokenmargin.problem.sequences import CountedByLabel
 
 FORMAT = 3
 MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 
 @dataclass(frozen=True, eq=False)
-class ShardedText:
+class ShardedText(CountedByLabel):
     """What `PreparedText` holds, for a corpus that need not fit into memory.
 
     **Attributes**
@@ -58,18 +59,6 @@ class ShardedText:
     def tokens(self) -> int:
         """Number of tokens."""
         return int(self.counts.sum())
-
-    @property
-    def signed_frequency(self) -> Float[Array, " m"]:
-        """`alpha_s` by counting (3): occurrences under +1 less those under -1, over all tokens."""
-        negative, positive = self.counts
-        return np.asarray((positive - negative) / max(self.tokens, 1))
-
-    @property
-    def posterior_difference(self) -> Float[Array, " m"]:
-        """`p(+1|s) - p(-1|s)` by counting (37)."""
-        negative, positive = self.counts
-        return np.asarray((positive - negative) / np.maximum(negative + positive, 1))
 
     @cached_property
     def shards(self) -> tuple[PreparedText, ...]:

@@ -85,7 +85,7 @@ class NormalizedGradientDescent(AbstractLengths):
     def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
         step = step_at(self.step, t)
         if self.guard == 0:
-            return np.broadcast_to(np.asarray(step, dtype=np.float64), descent.log_norm.shape)
+            return np.full(descent.log_norm.shape, step)
         return np.asarray(step * expit(descent.log_norm - np.log(self.guard)))
 
 

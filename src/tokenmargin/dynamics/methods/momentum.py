@@ -38,12 +38,12 @@ class Momentum(AbstractMethod):
         checked_decay("beta", self.beta)
 
     def initial(self, theta: Float[Array, "... D"]) -> State:
-        return at_rest(theta)
+        return zero_velocity(theta)
 
     def advance(
         self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
     ) -> tuple[Float[Array, "... D"], State]:
-        (ahead, log_scale), state = followed(state, descent, self.beta, nesterov=self.nesterov)
+        (ahead, log_scale), state = velocity_after(state, descent, self.beta, nesterov=self.nesterov)
         return theta + step_at(self.step, t) * np.exp(log_scale) * ahead, state
 
 
@@ -84,14 +84,14 @@ class SteepestDescent(AbstractMethod):
         return replace(self, norm=for_blocks(self.margin_norm, objective))
 
     def initial(self, theta: Float[Array, "... D"]) -> State:
-        return at_rest(theta) if self.momentum else {}
+        return zero_velocity(theta) if self.momentum else {}
 
     def advance(
         self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
     ) -> tuple[Float[Array, "... D"], State]:
         ahead = descent.direction
         if self.momentum:
-            (ahead, _), state = followed(state, descent, self.momentum, nesterov=self.nesterov)
+            (ahead, _), state = velocity_after(state, descent, self.momentum, nesterov=self.nesterov)
         return theta + step_at(self.step, t) * self.margin_norm.steepest(ahead), state
 
     @property
@@ -119,20 +119,20 @@ def checked_decay(name: str, share: float) -> None:
         raise ValueError(f"{name} must be from 0 to below 1, got {share}")
 
 
-def at_rest(theta: Float[Array, "... D"]) -> State:
+def zero_velocity(theta: Float[Array, "... D"]) -> State:
     """No velocity yet."""
     return {"velocity": np.zeros_like(theta), "log_scale": np.full((*theta.shape[:-1], 1), -np.inf)}
 
 
-def followed(state: State, descent: Descent, beta: float, *, nesterov: bool) -> tuple[Scaled, State]:
+def velocity_after(state: State, descent: Descent, beta: float, *, nesterov: bool) -> tuple[Scaled, State]:
     """Where to go by the velocity after a gradient, as a vector and the logarithm of its scale; and the velocity."""
     log_beta = np.log(beta) if beta > 0 else -np.inf
-    velocity = blended((state["velocity"], state["log_scale"] + log_beta), descent)
-    ahead = blended((velocity[0], velocity[1] + log_beta), descent) if nesterov else velocity
+    velocity = scaled_sum((state["velocity"], state["log_scale"] + log_beta), descent)
+    ahead = scaled_sum((velocity[0], velocity[1] + log_beta), descent) if nesterov else velocity
     return ahead, {"velocity": velocity[0], "log_scale": velocity[1]}
 
 
-def blended(one: Scaled, other: Scaled) -> Scaled:
+def scaled_sum(one: Scaled, other: Scaled) -> Scaled:
     """The sum of two vectors that are given with the logarithms of their scales."""
     scale = np.maximum(one[1], other[1])
     shift = np.where(np.isneginf(scale), 0.0, scale)

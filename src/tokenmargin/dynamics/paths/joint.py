@@ -22,7 +22,7 @@ from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minim
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
-from tokenmargin.problem.geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 

@@ -75,7 +75,6 @@ def _slacks(report: Report) -> list[dict[str, object]]:
     ]
 
 
-@dataclass(frozen=True)
 class ClaimsA(_Claims):
     """`tokenmargin reproduce claims-a`: every claim on trained embeddings, with the slack of each inequality."""
 
@@ -86,7 +85,6 @@ class ClaimsA(_Claims):
     seconds = (17, 17)
 
 
-@dataclass(frozen=True)
 class ClaimsB(_Claims):
     """`tokenmargin reproduce claims-b`: every claim on max-margin token selection, each inequality's slack."""
 
@@ -97,7 +95,6 @@ class ClaimsB(_Claims):
     seconds = (40, 40)
 
 
-@dataclass(frozen=True)
 class ClaimsC(_Claims):
     """`tokenmargin reproduce claims-c`: the main statements on W and on K and Q, each inequality's slack."""
 
@@ -108,7 +105,6 @@ class ClaimsC(_Claims):
     seconds = (12, 12)
 
 
-@dataclass(frozen=True)
 class ClaimsD(_Claims):
     """`tokenmargin reproduce claims-d`: every claim on next-token prediction, each inequality's slack."""
 

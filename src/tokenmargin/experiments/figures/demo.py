@@ -62,16 +62,8 @@ class Demo(PromptPaths):
         reached = set(limits["selected"].tolist())
         return (
             Finding("distinct limits reached", float(len(reached)), 3, 3, "the atlas of this problem has three"),
-            Finding(
-                "least cosine of a start with its certified limit",
-                float(limits["cosine"].min()),
-                low=ALIGNED,
-                source="Theorem 3, after a run of finite length",
-            ),
-            Finding(
-                "largest certificate residual",
-                float(limits["residual"].max()),
-                high=1e-10,
-                source="our own KKT check",
-            ),
-        )
+            Finding("least cosine of a start with its certified limit", float(limits["cosine"].min()), low=ALIGNED,
+                    source="Theorem 3, after a run of finite length"),
+            Finding("largest certificate residual", float(limits["residual"].max()), high=1e-10,
+                    source="our own KKT check"),
+        )  # fmt: skip

@@ -10,7 +10,7 @@ picture on a laptop, after few epochs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import IRRELEVANT, SYNTHETIC_SIZE, k_level_corpus
 
 if TYPE_CHECKING:
-    from tokenmargin.training.trainer import TrainingConfig
+    from tokenmargin.training.config import TrainingConfig
 
 DATASETS = {"imdb": "IMDB", "yelp": "Yelp"}
 SHOWS = (
@@ -121,23 +121,12 @@ class TrainedEmbeddings(AbstractExperiment):
         return ()
 
     def training_config(self) -> TrainingConfig:
-        from tokenmargin.training.trainer import TrainingConfig
+        from tokenmargin.training.config import TrainingConfig
 
-        return TrainingConfig(
-            model=self.model,  # type: ignore[arg-type]
-            dimension=self.dimension,
-            epochs=self.epochs,
-            batch=self.batch,
-            rate=self.rate,
-            milestones=self.milestones,
-            decay=self.decay,
-            embedding_scale=self.start_scale,
-            prompt_scale=self.start_scale,
-            trained_head=self.trained_head,
-            scaled_logits=self.scaled_logits,
-            affine_norm=self.affine_norm,
-            max_tokens=self.max_tokens,
-        )
+        shared = {field.name for field in fields(self)} & {field.name for field in fields(TrainingConfig)}
+        settings = {name: getattr(self, name) for name in shared}
+        scale = self.start_scale
+        return TrainingConfig(model=self.model, embedding_scale=scale, prompt_scale=scale, **settings)  # type: ignore[arg-type]
 
     def _device(self) -> str:
         from tokenmargin.training.device import choose_device
@@ -218,7 +207,6 @@ def _run_table(records: list[dict[str, Any]]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
 class FigureA1(TrainedEmbeddings):
     """`tokenmargin reproduce A1`: about 50 s; the two-layer model on IMDB, rho_v 0.81, rho_p 0.56."""
 
@@ -283,7 +271,6 @@ class FigureA2(TrainedEmbeddings):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class FigureA3Imdb(TrainedEmbeddings):
     """`tokenmargin reproduce A3-imdb`: about a minute; the one-layer model on IMDB, rho_v 0.77, rho_p 0.47."""
 
@@ -295,7 +282,6 @@ class FigureA3Imdb(TrainedEmbeddings):
     printed_loss = 1e-1
 
 
-@dataclass(frozen=True)
 class FigureA3Yelp(TrainedEmbeddings):
     """`tokenmargin reproduce A3-yelp`: about 30 s; the one-layer model on Yelp, rho_v 0.91, rho_p 0.69."""
 
@@ -307,7 +293,6 @@ class FigureA3Yelp(TrainedEmbeddings):
     printed_loss = 1e-1
 
 
-@dataclass(frozen=True)
 class FigureA4(TrainedEmbeddings):
     """`tokenmargin reproduce A4`: about 30 s; the two-layer model on Yelp, rho_v 0.82, rho_p 0.46."""
 

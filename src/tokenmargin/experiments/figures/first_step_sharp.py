@@ -58,28 +58,15 @@ class FirstStepSharp(AbstractExperiment):
         printed = float(enough_dimensions(x.corpus.size, x.step, self.delta))
         last = (phase["share_of_4n2T2"] == 1) & (phase["d"] == max(self.dimensions))
         return (
-            Finding(
-                "largest difference of the error from its closed form, relative, d >= 10^4",
-                float(off.max()),
-                high=0.15,
-                source=f"{self.draws} draws leave some 5%",
-            ),
-            Finding(
-                "largest error over the sharp bound",
-                float((errors["largest"] / errors["sharp"]).max()),
-                high=1.0,
-                source="R.first-step",
-                basis="theorem",
-            ),
+            Finding("largest difference of the error from its closed form, relative, d >= 10^4", float(off.max()),
+                    high=0.15, source=f"{self.draws} draws leave some 5%"),
+            Finding("largest error over the sharp bound", float((errors["largest"] / errors["sharp"]).max()), high=1.0,
+                    source="R.first-step", basis="theorem"),
             Finding("sharp bound over the printed one at d = 10^12", float((errors["sharp"] / errors["printed"])[-1])),
             Finding("decades of d between (10) and the sharp condition", float(np.log10(printed / asked))),
-            Finding(
-                "share of corpora at the largest dimension, eta_0 = 4 n^2 T^2",
-                float(phase["held"][last].min()),
-                low=1.0,
-                source="Theorem 5's conclusion, far below what its conditions ask for",
-            ),
-        )
+            Finding("share of corpora at the largest dimension, eta_0 = 4 n^2 T^2", float(phase["held"][last].min()),
+                    low=1.0, source="Theorem 5's conclusion, far below what its conditions ask for"),
+        )  # fmt: skip
 
     def _error(self, decade: int) -> dict[str, object]:
         """Errors of the most frequent token over draws of one varied corpus, per unit of eta_0."""

@@ -120,7 +120,6 @@ def _still_falls(paths: Table, name: str) -> Finding:
     )
 
 
-@dataclass(frozen=True)
 class Figure3a(_Joint):
     """`tokenmargin reproduce fig3a`: about 0.3 s; p and v at cosine 0.9999 with their max-margin directions."""
 
@@ -140,7 +139,6 @@ class Figure3a(_Joint):
         )
 
 
-@dataclass(frozen=True)
 class Figure3b(_Joint):
     """`tokenmargin reproduce fig3b`: about 0.3 s; p at cosine 0.9999 with p^relax, 0.98 with p^mm."""
 
@@ -160,23 +158,16 @@ class Figure3b(_Joint):
         source = f"Theorem 6: {FINITE}"
         return (
             Finding("cosine of p with p^relax", _last_cosine(paths, "p_relax"), low=ALIGNED, source=source),
-            Finding(
-                "angle of p to p^relax over its angle to p^mm",
-                float(paths["angle_p_relax"][-1] / paths["angle_p_mm"][-1]),
-                high=0.1,
-                source=f"p leaves p^mm, which is {apart:.3f} rad from p^relax",
-            ),
+            Finding("angle of p to p^relax over its angle to p^mm",
+                    float(paths["angle_p_relax"][-1] / paths["angle_p_mm"][-1]), high=0.1,
+                    source=f"p leaves p^mm, which is {apart:.3f} rad from p^relax"),
             Finding("cosine of v with v^mm", _last_cosine(paths, "v_mm"), low=ALIGNED, source=source),
             _still_falls(paths, "p_relax"),
-            Finding(
-                "norm of v over norm of p at the end",
-                float(paths["v_norm"][-1] / paths["p_norm"][-1]),
-                source="which direction p has in the limit depends on it, and the theorem names no ratio",
-            ),
-        )
+            Finding("norm of v over norm of p at the end", float(paths["v_norm"][-1] / paths["p_norm"][-1]),
+                    source="which direction p has in the limit depends on it, and the theorem names no ratio"),
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Figure3c(_Joint):
     """`tokenmargin reproduce fig3c`: about 0.3 s; both probabilities reach 1."""
 

@@ -50,7 +50,7 @@ class MethodMargins(AbstractExperiment):
     seed: int = 0
     within: float = 0.1
 
-    def posed(self) -> list[TokenProblem]:
+    def random_problems(self) -> list[TokenProblem]:
         """Random problems; for a norm of matrices, each with a random query of d numbers per input."""
         rng = np.random.default_rng(self.seed)
         problems = [random_problem(self.n, self.T, self.d, rng=rng) for _ in range(self.problems)]
@@ -64,7 +64,7 @@ class MethodMargins(AbstractExperiment):
         return method_named(self.method, self.step, decay=self.decay)
 
     def run(self, progress: Progress = None) -> Result:
-        problems, named = self.posed(), dict[tuple[int, bytes], LimitDirection]()
+        problems, named = self.random_problems(), dict[tuple[int, bytes], LimitDirection]()
         runs: BatchResult | None = None
         at = sorted({max(self.steps // 4**k, 1) for k in range(LOOKS)})
         norms, shares = [], []
@@ -93,22 +93,14 @@ class MethodMargins(AbstractExperiment):
     def _findings(self, shares: Float[Array, "looks problems"]) -> tuple[Finding, ...]:
         norm = self.rule.margin_norm.name
         return (
-            Finding(
-                f"least share of the largest {norm} margin at the end",
-                float(np.nanmin(shares[-1])),
-                low=1 - self.within,
-                source="the margin tends to the largest in the method's own norm; how near is our choice",
-            ),
-            Finding(
-                f"largest share of the largest {norm} margin",
-                float(np.nanmax(shares)),
-                high=1 + CERTIFIED,
-                source="no direction has more than the certified margin",
-                basis="theorem",
-            ),
+            Finding(f"least share of the largest {norm} margin at the end", float(np.nanmin(shares[-1])),
+                    low=1 - self.within,
+                    source="the margin tends to the largest in the method's own norm; how near is our choice"),
+            Finding(f"largest share of the largest {norm} margin", float(np.nanmax(shares)), high=1 + CERTIFIED,
+                    source="no direction has more than the certified margin", basis="theorem"),
             Finding("median share at the end", float(np.nanmedian(shares[-1]))),
             Finding("problems whose largest margin is not certified", float(np.isnan(shares[-1]).sum())),
-        )
+        )  # fmt: skip
 
 
 def _share(

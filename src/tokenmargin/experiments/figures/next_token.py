@@ -115,7 +115,6 @@ def _trained(objective: AbstractObjective, start: Float[Array, "d d"], step: flo
     return evolve(objective, NormalizedGradientDescent(step), steps=steps, start=start.ravel()).final
 
 
-@dataclass(frozen=True)
 class NextTokenGlobal(_Notebook):
     """`tokenmargin reproduce ntp-global`: about 25 s; the printed correlations, and the limit itself."""
 

@@ -140,7 +140,6 @@ def _tokens(problem: TokenProblem) -> Float[Array, "n T d"]:
     return problem.keys.tokens
 
 
-@dataclass(frozen=True)
 class Figure9a(_Overparameterisation):
     """`tokenmargin reproduce fig9 --scale paper`: 6000 trials; see docs/dynamics.md for time and numbers."""
 
@@ -206,7 +205,6 @@ HIGHER = (
 )
 
 
-@dataclass(frozen=True)
 class Figure9b(_Overparameterisation):
     """`tokenmargin reproduce fig9b --scale paper`: the runs of Figure 9a, by their smallest score gap."""
 
@@ -259,7 +257,6 @@ class Figure9b(_Overparameterisation):
         return names
 
 
-@dataclass(frozen=True)
 class Figure10(Figure9b):
     """`tokenmargin reproduce fig10 --scale paper`: the distribution of Figure 9b, cumulated."""
 

@@ -71,7 +71,8 @@ class Pairs(AbstractExperiment):
     ) -> tuple[dict[str, float], Table]:
         """Train a model; how it does on held-out texts, and what it makes of every pair in them."""
         from tokenmargin.training.batches import TokenData
-        from tokenmargin.training.trainer import TrainingConfig, train
+        from tokenmargin.training.config import TrainingConfig
+        from tokenmargin.training.trainer import train
 
         offsets = np.arange(len(ids) + 1) * self.length
         data = TokenData.of(ids.ravel(), offsets, labels, m=2 * self.words + self.others, device="cpu")

@@ -142,7 +142,6 @@ def _rises_from(paths: Table) -> float:
     return float(last)
 
 
-@dataclass(frozen=True)
 class Figure1a(PromptPaths):
     """`tokenmargin reproduce fig1a`: about 0.7 s; every start at cosine 0.9997 or more with the GMM."""
 
@@ -169,7 +168,6 @@ class Figure1a(PromptPaths):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Figure1b(PromptPaths):
     """`tokenmargin reproduce fig1b`: about 0.7 s; four starts reach the GMM, two the LMM, all at cosine 0.9999."""
 
@@ -199,7 +197,6 @@ class Figure1b(PromptPaths):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Figure1c(PromptPaths):
     """`tokenmargin reproduce fig1c`: about 0.7 s; every start at cosine 0.9997 or more with the GMM."""
 

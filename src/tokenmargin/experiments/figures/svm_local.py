@@ -157,7 +157,6 @@ def _mean(runs: Table, settings: Settings, column: str) -> float:
     return float(np.nanmean(runs[column][runs["settings"] == settings]))
 
 
-@dataclass(frozen=True)
 class SvmW(_Local):
     """`tokenmargin reproduce svm-w --scale paper`: W to the direction of least Frobenius norm, 100 seeds."""
 
@@ -212,17 +211,11 @@ class SvmW(_Local):
 
     def flow_findings(self, flows: Table) -> tuple[Finding, ...]:
         return (
-            Finding(
-                "largest angle of the flows to their direction",
-                float(flows["angle"].max()),
-                high=1e-4,
-                source="convergence in direction; at |W| = 1e8, and cosines round to 1e-8",
-                basis="theorem",
-            ),
-        )
+            Finding("largest angle of the flows to their direction", float(flows["angle"].max()), high=1e-4,
+                    source="convergence in direction; at |W| = 1e8, and cosines round to 1e-8", basis="theorem"),
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
 class SvmKQ(_Local):
     """`tokenmargin reproduce svm-kq --scale paper`: K and Q to the least nuclear norm, 100 seeds."""
 
@@ -277,13 +270,8 @@ class SvmKQ(_Local):
         return (
             Finding("mean correlation with the nuclear direction, printed settings", _mean(runs, "printed", "nuclear")),
             Finding("mean correlation with the nuclear direction, ours", _mean(runs, "ours", "nuclear")),
-            Finding(
-                "by how much it exceeds that with the Frobenius direction",
-                lead,
-                low=0.0,
-                source="the bias is in the nuclear norm",
-                basis="theorem",
-            ),
+            Finding("by how much it exceeds that with the Frobenius direction", lead, low=0.0,
+                    source="the bias is in the nuclear norm", basis="theorem"),
             Finding("mean norm of W, printed settings", _mean(runs, "printed", "norm")),
             Finding("mean norm of W, ours", _mean(runs, "ours", "norm")),
             Finding("share of runs with a certified direction, ours", float(np.isfinite(runs["nuclear"][ours]).mean())),
@@ -291,7 +279,7 @@ class SvmKQ(_Local):
             Finding("mean rank of W (singular values over 1 % of the largest), ours", _mean(runs, "ours", "rank")),
             Finding("mean rank of the nuclear directions", _mean(runs, "ours", "nuclear_rank")),
             Finding("mean rank of the Frobenius directions", _mean(runs, "ours", "frobenius_rank")),
-        )
+        )  # fmt: skip
 
     def flow_findings(self, flows: Table) -> tuple[Finding, ...]:
         return (

@@ -91,11 +91,6 @@ def _findings(exponents: dict[str, Array], beyond: int, solution: MarginSolution
         Finding("first singular value of the dual below 1", float(exponents["dual"][beyond])),
         Finding("exponent of that singular value of W, by the dual", float(exponents["predicted"][beyond])),
         Finding("the same, measured over the last decade", float(exponents["measured"][beyond])),
-        Finding(
-            "measured over predicted",
-            float(exponents["measured"][beyond] / exponents["predicted"][beyond]),
-            0.99,
-            1.01,
-            "the law above; a per cent is our choice",
-        ),
-    )
+        Finding("measured over predicted", float(exponents["measured"][beyond] / exponents["predicted"][beyond]), 0.99,
+                1.01, "the law above; a per cent is our choice"),
+    )  # fmt: skip

@@ -27,7 +27,8 @@ from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import class_margin, max_margin
 from tokenmargin.objective.forward import attend, descent_weights
 from tokenmargin.objective.losses import LogisticLoss
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.svm_data import ReluData, svm_relu_data
 from tokenmargin.problem.token_problem import TokenProblem
 

@@ -22,8 +22,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED, UNDECIDED
 
-__all__ = ["Workspace", "compiled", "correct", "inner_products", "search", "summing"]
-
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Compiled once per machine, run without the interpreter's lock."""
 summing = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})

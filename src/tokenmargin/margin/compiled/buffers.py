@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["INFEASIBLE", "OUT_OF_RANGE", "RAY", "SOLVED", "UNDECIDED", "StackBuffers"]
-
 UNDECIDED, SOLVED, INFEASIBLE, OUT_OF_RANGE, RAY = 0, 1, 2, 3, 4
 """What is known of a system; out of range are rows whose squared length is no ordinary number.
 

@@ -13,14 +13,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
-from tokenmargin.margin.single.proposals import propose_by_cuts, shortest_vector
+from tokenmargin.margin.single.proposals import many_can_wait, propose_by_cuts, shortest_vector
 from tokenmargin.margin.single.refine import judged, proof, rescue
-
-__all__ = ["FEW", "MANY", "Farkas", "ResidualTable", "StackResult", "solve_systems"]
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
-_MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
 _WIDE = 6  # dimensions per constraint from which a single system is worth narrowing
 
 
@@ -132,7 +129,7 @@ def _one_by_one(systems: Systems) -> StackResult:
 
 def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:
     """Multipliers from daqp, one system after the other (threads lose: the solver holds the lock half the time)."""
-    if systems.equality is None and rows.shape[1] >= _MANY * rows.shape[2] and rows[0].size >= _LARGE:
+    if systems.equality is None and many_can_wait(*rows.shape[1:]):
         return np.array([propose_by_cuts(*one) for one in zip(rows, systems.bound, strict=True)])
     multipliers = np.zeros(systems.bound.shape)
     for b, bound in enumerate(systems.bound):

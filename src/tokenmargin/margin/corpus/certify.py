@@ -14,8 +14,6 @@ from tokenmargin.margin.corpus.pairs import RowPairs
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
-__all__ = ["PairCertifier", "Ties"]
-
 
 class Ties:
     """Rows with equal logits: p lies in a subspace, and the vectors are seen from there."""

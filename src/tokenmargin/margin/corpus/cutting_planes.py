@@ -14,8 +14,6 @@ from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_solution
 from tokenmargin.margin.single.proposals import RestrictedProblem
 
-__all__ = ["cutting_planes"]
-
 CUTS = 3
 """Constraints added in a round, as a multiple of the dimension."""
 PER_TOKEN = 2

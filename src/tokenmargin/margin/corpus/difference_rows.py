@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["Differences", "Proposal"]
-
 BLOCK = 256
 """Columns of the normal matrix computed at once: only its lower triangle is."""
 PIECE = 4096

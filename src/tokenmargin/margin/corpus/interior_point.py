@@ -25,8 +25,6 @@ from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
 
-__all__ = ["interior_point"]
-
 ITERATIONS = 100
 """Steps after which to stop: from 9 to 35 were seen."""
 APART = 1e-8

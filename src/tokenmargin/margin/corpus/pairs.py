@@ -17,8 +17,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.problem.corpus import TokenCorpus
 
-__all__ = ["RowPairs", "argmax_pairs", "selected_pairs"]
-
 PIECE = 1 << 22
 """Tokens looked at at once when the constraints are collected."""
 

@@ -17,11 +17,9 @@ from scipy.linalg import cho_factor, cho_solve
 from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 
-__all__ = ["polish_farkas", "polish_solution"]
-
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""
-_MOST = 4096  # active constraints that are solved as equations, or four times the dimension
+LARGEST_SET = 4096  # active constraints that are solved as equations, or four times the dimension
 _FLOOR = 1e-3  # least weight, relative to the mean one
 _FLOORS = (0.0, 1e-8, 1e-6, 1e-4, 1e-2)  # sizes under which a multiplier may count as none, relative to the largest
 _RIDGES = (1e-14, 1e-12, 1e-10)  # where rows depend on one another; the smallest that is stable is the quickest
@@ -37,7 +35,7 @@ def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"
     best, least = guess, rows.gap(guess.multipliers, guess.vector)
     for _ in range(ROUNDS):
         which = np.flatnonzero(active)
-        if not len(which) or len(which) > max(_MOST, 4 * rows.vectors.shape[1]):
+        if not len(which) or len(which) > max(LARGEST_SET, 4 * rows.vectors.shape[1]):
             break
         inner, p = _tight(rows.only(which), guess.multipliers[which])
         multipliers = np.zeros(len(rows))
@@ -129,9 +127,9 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
 
 
 def _factored(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
-    """The inverse of a matrix, given by its lower triangle, with so much added to its diagonal, relatively.
+    """Solves with a matrix, given by its lower triangle, whose diagonal is first multiplied by `1 + ridge`.
 
-    The ridge grows where rounding asks for it.
+    Where rounding leaves no factorisation the ridge grows, tenfold each time.
     """
     diagonal = matrix.diagonal()
     diagonal = np.maximum(diagonal, np.finfo(float).eps * diagonal.max()) if diagonal.any() else diagonal + 1

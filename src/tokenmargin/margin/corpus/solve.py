@@ -26,8 +26,6 @@ from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
 from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 
-__all__ = ["Route", "corpus_margin"]
-
 Route = Literal["cuts", "interior"]
 
 WIDE = 640

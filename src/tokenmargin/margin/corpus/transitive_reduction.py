@@ -17,8 +17,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.corpus.pairs import RowPairs
 
-__all__ = ["Covering", "transitive_reduction"]
-
 
 class Covering(NamedTuple):
     """Numbers of the pairs that imply all others; or of pairs that form a cycle, which rules out a solution."""

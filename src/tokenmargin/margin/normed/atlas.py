@@ -19,8 +19,6 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import equals
 
-__all__ = ["atlas_in_norm"]
-
 
 def atlas_in_norm(
     problem: TokenProblem,

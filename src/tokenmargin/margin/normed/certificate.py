@@ -16,8 +16,6 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import EPS, TOLERANCE, Systems
 from tokenmargin.norms import AbstractNorm, SchattenNorm
 
-__all__ = ["GAP", "MATRIX_GAP", "Judged", "gap_tolerance", "judge"]
-
 GAP = 1e-9
 """Largest relative gap with which an answer is called optimal."""
 MATRIX_GAP = 1e-8

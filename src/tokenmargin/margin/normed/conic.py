@@ -22,13 +22,12 @@ from numpy import ndarray as Array
 from tokenmargin.margin.normed.polish import holding
 from tokenmargin.norms import SchattenNorm
 
-__all__ = ["matrix_proposals", "reduced"]
-
 Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
 _ROUNDS = 60
 _ENOUGH = 2e-9  # relative gap: a fifth of what is asked
 _ROUGH = 1e-4  # a gap from which Newton's method mostly does the rest
 _NEWTON = 4
+_EXACT = 1e-13  # of its equations, beside bounds of 1: nothing is left to gain
 _SHIFT = 1e-9  # added to a singular system of equations that has solutions
 _CLOSE = 1e-2  # relative gap of the iterates from which that of their certificates is looked at
 _IDLE = 4  # rounds without a better gap, after which there is none
@@ -67,16 +66,19 @@ def matrix_proposals(
 
 def reduced(matrices: Float[Array, "k q d"]) -> Reduced:
     """The matrices with the directions left out that none of them has."""
-    left, right = _basis(matrices), _basis(matrices.transpose(0, 2, 1))
+    outer = _outer_factors(matrices)
+    if outer is not None:
+        u, v = outer
+        left, right = _basis(u.T), _basis(v.T)
+        return Reduced(left, (u @ left)[:, :, None] * (v @ right)[:, None, :], right)
+    left, right = (_basis(side.transpose(1, 0, 2).reshape(side.shape[1], -1)) for side in (matrices, matrices.mT))
     return Reduced(left, np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True), right)
 
 
-def _basis(matrices: Float[Array, "k q d"]) -> Float[Array, "q a"]:
-    q = matrices.shape[1]
-    side_by_side = matrices.transpose(1, 0, 2).reshape(q, -1)
-    vectors, values, _ = np.linalg.svd(side_by_side, full_matrices=False)
+def _basis(columns: Float[Array, "q c"]) -> Float[Array, "q a"]:
+    vectors, values, _ = np.linalg.svd(columns, full_matrices=False)
     kept = values > _VANISHED * values[0]
-    return np.eye(q) if kept.sum() == q else vectors[:, kept]
+    return np.eye(len(columns)) if kept.sum() == len(columns) else vectors[:, kept]
 
 
 class _Best:
@@ -112,36 +114,41 @@ def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[
     m = np.where(tied, 0.0, 0.5 / max(float(np.linalg.norm(core.sum(axis=0), 2)), 1e-3))
     s = np.where(tied, 0.0, 1.0)
     X = np.eye(a + b) * 2 * np.sqrt(k)
-    free = ~tied
+    free, one = ~tied, np.eye(a + b)
+    close = max(_CLOSE * (best.enough <= _ENOUGH), 5 * best.enough)
 
-    def matrix(m: Array) -> Array:
-        return _blocks(1.0, -(m @ flat).reshape(a, b))
+    def off(m: Array) -> Array:
+        matrix = np.zeros((a + b, a + b))
+        matrix[:a, a:] = (m @ flat).reshape(a, b)
+        matrix[a:, :a] = matrix[:a, a:].T
+        return matrix
 
     for _ in range(_ROUNDS):
-        S = matrix(m)
+        S = one - off(m)
         short = bound + s - 2 * flat @ X[:a, a:].ravel()
-        gap = float(np.sum(X * S) + s @ m)
-        if gap < _CLOSE * np.trace(X) and not best.goes_on(2 * X[:a, a:], m):
+        gap = float(X.ravel() @ S.ravel() + s @ m)
+        if gap < close * np.trace(X) and not best.goes_on(2 * X[:a, a:], m):
             return
-        of_X, of_S = _inverse_factor(X), _inverse_factor(S)
-        Z = of_S.T @ of_S
+        factors = _inverse_factors(np.stack([X, S]))
+        Z = factors[1].T @ factors[1]
         schur = _schur(core, outer, X, Z, a)
-        ratio = np.divide(s, m, out=np.zeros(k), where=free)
-        schur[np.diag_indices(k)] += ratio + 1e-15 * schur.diagonal().max()
-        mean = gap / (a + b + free.sum())
+        over = np.divide(1.0, m, out=np.zeros(k), where=free)
+        schur.flat[:: k + 1] += s * over + 1e-15 * schur.diagonal().max()
         second, change, centre = np.zeros_like(X), -s * m, 0.0
         solve = _factored(schur)
         for corrected in range(2):
             lead = centre * Z - X - second
-            dm = solve(short + np.divide(change, m, out=np.zeros(k), where=free) - 2 * flat @ lead[:a, a:].ravel())
-            dS = matrix(dm) - np.eye(a + b)
+            dm = solve(short + change * over - 2 * flat @ lead[:a, a:].ravel())
+            dS = -off(dm)
             dX = _symmetric(lead - X @ dS @ Z)
-            ds = np.divide(change - s * dm, m, out=np.zeros(k), where=free)
-            forward = min(1.0, _NEAR * min(_longest(of_X, dX), _longest_vector(s, ds, free)))
-            backward = min(1.0, _NEAR * min(_longest(of_S, dS), _longest_vector(m, dm, free)))
+            ds = (change - s * dm) * over
+            of_X, of_S = _longest(factors, np.stack([dX, dS]))
+            forward = min(1.0, _NEAR * min(of_X, _longest_vector(s, ds, free)))
+            backward = min(1.0, _NEAR * min(of_S, _longest_vector(m, dm, free)))
             if not corrected:
-                after = np.sum((X + forward * dX) * (S + backward * dS)) + (s + forward * ds) @ (m + backward * dm)
-                centre = mean * max(after / gap, 0.0) ** 3
+                after = (X + forward * dX).ravel() @ (S + backward * dS).ravel()
+                after += (s + forward * ds) @ (m + backward * dm)
+                centre = gap / (a + b + free.sum()) * max(after / gap, 0.0) ** 3
                 second, change = _symmetric(dX @ dS @ Z), centre - s * m - ds * dm
         X, s, m = X + forward * dX, s + forward * ds, m + backward * dm
 
@@ -158,8 +165,8 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
         gap = float(np.sum(X * S) + s @ m)
         if gap < _CLOSE * t and not best.goes_on(w, m):
             return
-        of_X, of_S = _inverse_factor(X), _inverse_factor(S)
-        Z = of_S.T @ of_S
+        factors = _inverse_factors(np.stack([X, S]))
+        Z = factors[1].T @ factors[1]
         # Equalities enter as inequalities with a very stiff spring; the slack of an equality is zero.
         stiff = np.where(tied, 1e10 * np.abs(m).max(), np.divide(m, s, out=np.ones(k), where=free))
         bent = _symmetric(X @ Z)
@@ -181,8 +188,9 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
             moved = flat @ dw.ravel()
             ds = np.where(tied, 0.0, moved + short)
             dm = pushed - stiff * moved
-            forward = min(1.0, _NEAR * min(_longest(of_S, dS), _longest_vector(s, ds, free)))
-            backward = min(1.0, _NEAR * min(_longest(of_X, dX), _longest_vector(m, dm, free)))
+            of_X, of_S = _longest(factors, np.stack([dX, dS]))
+            forward = min(1.0, _NEAR * min(of_S, _longest_vector(s, ds, free)))
+            backward = min(1.0, _NEAR * min(of_X, _longest_vector(m, dm, free)))
             if not corrected:
                 after = np.sum((X + backward * dX) * (S + forward * dS)) + (s + forward * ds) @ (m + backward * dm)
                 centre = mean * max(after / gap, 0.0) ** 3
@@ -209,17 +217,18 @@ def _of_low_rank(
     held = core[active]
     for _ in range(_NEWTON):
         G, on_b, on_a = np.tensordot(m, core, axes=1), held @ B, held.transpose(0, 2, 1) @ A
-        system = np.zeros(((a + b) * r + len(active),) * 2)
-        system[: a * r, : a * r] = -np.eye(a * r)
-        system[: a * r, a * r : (a + b) * r] = np.kron(G, np.eye(r))
-        system[a * r : (a + b) * r, : a * r] = np.kron(G.T, np.eye(r))
-        system[a * r : (a + b) * r, a * r : (a + b) * r] = -np.eye(b * r)
+        system = np.diag(np.r_[np.full((a + b) * r, _SHIFT - 1.0), np.full(len(active), _SHIFT)])
+        for t in range(r):
+            system[t : a * r : r, a * r + t : (a + b) * r : r] = G
+            system[a * r + t : (a + b) * r : r, t : a * r : r] = G.T
         moved = np.concatenate([on_b.reshape(len(active), -1), on_a.reshape(len(active), -1)], axis=1)
         system[: (a + b) * r, (a + b) * r :], system[(a + b) * r :, : (a + b) * r] = moved.T, moved
         missing = np.concatenate(
             [(A - G @ B).ravel(), (B - G.T @ A).ravel(), bound[active] - np.sum(on_b * A, axis=(1, 2))]
         )
-        step = np.linalg.solve(system + _SHIFT * np.eye(len(system)), missing)
+        if np.abs(missing).max() < _EXACT:
+            break
+        step = np.linalg.solve(system, missing)
         A = A + step[: a * r].reshape(a, r)
         B = B + step[a * r : (a + b) * r].reshape(b, r)
         m[active] += step[(a + b) * r :]
@@ -300,9 +309,9 @@ def _symmetric(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     return (matrix + matrix.T) / 2
 
 
-def _inverse_factor(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+def _inverse_factors(matrices: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
     """R with `R' R` the inverse."""
-    return np.linalg.inv(np.linalg.cholesky(matrix))
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(matrices)))
 
 
 def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
@@ -321,10 +330,10 @@ def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
     return solve
 
 
-def _longest(factor: Float[Array, "n n"], change: Float[Array, "n n"]) -> float:
-    """The largest step that keeps a matrix positive semidefinite, by the factor of its inverse."""
-    least = float(np.linalg.eigvalsh(factor @ change @ factor.T)[0])
-    return -1 / least if least < 0 else 1e10
+def _longest(factors: Float[Array, "2 n n"], changes: Float[Array, "2 n n"]) -> list[float]:
+    """The largest steps that keep matrices positive semidefinite, by the factors of their inverses."""
+    least = np.linalg.eigvalsh(factors @ changes @ factors.mT)[:, 0].tolist()
+    return [-1 / value if value < 0 else 1e10 for value in least]
 
 
 def _longest_vector(x: Float[Array, " k"], dx: Float[Array, " k"], free: Bool[Array, " k"]) -> float:

@@ -25,8 +25,6 @@ from tokenmargin.margin.normed.polish import holding, stiff_coordinates
 from tokenmargin.margin.single.proposals import nearest_point
 from tokenmargin.norms import AbstractNorm, LpNorm, SchattenNorm
 
-__all__ = ["Face"]
-
 _SAME = 1e-6  # singular values this close to the largest, relatively, are equal to it; below it, zero
 _ROUNDS, _STILL = 5000, 1e-12  # of alternating projections: at most, and the change below which they have converged
 

@@ -6,9 +6,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from tokenmargin.margin.compiled.active_set import summing
-
-__all__ = ["factor", "longest_step", "products", "pulled_back", "step_system", "substitute"]
+from tokenmargin.margin.compiled.active_set import inner_products, summing
 
 _RIDGE = 1e-15  # of the largest diagonal entry: keeps dependent rows from a division by zero
 
@@ -22,15 +20,28 @@ def factor(a):
     for i in range(n):
         ridge = max(ridge, a[i, i])
     ridge *= _RIDGE
-    for i in range(n):
-        for j in range(i + 1):
-            total = a[i, j]
+    for i in range(0, n, 2):  # two rows and two columns at a time: each number read is used twice
+        below = min(i + 1, n - 1)
+        for j in range(0, i, 2):
+            p, q, u, v = a[i, j], a[i, j + 1], a[below, j], a[below, j + 1]
             for c in range(j):
-                total -= a[i, c] * a[j, c]
-            if i == j:
-                a[i, i] = np.sqrt(max(total, 0.0) + ridge)
-            else:
-                a[i, j] = total / a[j, j]
+                p -= a[i, c] * a[j, c]
+                q -= a[i, c] * a[j + 1, c]
+                u -= a[below, c] * a[j, c]
+                v -= a[below, c] * a[j + 1, c]
+            p, u = p / a[j, j], u / a[j, j]
+            a[i, j], a[below, j] = p, u
+            a[i, j + 1] = (q - p * a[j + 1, j]) / a[j + 1, j + 1]
+            a[below, j + 1] = (v - u * a[j + 1, j]) / a[j + 1, j + 1]
+        p, u, v = a[i, i], a[below, i], a[below, below]
+        for c in range(i):
+            p -= a[i, c] * a[i, c]
+            u -= a[below, c] * a[i, c]
+            v -= a[below, c] * a[below, c]
+        a[i, i] = np.sqrt(max(p, 0.0) + ridge)
+        if below > i:
+            a[below, i] = u / a[i, i]
+            a[below, below] = np.sqrt(max(v - a[below, i] ** 2, 0.0) + ridge)
 
 
 @summing
@@ -51,17 +62,13 @@ def substitute(a, x):
 
 @summing
 @no_type_check
-def step_system(rows, weights, out):
-    """`rows' diag(weights) rows`, the lower half."""
-    k, r = rows.shape
-    for a in range(r):
-        for b in range(a + 1):
-            out[a, b] = 0.0
-    for j in range(k):
-        for a in range(r):
-            scaled = weights[j] * rows[j, a]
-            for b in range(a + 1):
-                out[a, b] += scaled * rows[j, b]
+def step_system(vectors, weights, scaled, out):
+    """`vectors diag(weights) vectors'`, for weights that are not negative; `scaled` has the shape of the vectors."""
+    for i in range(vectors.shape[1]):
+        root = np.sqrt(weights[i])
+        for j in range(len(vectors)):
+            scaled[j, i] = root * vectors[j, i]
+    inner_products(scaled, out)
 
 
 @summing

@@ -10,8 +10,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.norms import LpNorm
 
-__all__ = ["holding", "polished", "pulled_by_neighbours", "stiff_coordinates", "trimmed"]
-
 _CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
@@ -63,8 +61,8 @@ def polished(
     pull = norm.dual_value(m @ rows)
     if pull == 0:  # the multipliers cancel: they prove that nothing is feasible, or nothing at all
         return None
-    weights = m[active] / pull
     with np.errstate(all="ignore"):
+        weights = m[active] / pull
         try:
             if 1 < norm.p < np.inf:
                 y, weights = _newton(norm.p, kept, asked, x, m[active])

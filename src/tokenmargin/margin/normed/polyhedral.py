@@ -26,18 +26,17 @@ from tokenmargin.margin.normed.linear_algebra import (
     substitute,
 )
 
-__all__ = ["by_highs", "interior_point"]
-
 _ROUNDS = 60
 _ENOUGH = 1e-11  # relative gap and residuals: what is left is for the certificate
 _GOOD = 1e-7  # from here on, a round that does not improve is the last
+_FINE = 1e-3  # from here on, directions are refined
 _NEAR = 0.9995  # share of the way to the boundary
 
 # Rows of the array of coordinates: x and t, the slacks t - x and t + x, their multipliers, and what each changes by;
 # the residuals of the equations in x and in t, what products shall change by, and coefficients of the linear system.
 X, T, U, V, A, C, DX, DT, DU, DV, DA, DC, RX, RT, WU, WV, INV, TILT, DIF, SUM, START = range(21)
 # Rows of the array of constraints: slack and multiplier, their changes, the residual, the product's change, a ratio.
-S, M, DS, DM, RS, WS, RATIO, ASK = range(8)
+S, M, DS, DM, RS, WS, RATIO, ASK, MORE = range(9)
 
 
 @summing
@@ -46,7 +45,7 @@ def interior_point(rows, bound, tied, common):
     """A vector and multipliers close to optimal, for l1, or linf where the bound t is `common` to all coordinates."""
     k, r = rows.shape
     free = 0
-    y, z = np.zeros((21, r)), np.zeros((8, k))
+    y, z = np.zeros((21, r)), np.zeros((9, k))
     for j in range(k):
         free += tied[j]
         z[S, j] = 0.0 if tied[j] else 1.0
@@ -56,7 +55,7 @@ def interior_point(rows, bound, tied, common):
         y[A, i] = y[C, i] = 0.5 / r if common else 0.5
     by_rows = k < r or free > 0
     across = np.ascontiguousarray(rows.T)
-    matrix = np.empty((k, k)) if by_rows else np.empty((r, r))
+    scaled, matrix = (np.empty((k, r)), np.empty((k, k))) if by_rows else (np.empty((r, k)), np.empty((r, r)))
     kept_x, kept_m, reached = np.zeros(r), np.zeros(k), np.inf
     for _ in range(_ROUNDS):
         worst, gap = _residuals(rows, bound, common, y, z)
@@ -72,14 +71,14 @@ def interior_point(rows, bound, tied, common):
             break
         total, stiff = _coefficients(tied, common, by_rows, y, z)
         if by_rows:
-            step_system(across, y[INV], matrix)
+            step_system(rows, y[INV], scaled, matrix)
             products(rows, y[TILT], z[ASK])
         else:
-            step_system(rows, z[RATIO], matrix)
+            step_system(across, z[RATIO], scaled, matrix)
         _completed(matrix, common, by_rows, total, stiff, y, z)
         factor(matrix)
         for corrected in range(2):
-            _direction(rows, tied, common, by_rows, matrix, total, stiff, y, z)
+            _direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
             forward = min(longest_step(y[U], y[DU]), longest_step(y[V], y[DV]), longest_step(z[S], z[DS]))
             backward = min(longest_step(y[A], y[DA]), longest_step(y[C], y[DC]), _multiplier_step(tied, z))
             if corrected == 0:
@@ -147,7 +146,7 @@ def _completed(matrix, common, by_rows, total, stiff, y, z):
 
 @summing
 @no_type_check
-def _direction(rows, tied, common, by_rows, matrix, total, stiff, y, z):
+def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
     """What changes the products by `WU`, `WV`, `WS` and removes the residuals."""
     k, r = rows.shape
     lead = -y[RT, 0]
@@ -174,21 +173,28 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, y, z):
             z[DM, j] = z[ASK, j] - z[DM, j]
         substitute(matrix, z[DM])
         pulled_back(rows, z[DM], y[DX])
-        pull = 0.0
-        for i in range(r):
-            pull += y[TILT, i] * y[DX, i]
-        for i in range(r):
-            y[DX, i] = y[START, i] + y[INV, i] * y[DX, i] + (y[TILT, i] * pull / stiff if common else 0.0)
-    else:
+        _by_multipliers(common, y, stiff)
+        if fine:  # the system is nearly singular by now: once more, for what is missing
+            products(rows, y[DX], z[MORE])
+            for j in range(k):
+                z[MORE, j] = z[ASK, j] - z[MORE, j] - z[RATIO, j] * z[DM, j]
+            substitute(matrix, z[MORE])
+            for j in range(k):
+                z[DM, j] += z[MORE, j]
+            pulled_back(rows, z[DM], y[DX])
+            _by_multipliers(common, y, stiff)
         for j in range(k):
-            z[DM, j] = z[RATIO, j] * z[ASK, j]
-        pulled_back(rows, z[DM], y[DX])
-        for i in range(r):
-            y[DX, i] += y[START, i]
-        substitute(matrix, y[DX])
-        products(rows, y[DX], z[DM])
-        for j in range(k):
-            z[DM, j] = z[RATIO, j] * (z[ASK, j] - z[DM, j])
+            z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+        return
+    for j in range(k):
+        z[DM, j] = z[RATIO, j] * z[ASK, j]
+    pulled_back(rows, z[DM], y[DX])
+    for i in range(r):
+        y[DX, i] += y[START, i]
+    substitute(matrix, y[DX])
+    products(rows, y[DX], z[DM])
+    for j in range(k):
+        z[DM, j] = z[RATIO, j] * (z[ASK, j] - z[DM, j])
     for i in range(r):
         lead += y[DIF, i] * y[DX, i]
     for i in range(r):
@@ -198,6 +204,35 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, y, z):
         y[DA, i], y[DC, i] = cu - y[A, i] / y[U, i] * y[DU, i], cv - y[C, i] / y[V, i] * y[DV, i]
     for j in range(k):
         z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+
+
+@summing
+@no_type_check
+def _by_multipliers(common, y, stiff):
+    """The changes of coordinates, slacks and multipliers that go with `rows' dm`, which stands in `DX`.
+
+    `da - dc` is what the equation in x asks for, to the last digit: written so, the stiff coordinates lose none.
+    """
+    r, lead = y.shape[1], -y[RT, 0]
+    for i in range(r):
+        a, c = y[A, i] / y[U, i], y[C, i] / y[V, i]
+        cu, cv, h = y[WU, i] / y[U, i], y[WV, i] / y[V, i], y[RX, i] + y[DX, i]
+        lead += (2 * c * cu + 2 * a * cv + (a - c) * h) / (a + c)
+        y[DX, i] = h
+    for i in range(r):
+        a, c = y[A, i] / y[U, i], y[C, i] / y[V, i]
+        cu, cv, h = y[WU, i] / y[U, i], y[WV, i] / y[V, i], y[DX, i]
+        if common:
+            y[DT, i] = lead / stiff
+            y[DA, i] = (c * cu + a * (h + cv) - 2 * a * c * y[DT, i]) / (a + c)
+            y[DC, i] = (a * cv + c * (cu - h) - 2 * a * c * y[DT, i]) / (a + c)
+            y[DU, i] = (2 * c * y[DT, i] - h + cu - cv) / (a + c)
+            y[DV, i] = (2 * a * y[DT, i] + h - cu + cv) / (a + c)
+        else:
+            y[DA, i], y[DC, i] = (y[RT, i] + h) / 2, (y[RT, i] - h) / 2
+            y[DU, i], y[DV, i] = (cu - y[DA, i]) / a, (cv - y[DC, i]) / c
+            y[DT, i] = (y[DU, i] + y[DV, i]) / 2
+        y[DX, i] = y[DT, i] - y[DU, i] if y[U, i] < y[V, i] else y[DV, i] - y[DT, i]
 
 
 @summing

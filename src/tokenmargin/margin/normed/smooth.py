@@ -22,8 +22,6 @@ from tokenmargin.margin.normed.linear_algebra import (
     substitute,
 )
 
-__all__ = ["smooth_interior_point"]
-
 _ROUNDS = 100
 _ENOUGH = 1e-14
 _GOOD = 1e-7  # from here on, three rounds that do not improve are the last
@@ -44,7 +42,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
     y, z = np.zeros((9, r)), np.zeros((9, k))
     free = _started(rows, bound, tied, p, y, z)
     across = np.ascontiguousarray(rows.T)
-    matrix = np.empty((k, k)) if by_rows else np.empty((r, r))
+    scaled, matrix = (np.empty((k, r)), np.empty((k, k))) if by_rows else (np.empty((r, k)), np.empty((r, r)))
     kept_x, kept_m, reached, idle = np.zeros(r), np.zeros(k), np.inf, 0
     for _ in range(_ROUNDS):
         worst, gap = _state(rows, bound, p, y, z)
@@ -63,10 +61,10 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
         for j in range(k):
             z[RATIO, j] = 0.0 if tied[j] else (z[S, j] / z[M, j] if by_rows else z[M, j] / z[S, j])
         if by_rows:
-            step_system(across, y[E], matrix)
+            step_system(rows, y[E], scaled, matrix)
             products(rows, y[V], z[ASK])
         else:
-            step_system(rows, z[RATIO], matrix)
+            step_system(across, z[RATIO], scaled, matrix)
         one = z[ASK] if by_rows else y[W]
         for i in range(len(matrix)):
             for j in range(i + 1):

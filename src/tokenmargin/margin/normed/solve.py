@@ -29,8 +29,6 @@ from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["norm_for", "solve_in_norm"]
-
 _WIDE = 600  # size up to which the larger linear system is worth trying
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e60  # sizes up to this, and down to its reciprocal, have products without under- or overflow
@@ -76,7 +74,10 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
     if chosen == LpNorm(2.0) or not constraints.bound.any():
         return replace(solve(constraints), norm=chosen, shape=shape)
     systems = _well_scaled(constraints) or constraints.systems()
-    best, proposals = _best(systems, chosen, _proposals(systems, chosen))
+    proposals: list[Proposal] = []
+    best = _at_once(systems, chosen)
+    if best is None:
+        best, proposals = _best(systems, chosen, _proposals(systems, chosen))
     if not best.passes(chosen):
         euclidean = solve(constraints)
         if euclidean.status == "infeasible":
@@ -100,6 +101,17 @@ def _well_scaled(constraints: Constraints) -> Systems | None:
     size = np.where(asked, bound, 1.0)[None]
     lengths = np.full((1, len(rows)), power)
     return Systems(rows[None] / power, bound[None], constraints.equality, size, lengths, np.array([1 / power]))
+
+
+def _at_once(systems: Systems, norm: AbstractNorm) -> Judged | None:
+    """The ordinary case in compiled code, as one of a stack; None where that proves nothing."""
+    if not isinstance(norm, LpNorm) or systems.equality is not None or not systems.bound.all():
+        return None
+    from tokenmargin.margin.normed.stack import solve_stack  # what is compiled loads when it is needed
+
+    vectors, multipliers, found = solve_stack(systems.rows, systems.bound, norm.p)
+    length, gap = found[0].tolist()
+    return Judged(vectors[0], multipliers[0], length, gap, 0.0) if gap < np.inf else None
 
 
 def _best(systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]) -> tuple[Judged, list[Proposal]]:

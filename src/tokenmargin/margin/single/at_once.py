@@ -15,12 +15,10 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, kkt_residuals
 from tokenmargin.margin.single.exact import surely_positive
-from tokenmargin.margin.single.proposals import least_distance, shortest_vector
+from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_by_cuts, shortest_vector
 from tokenmargin.margin.solution import Certificate
 
-__all__ = ["Solved", "solve_at_once"]
-
-_LARGEST = 10_000  # numbers in the rows: beyond, the general path's ways with large systems win
+_LARGEST = 10_000  # numbers in the rows, beyond which the general path wins unless most constraints can wait
 _WIDE = 6  # dimensions per constraint beyond which the general path narrows the rows first
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e140  # lengths up to this, and down to its reciprocal, have squares
@@ -42,7 +40,8 @@ def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solve
     a multiplier is beside the largest. So rows are left as they are, and negative multipliers to the general path.
     """
     k, r = rows.shape
-    if not 0 < rows.size <= _LARGEST or r > _WIDE * k:
+    large = rows.size > _LARGEST
+    if not rows.size or r > _WIDE * k or (large and not many_can_wait(k, r)):
         return None
     squares = np.einsum("kr,kr->k", rows, rows)
     shortest, longest = squares.item(squares.argmin()) ** 0.5, squares.item(squares.argmax()) ** 0.5
@@ -51,9 +50,11 @@ def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solve
         return None
     scale = shortest / most  # the solver's tolerances are for vectors of length about 1
     scaled = bound * scale
-    multipliers = shortest_vector(rows, scaled)
+    multipliers = propose_by_cuts(rows, scaled) if large else shortest_vector(rows, scaled)
     if multipliers is None:
         return _farkas_vector(rows, bound, longest) if k > r else None
+    if not multipliers.any():
+        return None
     reached = kkt_residuals(rows, scaled, multipliers, length=longest)
     if reached.dual > 0 or not reached.largest <= TOLERANCE:
         return None

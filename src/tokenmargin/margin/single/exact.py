@@ -14,8 +14,6 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, Residuals, Systems
 
-__all__ = ["exact_residuals", "proven_by_products", "proven_infeasible", "surely_positive"]
-
 _MOST = 60_000  # multiplications of an elimination up to which it is done in integers
 _MOST_PRODUCTS = 200_000  # and of a certificate
 _FLOORS = (0.0, 1e-12, 1e-8, 1e-5)  # shares of the largest weight below which one may be noise

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-__all__ = ["RestrictedProblem", "least_distance", "nearest_point", "propose_by_cuts", "shortest_vector"]
-
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _ENOUGH = 1e-12  # violations below this are left to the certificate
+_MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
 _FIRST, _MORE = 3, 1  # constraints taken into play at first and in later rounds, as multiples of the dimension
 
 
@@ -118,6 +117,11 @@ class RestrictedProblem:
         return self.multipliers @ self.rows
 
 
+def many_can_wait(k: int, r: int) -> bool:
+    """Whether a system has so many more constraints than dimensions that most of them should not be in play."""
+    return k >= _MANY * r and k * r >= _LARGE
+
+
 def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"]:
     """Multipliers of a system with many more constraints than dimensions; zeros when it seems infeasible.
 
@@ -130,9 +134,10 @@ def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Flo
     slack -= slack.max()
     multipliers = np.zeros(k)
     while True:
-        cuts = np.flatnonzero(waiting & (slack < -_ENOUGH))
-        if not len(cuts):
+        cuts = np.flatnonzero(waiting)
+        if not (slack[cuts] < -_ENOUGH).any():
             break
+        # Those that all but hold come along: they are the likeliest to be next, and a solve more costs more.
         number = (_MORE if len(master) else _FIRST) * r
         if len(cuts) > number:
             cuts = cuts[np.argpartition(slack[cuts], number)[:number]]

@@ -24,8 +24,6 @@ from tokenmargin.margin.certificate import (
 from tokenmargin.margin.single.exact import exact_residuals, proven_by_products, proven_infeasible
 from tokenmargin.margin.single.proposals import least_distance
 
-__all__ = ["Finding", "judged", "proof", "rescue"]
-
 _VANISHED = 1e-13  # a remainder at the level of rounding
 _PLAUSIBLE = 1e-6  # Farkas residual from which a proof of infeasibility is not worth trying
 _INWARDS = (0.5, 2.0)  # shares of the largest rounding by which a vector is moved inwards, the least first

@@ -20,8 +20,6 @@ from tokenmargin.margin.single.at_once import Solved, solve_at_once
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.problem.geometry import Coordinates
 
-__all__ = ["solve"]
-
 
 def solve(constraints: Constraints) -> MarginSolution:
     """Minimise |p| under `constraints`, with a certificate.

@@ -6,16 +6,19 @@ import base64
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from tokenmargin._files import atomic_path
 from tokenmargin.report.explore.stories import STORIES
 
-__all__ = ["MATHEMATICS", "PAGE", "STATIC", "explore_page", "write_explore_page"]
-
 STATIC = Path(__file__).parent / "static"
+EXAMPLE = Path(__file__).parent / "example_model.json"  # written by `python -m tokenmargin.report.explore.words`
 MATHEMATICS = ("plane.js", "limits.js", "paths.js", "worker.js")
 """Modules that also run in the worker, each after those it imports."""
-PAGE = ("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js", "page.js", "controls.js")
+PAGE = (
+    *("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js", "wordmodel.js", "sentence.js"),
+    *("page.js", "yourwords.js", "controls.js"),
+)
 
 
 def joined(names: tuple[str, ...]) -> str:
@@ -31,14 +34,23 @@ def joined(names: tuple[str, ...]) -> str:
     return re.sub(r"^\s*//.*\n", "", text, flags=re.M)
 
 
-def explore_page(picture: bytes | str | None = None) -> str:
-    """The whole page; `picture` is what a shared link shows: PNG bytes, or the address of a picture."""
-    data = json.dumps({"stories": [story.to_dict() for story in STORIES]}, separators=(",", ":"))
+def explore_page(picture: bytes | str | None = None, model: dict[str, Any] | None = None) -> str:
+    """The whole page.
+
+    **Arguments**
+    - `picture`: what a shared link shows: PNG bytes, or the address of a picture.
+    - `model`: decides the reader's own words, as `explore_model` gives it; None for the small example in the package.
+    """
+    data = json.dumps(
+        {"stories": [story.to_dict() for story in STORIES], "model": model or json.loads(EXAMPLE.read_text())},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
     shown = "" if picture is None else picture
     if isinstance(shown, bytes):
         shown = "data:image/png;base64," + base64.b64encode(shown).decode()
     parts = {
-        "/*STYLE*/": (STATIC / "style.css").read_text(),
+        "/*STYLE*/": (STATIC / "colours.css").read_text() + (STATIC / "style.css").read_text(),
         "/*DATA*/": data.replace("<", "\\u003c"),
         "/*MATHEMATICS*/": "\n" + joined(MATHEMATICS),
         "/*PAGE*/": "\n" + joined(PAGE),
@@ -50,8 +62,8 @@ def explore_page(picture: bytes | str | None = None) -> str:
     return text
 
 
-def write_explore_page(path: Path, picture: bytes | str | None = None) -> Path:
+def write_explore_page(path: Path, picture: bytes | str | None = None, model: dict[str, Any] | None = None) -> Path:
     """Write the page to a file, making its folder."""
     with atomic_path(path) as beside:
-        beside.write_text(explore_page(picture), encoding="utf-8")
+        beside.write_text(explore_page(picture, model), encoding="utf-8")
     return path

@@ -12,8 +12,6 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure5, figure8, figure9, three_limits
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["STORIES", "Story"]
-
 
 @dataclass(frozen=True)
 class Story:

@@ -13,8 +13,6 @@ from tokenmargin.report.playground.words import listed
 from tokenmargin.report.playground.words import named as token_name
 from tokenmargin.selection import cone_constants
 
-__all__ = ["answer_about"]
-
 
 def answer_about(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
     """Status, direction, margin, reasons and certificate of one selection, in plain types."""

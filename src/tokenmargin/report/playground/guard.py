@@ -11,8 +11,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "allowed_host"]
-
 LARGEST_BODY = 256 << 10
 BODY_SECONDS = 10.0
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -13,19 +13,19 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.evolve import evolve
-from tokenmargin.dynamics.flow import FlowSettings, flow
+from tokenmargin.dynamics.flow import flow
+from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.dynamics.methods import AbstractMethod, GradientDescent, NormalizedGradientDescent
 from tokenmargin.margin import Atlas, LimitDirection, label_margin, plane_atlas, relaxed_max_margin, selection_arcs
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, loss_named
-from tokenmargin.problem.geometry import AbstractGeometry, Coordinates
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.answers import answer_about
 from tokenmargin.report.playground.schema import PlaneRequest
 from tokenmargin.report.playground.words import note
 from tokenmargin.selection import angle, attention_weights, optimal_tokens
-
-__all__ = ["picture"]
 
 FINE_STARTS, DRAFT_STARTS = 120, 36
 DRAWN = 12  # starts whose paths are drawn

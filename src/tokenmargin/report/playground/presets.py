@@ -13,8 +13,6 @@ from tokenmargin.problem.instances import NAMED_PROBLEMS, figure5, figure9
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.schema import plane_inputs
 
-__all__ = ["PAPER", "PRESETS", "Preset"]
-
 PAPER = "https://arxiv.org/abs/2306.13596"
 """*Max-Margin Token Selection in Attention Mechanism*."""
 

@@ -13,8 +13,6 @@ from tokenmargin.plugins import OWN, names
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
-__all__ = ["MOST_INPUTS", "MOST_TOKENS", "Input", "PlaneRequest", "TextRequest", "Token", "plane_inputs"]
-
 MOST_INPUTS, MOST_TOKENS, MOST_CHARACTERS = 6, 10, 5000
 LARGEST = 1000.0
 

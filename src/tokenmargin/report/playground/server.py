@@ -25,19 +25,17 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
 from tokenmargin.plugins import names
-from tokenmargin.problem.token_problem import ProblemFileError, parse_problem
+from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 from tokenmargin.report.playground.guard import LOOPBACK, Guard
 from tokenmargin.report.playground.plane import picture
 from tokenmargin.report.playground.presets import PRESETS
 from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
-
-__all__ = ["STATIC", "create_app", "listen", "serve"]
+from tokenmargin.report.word_model import class_names
 
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
 SHARED = HOME.parent / "explore" / "static"
 SENTENCES = HOME / "sentences"  # written by `tokenmargin fit sentences`
-SIDES: dict[tuple[str, ...], tuple[str, ...]] = {(low, "1"): ("negative", "positive") for low in ("-1", "0")}
 WAITING = 256  # connections beyond which the server says it is busy
 HEADER_SECONDS = 10.0  # from the opening of a connection, or its last answer, to the end of the next headers
 
@@ -69,7 +67,7 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
     async def text(request: TextRequest) -> Response:
         work = partial(decide_by_words, model, request.text, leave_out=request.leave_out)
         decision = await anyio.to_thread.run_sync(work, limiter=light)
-        return _json(asdict(decision) | {"label": decision.label})
+        return _json(asdict(decision) | {"label": decision.label, "abstains": decision.abstains})
 
     @app.post("/api/problem/load")
     async def load(request: Request) -> Response:
@@ -99,11 +97,10 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
 
 def _about(model: TokenSelectionClassifier) -> dict[str, Any]:
     """What the page says of a model: where it comes from, its classes, and the tokens with the largest logits."""
-    classes = tuple(map(str, model.classes_.tolist()))
     names = model.vocabulary_.names
     return {
         "about": f"One attention layer trained on {model.n_texts_} texts.",
-        "classes": SIDES.get(classes, classes),
+        "classes": class_names(model),
         "words": len(names),
         "heaviest": [names[row] for row in np.argsort(-model.token_model_.logits, kind="stable")[:11]],
     }

@@ -11,8 +11,6 @@ from tokenmargin.problem.token_problem import TokenProblem
 if TYPE_CHECKING:
     from tokenmargin.report.playground.schema import PlaneRequest
 
-__all__ = ["listed", "named", "note"]
-
 METHODS = {"normalized": "normalised descent", "descent": "gradient descent", "flow": "gradient flow"}
 
 

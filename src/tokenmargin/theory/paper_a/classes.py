@@ -23,7 +23,7 @@ UNSOLVED = 1e-6
 def lemma3(x: EmbeddingInstance) -> Findings:
     """For any p_o other than zero, the max-margin problem (9) of its selection has exactly one solution."""
     residual, uniqueness = 0.0, np.inf
-    for k, (problem, chosen) in enumerate(x.posed):
+    for k, (problem, chosen) in enumerate(x.problems_and_choices):
         solution, keys = class_margin(problem, chosen), problem.keys
         if not solution.is_optimal and x.selection in ("important", "everything"):
             continue  # no p_o selects these tokens
@@ -48,7 +48,7 @@ def _another(x: EmbeddingInstance, k: int, solution: MarginSolution) -> Float[Ar
     """A vector that meets the constraints of (9): `p_o / tau`, or twice the solution where p_o is not drawn first."""
     if x.selection in ("important", "everything"):
         return 2 * solution.vector
-    return np.asarray(x.point(k) / _smallest_gap(*x.posed[k], x.point(k)))
+    return np.asarray(x.point(k) / _smallest_gap(*x.problems_and_choices[k], x.point(k)))
 
 
 def _smallest_gap(problem: TokenProblem, chosen: Bool[Array, "n T"], p: Float[Array, " D"]) -> float:
@@ -75,7 +75,7 @@ def without_the_class(x: EmbeddingInstance) -> Findings:
     """The problem (9) of a selection can equivalently be written as (18): the shortest p with
     `<E_s - E_s', p> >= 1` for all s selected and s' not, whether or not p ties what is selected together."""
     shorter = 0.0
-    for problem, chosen in x.posed:
+    for problem, chosen in x.problems_and_choices:
         ours, theirs = class_margin(problem, chosen), solve(printed_constraints(problem, chosen))
         if ours.is_optimal and np.isfinite(ours.margin):
             shorter = max(shorter, 1 - ours.margin / theirs.margin)
@@ -85,7 +85,7 @@ def without_the_class(x: EmbeddingInstance) -> Findings:
 def without_ties(x: EmbeddingInstance) -> Findings:
     """(18) has the solution of (9) where the selection has no ties between different tokens: then there is nothing that
     the class asks for beyond (18)."""
-    ties = max(_ties(problem, chosen) for problem, chosen in x.posed)
+    ties = max(_ties(problem, chosen) for problem, chosen in x.problems_and_choices)
     return Findings((below("sequences that select several tokens", ties, 0),), without_the_class(x).conclusion)
 
 
@@ -96,7 +96,7 @@ def _ties(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
 def solvable(x: EmbeddingInstance) -> Findings:
     """For d > |S| + 2 the system `M p = 1` of any selection has a solution (the end of Lemma 3's proof: tokens selected
     anywhere get logit 1, the others 0)."""
-    unsolved = max(_least_squares(problem, chosen)[1] for problem, chosen in x.posed)
+    unsolved = max(_least_squares(problem, chosen)[1] for problem, chosen in x.problems_and_choices)
     return Findings(
         (above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),),
         (below("residual of M p = 1", unsolved, UNSOLVED),),
@@ -106,7 +106,7 @@ def solvable(x: EmbeddingInstance) -> Findings:
 def solvable_repaired(x: EmbeddingInstance) -> Findings:
     """For d > |S| + 2 the system `M p = 1` of a selection has a solution if no token is selected in one sequence and
     passed over in another."""
-    both = max(_torn(problem, chosen) for problem, chosen in x.posed)
+    both = max(_torn(problem, chosen) for problem, chosen in x.problems_and_choices)
     before = solvable(x)
     return Findings((*before.hypotheses, below("tokens both selected and passed over", both, 0)), before.conclusion)
 
@@ -128,10 +128,7 @@ def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[F
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
     unsolved, apart, _ = _pseudo_inverse(x)
-    return Findings(
-        hypotheses=(_solved(unsolved),),
-        conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
-    )
+    return Findings(hypotheses=(_solved(unsolved),), conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),))
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
@@ -139,10 +136,7 @@ def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
     `M^+ 1`; without ties that is the max-margin vector of (9)."""
     unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
     return Findings(
-        hypotheses=(
-            _solved(unsolved),
-            above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL),
-        ),
+        hypotheses=(_solved(unsolved), above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)),
         conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 
@@ -156,7 +150,7 @@ def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[flo
     """Over the draws: residual of `M p = 1`, relative distance of `M^+ 1` from p^ (of (9), or of (18) as printed), and
     the smallest multiplier."""
     unsolved, apart, smallest = 0.0, 0.0, np.inf
-    for problem, chosen in x.posed:
+    for problem, chosen in x.problems_and_choices:
         M, residual = _least_squares(problem, chosen)
         unsolved = max(unsolved, residual)
         solution = solve(printed_constraints(problem, chosen)) if printed else class_margin(problem, chosen)
@@ -171,7 +165,7 @@ def _pseudo_inverse(x: EmbeddingInstance, *, printed: bool = False) -> tuple[flo
 
 def lemma20(x: EmbeddingInstance) -> Findings:
     """At the solution of (9) some constraint is tight: a selected token is ahead of another by exactly 1."""
-    solved = [(problem, chosen, class_margin(problem, chosen)) for problem, chosen in x.posed]
+    solved = [(problem, chosen, class_margin(problem, chosen)) for problem, chosen in x.problems_and_choices]
     # where there is no solution, no p_o selects these tokens
     gaps = [_smallest_gap(problem, chosen, found.vector) for problem, chosen, found in solved if found.is_optimal]
     worst = max((abs(gap - 1) for gap in gaps), default=0.0)
@@ -180,7 +174,7 @@ def lemma20(x: EmbeddingInstance) -> Findings:
 
 def lemma20_repaired(x: EmbeddingInstance) -> Findings:
     """If some token is not selected, then at the solution of (9) some constraint is tight."""
-    left = min(int((problem.mask & ~chosen).sum()) for problem, chosen in x.posed)
+    left = min(int((problem.mask & ~chosen).sum()) for problem, chosen in x.problems_and_choices)
     return Findings((above("tokens not selected", left, 1),), lemma20(x).conclusion)
 
 

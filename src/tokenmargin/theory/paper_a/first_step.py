@@ -10,13 +10,7 @@ from tokenmargin.dynamics import FirstStep
 from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.theory.claim import Claim, Findings
-from tokenmargin.theory.paper_a.conditions import (
-    concentrated,
-    flat_attention,
-    mostly,
-    one_length,
-    typical,
-)
+from tokenmargin.theory.paper_a.conditions import concentrated, flat_attention, mostly, one_length, typical
 from tokenmargin.theory.settings import EmbeddingInstance
 
 

@@ -66,11 +66,7 @@ def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
 def lemma13(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, for `d >= 256`, `d >= (2 log(|S|^2/delta))^2` and `d >= |S| + 3`, with probability 1 - delta
     gradient flow of p after the first step grows without bound. No condition on eta_0."""
-    hypotheses = (
-        *selective(x),
-        *concentrated(x),
-        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
-    )
+    hypotheses = (*selective(x), *concentrated(x), above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3))
     return without_subject(x, hypotheses) or Findings(hypotheses, _grows(x))
 
 
@@ -110,7 +106,7 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     every sequence. (The gradient has no part along such vectors, so what p_t has of them stays what it was at the
     start: over |p_t| it is at most |p_1| / |p_t|.)"""
     left, drift, kept = 0.0, 0.0, 0.0
-    for (problem, _), limit, step in zip(x.posed, x.limits, x.steps, strict=True):
+    for (problem, _), limit, step in zip(x.problems_and_choices, x.limits, x.steps, strict=True):
         norm = float(problem.keys.norm(limit.path.prompt))
         before, after = (_tying(problem, p) for p in (step.after.prompt, limit.path.prompt))
         left = max(left, float(np.linalg.norm(after)) / norm)
@@ -150,7 +146,7 @@ def descent(x: EmbeddingInstance) -> Findings:
     hypotheses = regime(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    problem, limit = x.posed[0][0], x.limits[0]
+    problem, limit = x.problems_and_choices[0][0], x.limits[0]
     objective = PromptObjective(problem)
     p, risks, way = x.steps[0].after.prompt, [], 0.0
     smoothness = objective.smoothness()

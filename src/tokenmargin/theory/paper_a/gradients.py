@@ -95,7 +95,7 @@ def lemma9(x: EmbeddingInstance) -> Findings:
     Here u is the max-margin direction of `selection`, eps is 0.1, 0.01 and 0.001, and flow is watched over its last two
     decades. By the proof, from where (15) holds (|p| = r) the cosine with u at |p| = R is at least
     `(1 - eps)(1 - r/R) + <u, p_r>/R`: that is checked for each eps."""
-    problem, chosen = x.posed[0]
+    problem, chosen = x.problems_and_choices[0]
     limit, keys = x.limits[0], problem.keys
     solution = class_margin(problem, chosen)
     grown = length_reached([limit], x.norm)
@@ -137,7 +137,7 @@ def _promised(
 def lemma10(x: EmbeddingInstance) -> Findings:
     """If the selected tokens of a sequence of T are ahead of token j by tau, then `q_selected >= 1/T` and
     `1/(T e^tau) <= q_j <= 1/(1 + e^tau)`. (40 random p; the selected tokens are theirs, or those of `selection`.)"""
-    problem, chosen = x.posed[0]
+    problem, chosen = x.problems_and_choices[0]
     keys, T = problem.keys, problem.mask.sum(axis=1, keepdims=True)
     rng = np.random.default_rng(x.seed)
     ahead, least, low, high, room = np.inf, np.inf, np.inf, np.inf, 0.0

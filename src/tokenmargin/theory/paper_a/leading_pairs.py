@@ -66,7 +66,7 @@ def lemma17(x: EmbeddingInstance) -> Findings:
     proof, the ratio of (B1) to (B0) is at most `T C_3 C_4 exp(-tau_1 R)` and that of (B2) at most T^2 times the same;
     checked with the left sides of (23) and (25) in place of their bounds C_3 and C_4, where R is so small that the
     ratios are far from rounding; and at the R that the proof gives for each eps."""
-    problem, _ = x.posed[0]
+    problem, _ = x.problems_and_choices[0]
     given = _levels(x, problem)
     if given is None:
         return Findings((true("tokens linearly independent, so that u and w exist", False),), ())

@@ -14,14 +14,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.paper_a.classes import RESIDUAL
-from tokenmargin.theory.paper_a.conditions import (
-    concentrated,
-    deviation,
-    mostly,
-    selective,
-    typical,
-    without_subject,
-)
+from tokenmargin.theory.paper_a.conditions import concentrated, deviation, mostly, selective, typical, without_subject
 from tokenmargin.theory.settings import EmbeddingInstance
 
 
@@ -37,7 +30,7 @@ def nearly_orthogonal(x: EmbeddingInstance) -> float:
 
 
 def _lengths(x: EmbeddingInstance) -> list[float]:
-    return [length(class_margin(problem, x.corpus.important)) for problem, _ in x.posed]
+    return [length(class_margin(problem, x.corpus.important)) for problem, _ in x.problems_and_choices]
 
 
 def lemma21(x: EmbeddingInstance) -> Findings:
@@ -135,10 +128,7 @@ def formula(x: EmbeddingInstance) -> Findings:
     worst = int(
         np.argmax([abs(gap) - most if np.isfinite(most) else -np.inf for gap, most in zip(apart, room, strict=True)])
     )
-    return Findings(
-        (*hypotheses, near),
-        (equal("|p^|^2", apart[worst] + squared, squared, tolerance=room[worst]),),
-    )
+    return Findings((*hypotheses, near), (equal("|p^|^2", apart[worst] + squared, squared, tolerance=room[worst]),))
 
 
 def bound(x: EmbeddingInstance) -> Findings:

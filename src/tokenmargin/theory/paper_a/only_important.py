@@ -38,7 +38,7 @@ def lemma19(x: EmbeddingInstance) -> Findings:
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     single = x.corpus.assumption4().holds  # otherwise the selections to compare with are not defined
-    mu = min(largest_mu(problem, x.corpus.important) for problem, _ in x.posed) if single else -np.inf
+    mu = min(largest_mu(problem, x.corpus.important) for problem, _ in x.problems_and_choices) if single else -np.inf
     positive = above("mu", mu, 0, strict=True)
     if not _all_tried(x.corpus):
         positive = sampled(positive, "trying every selection")  # an upper bound on mu
@@ -88,8 +88,8 @@ def no_mu(x: EmbeddingInstance) -> Findings:
     near = below(
         "tokens at the start from orthonormal", _from_orthonormal(x), float(x.dimension) ** -0.25, tolerance=1e-12
     )
-    ours = [length(class_margin(problem, corpus.important)) for problem, _ in x.posed]
-    rivals = [length(class_margin(problem, _all_but_one(corpus))) for problem, _ in x.posed]
+    ours = [length(class_margin(problem, corpus.important)) for problem, _ in x.problems_and_choices]
+    rivals = [length(class_margin(problem, _all_but_one(corpus))) for problem, _ in x.problems_and_choices]
     gaps = [theirs**2 - own**2 for own, theirs in zip(ours, rivals, strict=True)]
     return Findings(
         hypotheses=(*hypotheses, near),
@@ -126,7 +126,7 @@ def _all_but_one(corpus: TokenCorpus) -> Bool[Array, "n T"]:
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
     misaligned = [
         lacking(_angle(problem, limit, class_margin(problem, x.corpus.important)))
-        for (problem, _), limit in zip(x.posed, x.limits, strict=True)
+        for (problem, _), limit in zip(x.problems_and_choices, x.limits, strict=True)
     ]
     exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return (

@@ -82,10 +82,7 @@ class Joint:
         objective, rng = JointObjective(self.x.problem, self.x.loss), self.x.rng
         first = ridge_path(objective, [tuple(ends[0] / 5)], rng=rng, starts=4)
         starts = np.stack(
-            [
-                np.concatenate([first.heads[-1], first.prompts[-1]]),
-                np.concatenate([self.head.vector, target.vector]),
-            ]
+            [np.concatenate([first.heads[-1], first.prompts[-1]]), np.concatenate([self.head.vector, target.vector])]
         )
         return ridge_path(objective, [tuple(end) for end in ends], rng=rng, starts=0, also=starts)
 

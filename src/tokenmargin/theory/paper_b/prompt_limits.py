@@ -156,7 +156,7 @@ def two_optima(second: float = 1.0) -> ProblemInstance:
     )
 
 
-def _elsewhere() -> ProblemInstance:
+def elsewhere() -> ProblemInstance:
     """Figure 1(b) from a start whose flow goes to the locally optimal token."""
     return ProblemInstance(figure1b(), "fig1b from (1, -1.5)", p=np.array([1.0, -1.5, 0.0]))
 
@@ -170,11 +170,11 @@ CLAIMS = (
             "positive optimal scores. The theorem does not ask for them, and the path converges without."
         )),
     Claim("B.theorem2", theorem2, "sampled", about="Assumption B: descent grows; n = 1: to the GMM",
-        example=lambda: ProblemInstance(figure8(), "fig8"), outside=(_elsewhere, alike),
+        example=lambda: ProblemInstance(figure8(), "fig8"), outside=(elsewhere, alike),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("B.theorem2-direction", theorem2_direction, "sampled", about="... n = 1: to the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=(lambda: ProblemInstance(figure8(), "fig8"), _elsewhere, alike),
+        outside=(lambda: ProblemInstance(figure8(), "fig8"), elsewhere, alike),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("B.theorem3", theorem3, "sampled", about="local convergence to LMM directions",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)), outside=(behind_its_neighbour,),

@@ -17,13 +17,7 @@ from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.paper_b.joint_limits import (
-    Joint,
-    least_margins,
-    rather_another,
-    second,
-    smaller_label_margin,
-)
+from tokenmargin.theory.paper_b.joint_limits import Joint, least_margins, rather_another, second, smaller_label_margin
 from tokenmargin.theory.settings import ProblemInstance
 
 RADII = (1e2, 1e3, 1e4)
@@ -164,8 +158,9 @@ def joint_descent(x: ProblemInstance) -> Findings:
     objective = JointObjective(problem, x.loss)
     start = np.concatenate([phases.head.vector, phases.prompt.vector])
     settings = FlowSettings(coupling="block", tolerance=1e-7)  # angles are compared to 1e-3
-    blocks = flow(objective, start=start, until_norm=1.5 * REACH[-1], settings=settings)
-    u = [float(angle(keys, objective.prompt(blocks.at_norm(norm)), phase.solution.vector)) for norm in REACH]
+    unit = max(1.0, 2 * float(np.linalg.norm(start)) / REACH[0])  # norms are counted from beyond the start
+    blocks = flow(objective, start=start, until_norm=1.5 * unit * REACH[-1], settings=settings)
+    u = [float(angle(keys, objective.prompt(blocks.at_norm(unit * norm)), phase.solution.vector)) for norm in REACH]
     together = flow(
         JointObjective(x.problem, x.loss), start=start, until_norm=1e8, settings=FlowSettings(tolerance=1e-7)
     )

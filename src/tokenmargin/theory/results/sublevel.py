@@ -99,7 +99,7 @@ def _margin_at(loss: AbstractLoss, value: float, low: float, high: float) -> flo
 def _followed(problem: TokenProblem, start: Float[Array, " D"], loss: AbstractLoss, norm: float) -> tuple[Slack, ...]:
     """The flow from there: the direction, the outputs, the inequality."""
     found = Sublevel.of(problem, start, loss)
-    if not found.named.solution.is_optimal:
+    if not found.named.solution.is_optimal or not found.named.solution.vector.any():
         return ()
     objective = PromptObjective(problem, loss)
     far = norm / found.named.solution.margin
@@ -126,6 +126,7 @@ def sublevel(x: ProblemInstance) -> Findings:
     found = Sublevel.of(x.problem, start, x.loss)
     hypotheses = (
         true("the best tokens are separable", found.named.solution.is_optimal),
+        true("there are others", bool(found.named.solution.vector.any())),
         below("risk at the start", found.risk, found.level, strict=True),
     )
     return Findings(hypotheses, _followed(x.problem, start, x.loss, 1e4))
@@ -175,7 +176,7 @@ CLAIMS = (
     Claim("R.sublevel", sublevel, "sampled",
         about="below a level of the risk, flow goes to the GMM direction from every start", example=lambda: _near(4.0),
         outside=(lambda: ProblemInstance(figure8(), "fig8", p=np.array([4.0, 0.0])),),
-        unneeded={"the best tokens are separable": NO_SUBJECT}),
+        unneeded={"the best tokens are separable": NO_SUBJECT, "there are others": NO_SUBJECT}),
     Claim("R.theorem5-plus", theorem5_plus, "sampled", about="Theorem 5 without assuming a limit, Lemma 19 without mu",
         example=_embeddings, outside=(lambda: _embeddings(3, 32.0),)),
 )  # fmt: skip

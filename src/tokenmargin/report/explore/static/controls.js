@@ -1,6 +1,6 @@
 // Hands on the page: dragging, keys, play, sections, stories, the address, and what can be kept.
 
-import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, paintGround, promptNow, promptOfCell, storyState, thumbnail, view } from "./page.js";
+import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, openTools, paintGround, promptNow, promptOfCell, storyState, thumbnail, view } from "./page.js";
 import { element } from "./charts.js";
 import { keyAtPlace, promptAtPlace, RIM, viewOf } from "./drawing.js";
 import { bestOf, selectionAt } from "./model.js";
@@ -9,6 +9,7 @@ import { nameOf } from "./plane.js";
 import { limitWords, tokensOf, tokenWords } from "./words.js";
 import { decode, encode, readAddress } from "./state.js";
 import { asPng, asPython, asSvg, copyText, download } from "./keep.js";
+import { beginWords, drawWords, say, sentence, sentencePython } from "./yourwords.js";
 
 const states = new Map(); // what a reader has made of each section
 const history_ = { past: [], future: [], group: null };
@@ -46,6 +47,7 @@ function settled() {
 }
 
 const address = () => {
+  if (view.section === "words") return sentence.text === sentence.opening ? "#words" : `#words/${encodeURIComponent(sentence.text)}`;
   const same = encode(view.state) === encode(opening(view.section));
   return `#${view.section}${same ? "" : `/${encode(view.state)}`}`;
 };
@@ -55,6 +57,11 @@ export function show(section, { scroll = false, push = false } = {}) {
   pause();
   const changed = view.section !== section || !view.state;
   view.section = section;
+  if (section === "words") {
+    openTools(section);
+    drawWords();
+    return arrive({ scroll, push });
+  }
   view.state = states.get(section) ?? opening(section);
   states.set(section, view.state);
   if (changed) {
@@ -66,12 +73,18 @@ export function show(section, { scroll = false, push = false } = {}) {
   view.frame = 0;
   compute();
   if (section === "training") playSoon();
+  fillPanels();
+  return arrive({ scroll, push });
+}
+
+/** The contents, the legend, the address and the place of the section that is shown. */
+function arrive({ scroll, push }) {
+  const { section } = view;
   for (const link of $("contents").querySelectorAll("a")) {
     if (link.hash === `#${section}`) link.setAttribute("aria-current", "true");
     else link.removeAttribute("aria-current");
   }
   legend();
-  fillPanels();
   if (push) window.history.pushState(null, "", address());
   else window.history.replaceState(null, "", address());
   if (scroll) $(section).scrollIntoView();
@@ -219,6 +232,8 @@ function moveTo(place) {
 function hover(event) {
   const token = event.target.closest?.("[data-token]"), ray = event.target.closest?.(".ray");
   if (token) return card(event, tokenCard(token.dataset.token));
+  const word = event.target.closest?.(".word-token");
+  if (word) return card(event, word.getAttribute("aria-label").split(/[:,] /));
   if (ray) {
     const limit = view.picture.limits[Number(ray.dataset.limit)];
     return card(event, [tokensOf(limit.sets), ...limitWords(limit, view.state.inputs, view.shares?.get(Number(ray.dataset.limit)))]);
@@ -282,7 +297,7 @@ addEventListener("keydown", (event) => {
     for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
   }
   if (event.target.closest?.("input, select, textarea, summary, button, a")) return;
-  if (event.key === " ") { event.preventDefault(); if (view.playing) pause(); else play(); }
+  if (event.key === " " && view.section !== "words") { event.preventDefault(); if (view.playing) pause(); else play(); }
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) travel(history_.future, history_.past); else travel(history_.past, history_.future); }
 });
 addEventListener("pointerdown", (event) => { for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false; });
@@ -462,7 +477,7 @@ function legend() {
     chosen: ["selected", `<circle r="6" fill="${c.token}" stroke="${c.limit(0)}" stroke-width="3"/>`],
     ground: ["ground: where it ends", `<rect x="-10" y="-6" width="10" height="12" fill="${c.limit(0)}" opacity=".4"/><rect y="-6" width="10" height="12" fill="${c.limit(1)}" opacity=".4"/>`],
   };
-  const shown = { tokens: ["star", "weight", "foot"], training: ["start", "path", "dotted", "pull", "weight"], margin: ["ray", "band", "chosen", "holds"], settle: ["ground", "ray", "start", "path"], proofs: ["chosen", "holds", "band", "ray"] }[view.section];
+  const shown = { tokens: ["star", "weight", "foot"], training: ["start", "path", "dotted", "pull", "weight"], margin: ["ray", "band", "chosen", "holds"], settle: ["ground", "ray", "start", "path"], proofs: ["chosen", "holds", "band", "ray"], words: ["foot", "weight"] }[view.section];
   $("legend").innerHTML = shown.map((name) => `<li>${swatch(items[name][1])}${items[name][0]}</li>`).join("");
 }
 
@@ -479,7 +494,8 @@ function watchSections() {
 }
 
 function follow({ first = false } = {}) {
-  const { section, state, broken } = readAddress(location.hash);
+  const { section, state, text, broken } = readAddress(location.hash);
+  if (text !== undefined) say(text);
   const known = SECTIONS.some(({ id }) => id === section) ? section : first ? "tokens" : view.section;
   if (state) states.set(known, state);
   else if (section === known && !first) states.delete(known);
@@ -499,7 +515,14 @@ const link = () => { const full = address().includes("/") ? address() : `#${view
 const kept = async (text, words) => toast((await copyText(text)) ? words : "This browser does not let the page copy; use the address bar.");
 $("copy-link").addEventListener("click", () => kept(link(), "Link copied."));
 $("copy-embed").addEventListener("click", () => kept(`<iframe src="${link().replace("#", "?embed#")}" width="900" height="620" style="border:0" title="See attention choose"></iframe>`, "Code copied."));
-$("copy-python").addEventListener("click", () => kept(asPython(view.state), "Python copied."));
+$("copy-python").addEventListener("click", () => kept(view.section === "words" ? sentencePython() : asPython(view.state), "Python copied."));
+$("typed").addEventListener("input", () => {
+  if (view.section !== "words") show("words");
+  say($("typed").value);
+  clearTimeout(writing);
+  writing = setTimeout(() => window.history.replaceState(null, "", address()), 250);
+});
+$("examples").addEventListener("click", () => window.history.replaceState(null, "", address()));
 $("save-svg").addEventListener("click", () => download("attention.svg", picture(), "image/svg+xml"));
 $("save-png").addEventListener("click", async () => download("attention.png", await asPng(picture()), "image/png"));
 const picture = () => asSvg($("disc"), $("ground"), view.section === "settle", disc.c, $("caption").textContent);
@@ -514,12 +537,14 @@ function begin() {
     show(to.hash.slice(1), { scroll: true, push: true });
   });
   stories();
+  beginWords();
   addEventListener("popstate", () => follow());
   follow({ first: true });
   watchSections();
-  const again = () => { disc.theme(); stories(); legend(); draw(); paintGround(); };
+  const redraw = () => { disc.theme(); if (view.section === "words") drawWords(); else draw(); };
+  const again = () => { redraw(); stories(); legend(); paintGround(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  addEventListener("resize", () => { disc.theme(); draw(); });
+  addEventListener("resize", redraw);
   requestAnimationFrame(() => setTimeout(() => { performance.mark("painted"); document.documentElement.dataset.painted = ""; }, 0));
 }
 

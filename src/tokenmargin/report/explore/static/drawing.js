@@ -41,7 +41,7 @@ export function keyAtPlace([x, y], { scale }) {
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["ink", "soft", "line", "grid", "card", "token", "accent", "prompt", "key", "score", "paper"];
+  const names = ["ink", "soft", "line", "grid", "card", "token", "accent", "prompt", "key", "score", "paper", "positive", "negative"];
   const limits = [0, 1, 2, 3, 4, 5].map((k) => get(`limit-${k}`));
   return { ...Object.fromEntries(names.map((name) => [name, get(name)])), limit: (k) => (k < 0 ? get("limit-none") : k === 0 ? limits[0] : limits[1 + ((k - 1) % 5)]) };
 }

@@ -17,6 +17,7 @@ export const SECTIONS = [
   { id: "margin", title: "Margin", story: "one", patch: { start: [0, -1], method: "flow" } },
   { id: "settle", title: "Places to settle", story: "three", patch: { start: [-0.3, 0.6], method: "flow" } },
   { id: "proofs", title: "Proofs", story: "three", patch: { start: [-0.3, 0.6], method: "flow" } },
+  { id: "words", title: "Your words" },
 ];
 
 export const storyState = (name, patch = {}) => {
@@ -24,11 +25,12 @@ export const storyState = (name, patch = {}) => {
   return { ...structuredClone(DEFAULTS), inputs: structuredClone(story.inputs), start: [...story.start], story: name, ...structuredClone(patch) };
 };
 
-const FORMULAS = {
+export const FORMULAS = {
   tokens: `weight of <span class="c-key">k</span> = <span class="frac"><span>exp⟨<span class="c-key">k</span>, <span class="c-prompt">p</span>⟩</span><span>Σ<sub>u</sub> exp⟨<span class="c-key">k<sub>u</sub></span>, <span class="c-prompt">p</span>⟩</span></span>`,
   training: `pull on <span class="c-prompt">p</span> = Σ <span class="c-key">weight</span> (<span class="c-score">score</span> − output) <span class="c-key">k</span>`,
   margin: `1 − <span class="c-key">weight</span> ≈ c · exp(− margin · |<span class="c-prompt">p</span>|)`,
   settle: `selected <span class="c-score">score</span> &gt; <span class="c-score">score</span> on the margin`,
+  words: `output = start + Σ <span class="c-key">weight</span> · value`,
   proofs: `⟨<span class="c-key">k</span><sub>selected</sub> − <span class="c-key">k</span><sub>other</sub>, <span class="c-prompt">p</span>⟩ ≥ 1`,
 };
 
@@ -132,13 +134,18 @@ function showHint() {
   ]));
 }
 
-function showSide(p, logits, weights) {
-  const { section, picture, state } = view, { limits, run, plane } = picture;
+/** The formula and the instruments of a section. */
+export function openTools(section) {
   if ($("formula").dataset.section !== section) {
     $("formula").dataset.section = section;
     $("formula").innerHTML = FORMULAS[section];
   }
   for (const tool of document.querySelectorAll(".tool[data-in]")) tool.hidden = !tool.dataset.in.split(" ").includes(section) || (section === "proofs" && tool.contains($("bars")));
+}
+
+function showSide(p, logits, weights) {
+  const { section, picture, state } = view, { limits, run, plane } = picture;
+  openTools(section);
   $("bars-title").textContent = section === "tokens" ? "Logits and weights" : "Weights now";
   showBars($("bars"), state.inputs, logits, weights, { withLogits: section === "tokens" });
   const frame = Math.min(view.frame, Number($("time").max));

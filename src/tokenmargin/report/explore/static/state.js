@@ -41,5 +41,15 @@ export function decode(text) {
 /** `#section` or `#section/state`. */
 export function readAddress(hash) {
   const [section, text] = hash.replace(/^#/, "").split("/");
+  if (section === "words") return { section, state: null, ...readSentence(text) };
   return { section, state: text ? decode(text) : null, broken: Boolean(text) && decode(text) === null };
+}
+
+function readSentence(text) {
+  if (!text) return { broken: false };
+  try {
+    return { text: decodeURIComponent(text).slice(0, 2000), broken: false };
+  } catch {
+    return { broken: true };
+  }
 }

@@ -1,12 +1,12 @@
 // Text: which words a loaded model selects, and what happens without one of them.
 
 import { Asker } from "./api.js";
-import { svg } from "./draw.js";
+import { palette, svg } from "./explore/drawing.js";
+import { sentenceShapes, signed } from "./explore/sentence.js";
+import { abstainWords } from "./explore/wordmodel.js";
 import { $, element } from "./panels.js";
 
 const EXAMPLE = "We went there after work. The lobby was noisy, honestly. What a delightful hotel! Somebody asked about the pillow and nobody answered.";
-
-const signed = (x) => (Math.abs(x) < 0.005 ? "0" : `${x > 0 ? "+" : "−"}${Math.abs(x).toFixed(2)}`);
 
 export class TextView {
   constructor(model, changed) {
@@ -36,21 +36,20 @@ export class TextView {
     const text = $("text").value, style = getComputedStyle(document.documentElement);
     const colour = (x) => style.getPropertyValue(x >= 0 ? "--positive" : "--negative");
     const focused = document.activeElement?.dataset?.word;
+    this.heaviest = Math.max(1e-9, ...answer.words.map(({ weight }) => weight));
     $("words").replaceChildren(...answer.words.map((word, k) => this.word(word, k, text, colour)));
     if (focused !== undefined) document.querySelector(`[data-word="${focused}"]`)?.focus();
     const known = answer.words.filter((word) => word.token !== null);
-    const verdict = answer.label ? this.classes[answer.label > 0 ? 1 : 0] : "undecided";
-    const top = [...known].sort((a, b) => b.weight - a.weight)[0];
-    $("decision").textContent = top
-      ? `${verdict}, output ${signed(answer.output)}. Most attention goes to “${top.token}” (${Math.round(100 * top.weight)}%). Without it the output would be ${signed(top.without)}.`
-      : "No word of this text is known to the model.";
-    this.scale(answer.output, colour);
+    const verdict = this.classes[answer.label > 0 ? 1 : 0], top = [...known].sort((a, b) => Math.abs(b.contribution) - Math.abs(a.contribution))[0];
+    if (answer.abstains) $("decision").textContent = abstainWords({ tokens: known.map(({ token, contribution }) => ({ name: token, parts: [contribution] })) }, answer.words);
+    else $("decision").textContent = `${verdict}, output ${signed(answer.output)}: “${top.token}” says most (${signed(top.contribution)}). Without it the output would be ${signed(top.without)}.`;
     this.table(known);
+    this.plane(known);
   }
 
   word(word, k, text, colour) {
     const bar = element("i"), out = this.left.has(k);
-    bar.style.width = `${Math.round(100 * word.weight)}%`;
+    bar.style.width = `${Math.round((100 * word.weight) / this.heaviest)}%`;
     bar.style.background = colour(word.contribution);
     const pull = signed(word.contribution);
     const node = element("button", { className: word.token === null && !out ? "word unknown" : "word", type: "button" },
@@ -66,19 +65,19 @@ export class TextView {
     return node;
   }
 
+  /** The words in the picture of the plane; a weight is the exponential of a logit, up to what all of them share. */
+  plane(known) {
+    const tokens = [...new Map(known.map((word) => [word.token, word])).values()].filter(({ weight }) => weight > 0)
+      .map(({ token, weight, value, contribution }) => ({ name: token, logit: Math.log(weight), value, weight, part: contribution }));
+    const c = palette(), zoom = Math.min(1.75, Math.max(1, 470 / ($("sentence-plane").clientWidth || 470)));
+    $("sentence-plane").replaceChildren(svg("circle", { r: 262, fill: c.card, stroke: c.line }), ...sentenceShapes(c, { tokens, sink: null, sides: this.classes, zoom }));
+    for (const node of $("sentence-plane").querySelectorAll(".word-token")) { node.setAttribute("role", "img"); node.removeAttribute("tabindex"); node.removeAttribute("aria-pressed"); }
+  }
+
   table(known) {
     const rows = [...known].sort((a, b) => Math.abs(b.contribution) - Math.abs(a.contribution)).slice(0, 8);
     const head = element("tr", {}, ...["word", "weight", "value", "contribution", "without it"].map((textContent) => element("th", { textContent })));
     $("deciding").replaceChildren(head, ...rows.map((word) => element("tr", {},
       ...[word.token, word.weight.toFixed(2), signed(word.value), signed(word.contribution), signed(word.without)].map((textContent) => element("td", { textContent })))));
-  }
-
-  scale(output, colour) {
-    const x = 150 + 130 * Math.tanh(output / 3), ink = getComputedStyle(document.documentElement).getPropertyValue("--soft");
-    const label = (at, words) => svg("text", { x: at, y: 52, "text-anchor": "middle", "font-size": 11, fill: ink }, [words]);
-    $("scale").replaceChildren(
-      svg("line", { x1: 20, x2: 280, y1: 24, y2: 24, stroke: ink }), svg("line", { x1: 150, x2: 150, y1: 16, y2: 32, stroke: ink }),
-      svg("circle", { cx: x, cy: 24, r: 10, fill: colour(output) }), label(34, this.classes[0]), label(266, this.classes[1]),
-    );
   }
 }

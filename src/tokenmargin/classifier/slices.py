@@ -1,0 +1,183 @@
+"""Words that decide in one part of the texts only: a shortcut there, and no help on texts of another kind.
+
+Within each part (a source, a year, short texts) a token and a class make a table of four counts, with a log odds ratio
+and its variance (each count raised by 1/2). A token is told if one of these holds, at 5% over all tokens and parts:
+
+- `stands`: nearly all texts that hold it are of one part, and there it tells the classes apart;
+- `speaks`: it tells the classes apart in one part, more than in the others, where it says nothing or the opposite;
+- `betrays`: over all texts it tells the classes apart, within the parts it does not: it gives the part away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+from scipy.stats import norm
+
+from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.tokenizers import read_tokens
+
+LEAST_TEXTS, MOST_TOKENS = 10, 2000  # that hold a token; tokens of largest influence that are looked at
+SMALLEST, MOST_SLICES = 30, 12  # texts of a part; parts (the others are one)
+NEARLY_ALL, NOTHING = 0.95, 1.96  # part of its texts; deviations within which a log odds ratio says nothing
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """The part of each text, as a number into `names`; `what` says by what they were parted."""
+
+    what: str
+    names: tuple[str, ...]
+    of: Int[Array, " n"]
+
+
+@dataclass(frozen=True)
+class Confined:
+    """A token that decides in one part only.
+
+    **Attributes**
+    - `kind`: `stands`, `speaks` or `betrays`, see the module. `part`: where, or the part that it betrays.
+    - `label`: the class its numbers are about.
+    - `texts`, `share`: texts of that part that hold it, and how many of them have the class. `elsewhere`,
+        `share_elsewhere`: the same of all other parts (NaN where there are none).
+    - `influence`: how far it moves the model's decisions.
+    """
+
+    token: str
+    kind: str
+    part: str
+    label: Any
+    texts: int
+    share: float
+    elsewhere: int
+    share_elsewhere: float
+    influence: float
+
+
+def name_slices(what: str, values: Sequence[Any]) -> Slices:
+    """Parts by the values of a column; the rare ones together.
+
+    >>> name_slices("shop", ["a"] * 40 + ["b"] * 40 + [None]).names
+    ('a', 'b', 'others')
+    """
+    written = np.array(["" if value is None or value != value else str(value).strip() for value in values], object)
+    names, number, counts = np.unique(written.astype(str), return_inverse=True, return_counts=True)
+    kept = [row for row in np.argsort(-counts, kind="stable")[:MOST_SLICES] if counts[row] >= SMALLEST and names[row]]
+    rank = np.full(len(names), len(kept))
+    rank[kept] = np.arange(len(kept))
+    rest = ("others",) if len(kept) < len(names) else ()
+    return Slices(what, (*(str(names[row]) for row in kept), *rest), rank[number])
+
+
+def by_length(documents: Sequence[Any], tokenizer: Any = "words") -> Slices:
+    """Three parts of about equal size, by the number of words."""
+    lengths = np.diff(read_tokens(documents, tokenizer).offsets)
+    low, high = np.quantile(lengths, [1 / 3, 2 / 3], method="lower")
+    number = (lengths > low).astype(int) + (lengths > high)
+    names = (f"up to {low:.0f} words", f"up to {high:.0f} words", f"over {high:.0f} words")
+    used = np.unique(number)
+    return Slices("length", tuple(names[k] for k in used), np.searchsorted(used, number))
+
+
+def confined_tokens(
+    model: TokenSelectionClassifier, documents: Sequence[Any], codes: Int[Array, " n"], slices: Slices
+) -> list[Confined]:
+    """The tokens that decide in one part only, those that move the model's decisions most first.
+
+    **Arguments**
+    - `codes`: the class of each document, as a number into `model.classes_`.
+    """
+    table, parts = model.token_importance_, len(slices.names)
+    often = np.flatnonzero(table["count"] >= LEAST_TEXTS)[:MOST_TOKENS]
+    if parts < 2 or not len(often):
+        return []
+    row_of = {name: row for row, name in enumerate(model.vocabulary_.names)}
+    columns = np.array([row_of[name] for name in table["token"][often]])
+    two = len(model.classes_) == 2
+    own = np.ones(len(often), int) if two else np.searchsorted(model.classes_, table["class"][often])
+    counts = _counts(model.transform(documents)[:, columns], codes, slices, own, len(model.classes_))
+    holds, hits = counts[:, 0].sum(1), counts[:, 0, 0]
+    bound = float(norm.isf(LEVEL / (2 * len(often) * parts)))
+    found = []
+    for at, (kind, part) in _judged(counts, bound).items():
+        here, there = int(holds[part, at]), int(holds[:, at].sum() - holds[part, at])
+        elsewhere = float(hits[:, at].sum() - hits[part, at]) / there if there else float("nan")
+        found.append(
+            Confined(
+                str(table["token"][often[at]]),
+                kind,
+                slices.names[part],
+                model.classes_[own[at]],
+                here,
+                float(hits[part, at]) / max(here, 1),
+                there,
+                elsewhere,
+                float(table["influence"][often[at]]),
+            )
+        )
+    return sorted(found, key=lambda one: -one.influence)
+
+
+def _counts(presence: Any, codes: Array, slices: Slices, own: Array, classes: int) -> Float[Array, "parts 2 2 tokens"]:
+    """Texts of each part with the token and without it, of its class and of others."""
+    held = presence.copy()
+    held.data = np.ones_like(held.data)
+    found = np.empty((len(slices.names), 2, 2, len(own)))
+    each = np.arange(len(own))
+    for part in range(len(slices.names)):
+        inside = [(slices.of == part) & (codes == code) for code in range(classes)]
+        by_class = np.stack([np.asarray(held[mask].sum(0)).ravel() for mask in inside])
+        sizes = np.array([mask.sum() for mask in inside])
+        hits, all_held = by_class[own, each], by_class.sum(0)
+        found[part, 0] = hits, all_held - hits
+        found[part, 1] = sizes[own] - hits, sizes.sum() - sizes[own] - (all_held - hits)
+    return found
+
+
+def _log_odds(counts: Array) -> tuple[Array, Array]:
+    """The log odds ratio of tables of four counts, and its variance."""
+    raised = counts + 0.5
+    (a, b), (c, d) = np.moveaxis(raised, (-3, -2), (0, 1))
+    return np.log(a * d / (b * c)), (1 / raised).sum((-3, -2))
+
+
+def _pooled(ratio: Array, variance: Array) -> tuple[Array, Array]:
+    """The mean of several parts, each counted by its certainty."""
+    weight = (1 / variance).sum(0)
+    return (ratio / variance).sum(0) / weight, 1 / weight
+
+
+def _judged(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int, tuple[str, int]]:
+    """Of each token that is told its kind and its part."""
+    ratio, variance = _log_odds(counts)
+    holds = counts[:, 0].sum(1)
+    most = holds.argmax(0)
+    only = holds.max(0) >= NEARLY_ALL * np.maximum(holds.sum(0), 1)
+    tells = np.abs(ratio) > bound * np.sqrt(variance)
+    overall, overall_variance = _log_odds(counts.sum(0))
+    within, within_variance = _pooled(ratio, variance)
+    silent = np.abs(within) < NOTHING * np.sqrt(within_variance)
+    moved = np.abs(overall - within) > NOTHING * np.sqrt(within_variance)
+    found: dict[int, tuple[str, int]] = {}
+    sizes = counts.sum((1, 2))
+    crowd = (holds / np.maximum(sizes, 1)).argmax(0)  # the part it gives away: where it is most at home
+    for at in np.flatnonzero((np.abs(overall) > bound * np.sqrt(overall_variance)) & silent & moved).tolist():
+        found[at] = "betrays", int(crowd[at])
+    for part in range(len(counts)):
+        others = np.arange(len(counts)) != part
+        rest, rest_variance = _pooled(ratio[others], variance[others])
+        quiet = rest * np.sign(ratio[part]) < NOTHING * np.sqrt(rest_variance)
+        apart = np.abs(ratio[part] - rest) > bound * np.sqrt(variance[part] + rest_variance)
+        for at in np.flatnonzero(tells[part] & quiet & apart & ~only).tolist():
+            found[at] = "speaks", part
+    # A part that holds nearly all texts holds nearly all of every token.
+    common = sizes[most, np.arange(len(most))] >= NEARLY_ALL * sizes.sum(0)
+    for at in np.flatnonzero(only & ~common & tells[most, np.arange(len(most))]).tolist():
+        found[at] = "stands", int(most[at])
+    return found

@@ -1,0 +1,109 @@
+"""The settings of a training run: what decides its result, besides the data. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How large the start is: E and p are drawn from `N(0, scale^2 I/d)`, v has this length."""
+
+    embeddings: float = 1.0
+    prompt: float = 1.0
+    head: float = 1.0
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What a formula of attention leaves open; the defaults are the papers' formulas, read to the letter.
+
+    **Attributes**
+    - `trained_head`: v is trained; the theory keeps it fixed.
+    - `temperature`: every softmax sees its logits over this; `sqrt(d)` in most implementations of attention.
+    - `affine_norm`: the layer norm of the two-layer model has a gain and a bias, trained from 1 and 0.
+    """
+
+    trained_head: bool = True
+    temperature: float = 1.0
+    affine_norm: bool = False
+
+    @property
+    def trained(self) -> tuple[slice, ...]:
+        """Which rows of the heads AdamW moves."""
+        return (slice(None),) if self.trained_head else (slice(0, 1), slice(2, None))
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides the result of a run, besides the data.
+
+    The defaults are paper A's printed settings for IMDB and Yelp.
+    """
+
+    model: Literal["one-layer", "two-layer"] = "one-layer"
+    """One attention layer, or two with a layer norm between."""
+    dimension: int = 2048
+    """Length of the embeddings."""
+    epochs: int = 500
+    """Passes over the texts, in all."""
+    batch: int = 128
+    """Texts in a batch."""
+    rate: float = 0.01
+    """Learning rate of AdamW."""
+    milestones: tuple[int, ...] = (100, 200)
+    """Epochs at which the rate is multiplied by the factor, a tenth."""
+    factor: float = 0.1
+    """What the rate is multiplied by at a milestone."""
+    decay: float = 1e-8
+    """Weight decay."""
+    embedding_scale: float = 1.0
+    """Initial size of the embeddings, times 1/sqrt(dimension)."""
+    prompt_scale: float = 1.0
+    """Initial size of the prompt p, times 1/sqrt(dimension)."""
+    head_scale: float = 1.0
+    """Initial length of the head v."""
+    trained_head: bool = True
+    """Whether the head v is trained, or stays as it was drawn, as in the theory."""
+    scaled_logits: bool = False
+    """Divide the logits of every softmax by sqrt(dimension)."""
+    affine_norm: bool = False
+    """Give the layer norm of the two-layer model a gain and a bias."""
+    max_tokens: int = 0
+    """Cut texts after so many tokens; 0 keeps them whole."""
+    seed: int = 0
+    """Of the start and of the order of the texts."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Numbers of the model."""
+
+    def __post_init__(self) -> None:
+        if self.model not in ("one-layer", "two-layer"):
+            raise ValueError(f"model must be 'one-layer' or 'two-layer', got {self.model!r}")
+        scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
+        if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < x < math.inf for x in (self.rate, *scales)):
+            raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive and finite, got {self}")
+        if not 0 <= self.max_tokens < 1 << 63:
+            raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
+        if self.affine_norm and self.model == "one-layer":
+            raise ValueError("the one-layer model has no layer norm; affine_norm is for model='two-layer'")
+
+    @property
+    def scales(self) -> Scales:
+        """Sizes of the start."""
+        return Scales(self.embedding_scale, self.prompt_scale, self.head_scale)
+
+    @property
+    def conventions(self) -> Conventions:
+        """What the formula leaves open."""
+        temperature = math.sqrt(self.dimension) if self.scaled_logits else 1.0
+        return Conventions(self.trained_head, temperature, self.affine_norm)
+
+    def rate_at(self, epoch: int) -> float:
+        """The learning rate of an epoch, counted from 0.
+
+        >>> [TrainingConfig().rate_at(epoch) for epoch in (0, 99, 100)]
+        [0.01, 0.01, 0.001]
+        """
+        return float(self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones))

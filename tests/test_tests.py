@@ -1,0 +1,71 @@
+"""The tests themselves: none returns before its end, and none reaches for a private name of the package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+FILES = sorted(set(TESTS.rglob("*.py")) - {Path(__file__)})
+OWN = {"self", "cls", "super()"}  # a class of the test may have private names of its own
+STANDARD = {"_fields", "_replace", "_asdict", "_repr_html_"}  # of named tuples and notebooks
+WHY = {"training/test_kernels.py": "Triton's interpreter captures no graph, so the launches are made one by one"}
+
+
+def programs(tree: ast.AST) -> Iterator[ast.AST]:
+    """The module, and the programs in its strings that other processes run."""
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import tokenmargin" in node.value:
+            try:
+                yield ast.parse(node.value)
+            except SyntaxError:
+                continue
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in STANDARD
+
+
+def reached(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and private(node.attr) and ast.unparse(node.value) not in OWN:
+            yield f"line {node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenmargin"):
+            yield from (f"line {node.lineno}: {alias.name}" for alias in node.names if private(alias.name))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".setattr"):
+            names = [one.value for one in node.args[:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            yield from (f"line {node.lineno}: {name}" for name in names if private(name.rpartition(".")[2]))
+
+
+def returns(function: ast.AST) -> Iterator[int]:
+    """Lines of a function's own returns, without those of functions inside it."""
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, ast.Return):
+            yield child.lineno
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from returns(child)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
+def test_tests_go_by_the_front_and_to_the_end(file):
+    tree = ast.parse(file.read_text())
+    found = [line for program in programs(tree) for line in reached(program)]
+    assert not found or str(file.relative_to(TESTS)) in WHY, found
+    early = {
+        node.name: lines
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and (lines := list(returns(node)))
+    }
+    assert not early, f"a test that returns early says nothing; use pytest.skip(reason): {early}"
+
+
+def test_these_rules_see_what_they_forbid():
+    bad = ast.parse("import tokenmargin as tm\ndef test_a():\n    if tm._EXPORTS:\n        return\n    assert 1")
+    assert list(reached(bad)) == ["line 3: tm._EXPORTS"]
+    assert list(returns(bad.body[1])) == [4]
+    patched = ast.parse('monkeypatch.setattr("tokenmargin.norms._EPS", 1)')
+    assert list(reached(patched)) == ["line 1: tokenmargin.norms._EPS"]
