@@ -125,3 +125,15 @@ def test_folders_of_earlier_versions_decide_as_they_did(number):
         told["decisions"][0], abs=1e-13
     )
     assert model.chosen_.loss == "log"
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_calibration_is_never_surer_than_the_texts_allow(k):
+    """All decided rightly: with one text imagined of no class, the surest is about 1 - 1/(k n)."""
+    rng = np.random.default_rng(0)
+    texts = [f"{'abc'[i % k]}{'abc'[i % k]} w{rng.integers(30)} w{rng.integers(30)}" for i in range(600)]
+    model = TokenSelectionClassifier(random_state=0, validation_fraction=0.0).fit(texts, np.arange(600) % k)
+    said = model.predict_proba(texts)
+    assert (said.argmax(1) == np.arange(600) % k).all()
+    n = 600  # texts held out in all folds together
+    assert 1 - 1 / n < said.max(1).mean() < 1 - 0.05 / (k * n)

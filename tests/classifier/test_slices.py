@@ -47,9 +47,11 @@ def test_planted_words_are_told_with_their_kind():
     quick = found["quick"]
     here = [label == "good" for text, label, shop in zip(texts, labels, shops, strict=True)
             if shop == "b" and "quick" in text.split()]  # fmt: skip
-    assert (quick.texts, quick.share) == (len(here), pytest.approx(np.mean(here)))
-    assert found["asis"].elsewhere == 0
-    assert np.isnan(found["asis"].share_elsewhere)
+    assert (quick.here.texts, quick.here.share) == (len(here), pytest.approx(np.mean(here)))
+    assert quick.here.share - quick.here.without > 0.4
+    assert abs(quick.elsewhere.share - quick.elsewhere.without) < 0.1
+    assert found["asis"].elsewhere.texts == 0
+    assert np.isnan(found["asis"].elsewhere.share)
 
 
 def test_nothing_is_told_where_nothing_is():

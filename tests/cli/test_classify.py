@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 
 import pytest
@@ -140,3 +141,19 @@ def test_emoji_alone_can_be_learned(tmp_path, capsys):
     source.write_text("text,label\n" + "!!!,up\n???,down\n" * 40)
     assert main(["fit", str(source), "--out", str(tmp_path / "none")]) == 0
     assert "NO TOKEN is known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".jsonl.gz"])
+def test_compressed_tables_are_read(model, reviews, tmp_path, capsys, ending):
+    rows = list(csv.DictReader(reviews.read_text().splitlines()))
+    plain = reviews.read_text() if ending == ".csv.gz" else "".join(json.dumps(row) + "\n" for row in rows)
+    path, out = tmp_path / f"texts{ending}", tmp_path / "decided.csv"
+    path.write_bytes(gzip.compress(plain.encode()))
+    columns = ["--text", "review", "--label", "sentiment"]
+    assert main(["fit", str(path), *columns, "--out", str(tmp_path / "again")]) == 0
+    assert main(["predict", str(model), str(path), "--text", "review", "--out", str(out)]) == 0
+    assert len(out.read_text().splitlines()) == 61
+    if ending == ".csv.gz":
+        path.write_bytes(plain.encode())
+        assert main(["fit", str(path), *columns, "--out", str(tmp_path / "again")]) == 2
+        assert "not a readable .gz file" in capsys.readouterr().err

@@ -96,7 +96,7 @@ class Explanation:
     def __repr__(self) -> str:
         leading = sorted(self.words, key=lambda word: -abs(word.spoken))[:5]
         words = ", ".join(f"{self.text[word.start : word.end]} {word.spoken:+.2f}" for word in leading)
-        return f"<Explanation {self.label!r} {self.probability:.1%}: {words}>"
+        return f"<Explanation {str(self.label)!r} {self.probability:.1%}: {words}>"
 
     def _repr_html_(self) -> str:
         """The text with its words coloured: green speaks for the decision's sign +, orange for -."""

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 from tokenmargin.classifier.solver import (
     Labelled,
@@ -161,15 +162,29 @@ class _Judge:
 
 
 def _calibrated(f: Array, prior: Array, codes: Array, share: Array, hottest: float) -> tuple[float, float, float]:
-    """Temperature and offset with the smallest log loss, a convex problem, and that loss."""
+    """Temperature and offset with the smallest log loss, a convex problem, and that loss.
 
-    def lost(x: Array) -> tuple[float, Array]:
-        loss, slope = log_loss(x[0] * f + x[1] * prior, codes, share)
-        return loss, np.array([(slope * f).sum(), (slope * prior).sum()])
+    One text more is imagined, spread evenly over texts and classes: where all were decided rightly, none would be too
+    sure. It does not count in the loss that is returned.
+    """
 
-    bounds = [(1 / hottest, hottest), (-hottest, hottest)]
-    found = minimize(lost, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds)
-    return float(found.x[0]), float(found.x[1]), float(found.fun)
+    def lost(x: Array, imagined: float) -> tuple[float, Array]:
+        at = x[0] * f + x[1] * prior
+        (loss, slope), (more, slope_more) = log_loss(at, codes, share), _of_no_class(at, share)
+        slope = slope + imagined * slope_more
+        return loss + imagined * more, np.array([(slope * f).sum(), (slope * prior).sum()])
+
+    bounds, start = [(1 / hottest, hottest), (-hottest, hottest)], np.array([1.0, 0.0])
+    found = minimize(lost, start, args=(1 / len(codes),), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(found[0]), float(found[1]), lost(found, 0.0)[0]
+
+
+def _of_no_class(f: Array, share: Array) -> tuple[float, Array]:
+    """The log loss if every text were of all classes alike, and its gradient in f."""
+    whole = np.concatenate([np.zeros_like(f), f], axis=1) if f.shape[1] == 1 else f
+    logs = log_softmax(whole, axis=1)
+    slope = (np.exp(logs) - 1 / whole.shape[1]) * share[:, None]
+    return -float(share @ logs.mean(1)), slope[:, -f.shape[1] :]
 
 
 def _other(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:

@@ -38,14 +38,22 @@ class Slices:
 
 
 @dataclass(frozen=True)
+class Side:
+    """Texts that hold a token, how many of them have the class, and how many of those without it (NaN of none)."""
+
+    texts: int
+    share: float
+    without: float
+
+
+@dataclass(frozen=True)
 class Confined:
     """A token that decides in one part only.
 
     **Attributes**
     - `kind`: `stands`, `speaks` or `betrays`, see the module. `part`: where, or the part that it betrays.
     - `label`: the class its numbers are about.
-    - `texts`, `share`: texts of that part that hold it, and how many of them have the class. `elsewhere`,
-        `share_elsewhere`: the same of all other parts (NaN where there are none).
+    - `here`, `elsewhere`: of the texts of that part, and of all others.
     - `influence`: how far it moves the model's decisions.
     """
 
@@ -53,10 +61,8 @@ class Confined:
     kind: str
     part: str
     label: Any
-    texts: int
-    share: float
-    elsewhere: int
-    share_elsewhere: float
+    here: Side
+    elsewhere: Side
     influence: float
 
 
@@ -102,26 +108,22 @@ def confined_tokens(
     two = len(model.classes_) == 2
     own = np.ones(len(often), int) if two else np.searchsorted(model.classes_, table["class"][often])
     counts = _counts(model.transform(documents)[:, columns], codes, slices, own, len(model.classes_))
-    holds, hits = counts[:, 0].sum(1), counts[:, 0, 0]
     bound = float(norm.isf(LEVEL / (2 * len(often) * parts)))
     found = []
     for at, (kind, part) in _judged(counts, bound).items():
-        here, there = int(holds[part, at]), int(holds[:, at].sum() - holds[part, at])
-        elsewhere = float(hits[:, at].sum() - hits[part, at]) / there if there else float("nan")
-        found.append(
-            Confined(
-                str(table["token"][often[at]]),
-                kind,
-                slices.names[part],
-                model.classes_[own[at]],
-                here,
-                float(hits[part, at]) / max(here, 1),
-                there,
-                elsewhere,
-                float(table["influence"][often[at]]),
-            )
-        )
+        token, influence = str(table["token"][often[at]]), float(table["influence"][often[at]])
+        here = counts[part, :, :, at]
+        sides = _side(here), _side(counts[..., at].sum(0) - here)
+        found.append(Confined(token, kind, slices.names[part], model.classes_[own[at]], *sides, influence))
     return sorted(found, key=lambda one: -one.influence)
+
+
+def _side(counts: Float[Array, "2 2"]) -> Side:
+    held, others = counts.sum(1)
+    share, without = (
+        float(hits / total) if total else float("nan") for hits, total in zip(counts[:, 0], (held, others), strict=True)
+    )
+    return Side(int(held), share, without)
 
 
 def _counts(presence: Any, codes: Array, slices: Slices, own: Array, classes: int) -> Float[Array, "parts 2 2 tokens"]:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmargin.data.sources import UNDECODED, SourceError, open_table, read_header, read_labelled
+from tokenmargin.data.sources import (
+    UNDECODED,
+    SourceError,
+    open_bytes,
+    open_table,
+    read_header,
+    read_labelled,
+    table_kind,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +37,7 @@ def read_text_rows(
     - `text`: the column with the texts. `encoding`, `delimiter`: as for `read_labelled`.
     """
     path = Path(source)
-    suffix = path.suffix.lower()
+    suffix = table_kind(path)
     if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet") or not path.is_file():
         found = read_labelled(source, text=text, label=text).texts
         return TextRows({text: list(found)}, list(found))
@@ -64,7 +72,9 @@ def _by_name(header: Sequence[str], rows: list[list[Any]]) -> dict[str, list[Any
 
 def _json_lines(path: Path) -> dict[str, list[Any]]:
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    with open_bytes(path) as file:
+        lines = file.read().splitlines()
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 row = json.loads(line)

@@ -7,13 +7,16 @@ of a CSV file in which an open quote has swallowed the rows after it.
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -58,9 +61,9 @@ def read_labelled(
     """Texts and labels of a source.
 
     **Arguments**
-    - `source`: a `.csv`, `.tsv`, `.jsonl` or `.parquet` file; a folder with one folder of `.txt` files per label; a
-        folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or `hf:owner/name:split`, for which the
-        package `datasets` is needed.
+    - `source`: a `.csv`, `.tsv`, `.jsonl` (each also with `.gz`) or `.parquet` file; a folder with one folder of `.txt`
+        files per label; a folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or `hf:owner/name:split`,
+        for which the package `datasets` is needed.
     - `text`, `label`: names of the two columns.
     - `encoding`, `delimiter`: of a .csv or .tsv file; UTF-8, and a comma or a tab, unless said.
     """
@@ -72,7 +75,7 @@ def read_labelled(
         return _collect(_arrow(shards, text, label) if shards else _folder(path))
     if not path.is_file():
         raise SourceError(f"{path}: no such file or folder")
-    match path.suffix.lower():
+    match table_kind(path):
         case ".csv":
             return _collect(_csv(path, delimiter or ",", text, label, encoding))
         case ".tsv":
@@ -82,6 +85,21 @@ def read_labelled(
         case ".parquet":
             return _collect(_parquet(path, text, label))
     raise SourceError(f"{path}: text is read from .csv, .tsv, .jsonl, .parquet or a folder, got {path.suffix!r}")
+
+
+def table_kind(path: Path) -> str:
+    """How the name of a table ends; of a compressed one, how it would without.
+
+    >>> table_kind(Path("Reviews.CSV.gz"))
+    '.csv'
+    """
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    return kind if kind != ".parquet" else path.suffix.lower()
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file to read, decompressed if its name ends in .gz."""
+    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[Array, " n"]:
@@ -120,7 +138,8 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
             texts.append(found[0])
             labels.append(found[1])
     if not texts:
-        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)})")
+        remedy = "; say its encoding, such as latin-1 or cp1252" if "not UTF-8" in _first(rejected) else ""
+        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)}){remedy}")
     return LabelledText(texts, labels, tuple(rejected))
 
 
@@ -151,14 +170,17 @@ def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
     """A file of delimited text; what is not in its encoding is kept and told with its row later."""
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise SourceError(f"{path}: the delimiter must be one character, such as ; or a tab, got {delimiter!r}")
-    with path.open("rb") as file:
-        begin = file.read(4096)
+    try:
+        with open_bytes(path) as file:
+            begin = file.read(4096)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise SourceError(f"{path}: not a readable .gz file ({error})") from error
     if encoding is None and (begin[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in begin):
         raise SourceError(f"{path}: not UTF-8 but most likely UTF-16; read it with encoding utf-16")
     if not begin:
         raise SourceError(f"{path}: the file is empty; it needs a first line with the names of the columns")
     try:
-        return path.open(encoding=encoding or "utf-8-sig", errors="surrogateescape", newline="")
+        return io.TextIOWrapper(open_bytes(path), encoding or "utf-8-sig", "surrogateescape", newline="")
     except LookupError as error:
         raise SourceError(f"{path}: {error}; encodings are named like utf-8, utf-16, latin-1, cp1252") from error
 
@@ -228,7 +250,7 @@ def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, l
 
 
 def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         yield from json_rows(file, text, label)
 
 

@@ -133,8 +133,11 @@ def confined_rows(parts: PartsFound, shown: Callable[[str], bool]) -> list[tuple
     """The words that decide in one part only, in words for people."""
     rows: list[tuple[str, ...]] = []
     for one in [one for one in parts.confined if shown(one.token)][:CONFINED]:
-        there = f"{one.share_elsewhere:.0%} of {one.elsewhere}" if one.elsewhere else "none"
-        rows.append((one.token, KINDS[one.kind], one.part, str(one.label), f"{one.share:.0%} of {one.texts}", there))
+        sides = [
+            f"{side.share:.0%} of {side.texts}, without it {side.without:.0%}" if side.texts else "in no text"
+            for side in (one.here, one.elsewhere)
+        ]
+        rows.append((one.token, KINDS[one.kind], one.part, str(one.label), *sides))
     return rows
 
 

@@ -210,12 +210,19 @@ def _example(one: Explanation, truth: Any) -> dict[str, Any]:
     return {
         "label": str(one.label),
         "truth": None if truth is None else str(truth),
-        "sure": f"{one.probability:.0%}" if one.probability < 0.995 else f"{one.probability:.1%}",
+        "sure": _sure(one.probability),
         "selected": one.selected or "nothing",
         "competitor": one.competitor or "nothing",
         "margin": f"{one.margin:.2f}",
         "parts": parts,
     }
+
+
+def _sure(probability: float) -> str:
+    """A probability for people; none is ever quite sure."""
+    return (
+        f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
+    )
 
 
 def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
