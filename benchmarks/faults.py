@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults [--count 50] [--what kill-train ...]
 
-Commands run in forked children of this process. After each fault the same command is run again, undisturbed, and what
-it has made is compared, to the bit, with what it makes without a fault. A row counts
+Commands run in forked children of this process, sweeps in that child alone. After each fault the same command is run
+again, undisturbed, and what it has made is compared, to the bit, with what it makes without a fault. A row counts
 
 - same: the end is the same to the bit (times and file dates aside);
 - refused: the fault was named in one line, and nothing was made of it;
@@ -95,7 +95,7 @@ def works(given: Path) -> dict[str, Work]:
     """The commands that write, at sizes of about half a second."""
     ids, rows = str(given / "ids.safetensors"), str(given / "rows.jsonl")
     train = ("train", ids, "--out", "OUT/t", "--epochs", "60", "--dimension", "8", "--batch", "16")
-    sweep = ("sweep", "fig1b", "--over", "steps=100..139", "--jobs", "1", "--table", "limits", "--out", "OUT/s")
+    sweep = ("sweep", "fig1b", "--over", "steps=3..8", "--jobs", "1", "--table", "limits", "--out", "OUT/s")
     return {
         "train": Work("train", (*train, "--checkpoint-every", "0.02"), "t", of_training),
         "sweep": Work("sweep", sweep, "s", of_files("*/tables/*.parquet")),
@@ -134,8 +134,10 @@ def spawn(arguments: list[str], said: Path, prepare: Prepare | None = None) -> t
         out = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
+        from tokenmargin import engines
         from tokenmargin.cli import main
 
+        engines.LocalEngine = lambda _: engines.SerialEngine()  # type: ignore[assignment,misc]  # no processes of a fork
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if prepare is not None:
             prepare()

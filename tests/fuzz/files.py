@@ -310,7 +310,7 @@ def resumed(rng: Generator, samples: Samples) -> bool:
     """Training goes on from a folder with a damaged file, and ends where it must."""
     folder = samples.place("trained")
     shutil.copytree(samples.trained, folder)
-    path = pick(rng, sorted(p for p in folder.iterdir() if not p.name.startswith(".")))
+    path = pick(rng, sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")))
     path.write_bytes(damaged(rng, path.read_bytes()))
     code, _, _ = command("train", samples.ids, "--out", folder, "--epochs", 2, "--dimension", 2, "--batch", 9)
     if code == 0:
