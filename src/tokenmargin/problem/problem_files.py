@@ -10,8 +10,6 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin._files import read_arrays
-from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
@@ -87,6 +85,9 @@ def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
 
 def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
     """The kind of problem that the fields describe: by real targets, by a head of several columns, or plain."""
+    from tokenmargin.problem.class_problem import ClassProblem  # it loads scipy, which few files need
+    from tokenmargin.problem.regression_problem import RegressionProblem
+
     keys = arrays.pop("keys")
     if "targets" in arrays:
         if "labels" in arrays:
