@@ -1,10 +1,13 @@
 """Next tokens: a corpus of a million tokens, and the two ways to a limit compared on random problems.
 
     python -m benchmarks.next_token corpus reviews.safetensors [--tokens 1000000] [--window 32] [--steps 300]
+    python -m benchmarks.next_token model reviews.safetensors [--tokens 5000] [--window 8] [--steps 3000]
     python -m benchmarks.next_token audit [--count 40] [--first 0]
 
 `corpus` times graphs and both parts of the limit on ids written by `tokenmargin prepare`, and follows normalised
-descent on the table of logits: the cosine to the certified direction, and the loss above its certified infimum. `audit`
+descent on the table of logits: the cosine to the certified direction, and the loss above its certified infimum. `model`
+trains one layer of attention in torch on the first tokens (one-hot embeddings, weights from zero, all sequences at
+every step) by gradient descent, by normalised descent and by Adam, and compares its W with the certified limit. `audit`
 draws problems from the families of the claims' audit, solves the limit without training, and follows gradient flow from
 two starts to |W| = 1e8: both parts must agree.
 """
@@ -73,6 +76,54 @@ def _descend(limit: NextTokenLimit, steps: int) -> None:
                   f"{above:.2e}, finite part off by {tied:.3f} of its length")  # fmt: skip
 
 
+def model(path: str, tokens: int, window: int, steps: int) -> int:
+    """One layer of attention on the first tokens of a corpus, by torch's own gradients and optimisers."""
+    import torch
+
+    read = load_prepared(path).corpus()
+    texts = int(np.searchsorted(np.cumsum(read.lengths), tokens, side="right"))
+    lengths = read.lengths[:texts]
+    problem = next_token_windows(read.tokens[: int(lengths.sum())], lengths, read.vocabulary, window=window)
+    limit = next_token_limit(problem)
+    graph = limit.graph
+    print(problem, graph, f"certified: {limit.is_certified}, infimum of the loss {limit.finite.risk:.6f}", sep="\n")
+    # The entries of W that some sequence looks at, in the order of the graph's nodes; the others have no gradient.
+    size = len(problem.vocabulary)
+    order = np.argsort(graph.last * size + graph.token)
+    rows = np.split(problem.tokens, np.cumsum(problem.lengths)[:-1])
+    seen, ahead = np.zeros((problem.n, window), dtype=np.int64), np.full((problem.n, window), -np.inf)
+    right = np.zeros((problem.n, window), dtype=bool)
+    for i, row in enumerate(rows):
+        wanted = row[-1] * size + row
+        place = np.searchsorted((graph.last * size + graph.token)[order], wanted).clip(max=graph.nodes - 1)
+        known = (graph.last * size + graph.token)[order[place]] == wanted
+        seen[i, : len(row)], ahead[i, : len(row)] = order[place], 0.0
+        right[i, : len(row)] = row == problem.labels[i]
+        ahead[i, : len(row)][~known] = 0.0  # a sequence of one distinct token: its logits do not matter
+    at, mask, next_one = (torch.from_numpy(array) for array in (seen, ahead, right))
+    for name in ("descent", "normalised", "adam"):
+        W = torch.zeros(graph.nodes, dtype=torch.float64, requires_grad=True)
+        rate = {"descent": 0.02 * problem.n, "normalised": 1.0, "adam": 0.05}[name]
+        optimiser = torch.optim.Adam([W], lr=rate) if name == "adam" else torch.optim.SGD([W], lr=rate)
+        for step in range(1, steps + 1):
+            optimiser.zero_grad()
+            attended = torch.log_softmax(W[at] + mask, dim=1)
+            loss = -torch.logsumexp(attended.masked_fill(~next_one, -torch.inf), dim=1).mean()
+            loss.backward()
+            if name == "normalised" and W.grad is not None:
+                W.grad *= float(np.linalg.norm(limit.direction.vector)) / 2 / step**0.5 / W.grad.norm()
+            optimiser.step()
+            if step in (10, 100, 1000) or step == steps:
+                now, target = W.detach().numpy(), limit.direction.vector
+                length = float(np.linalg.norm(now))
+                cosine = float(now @ target) / length / float(np.linalg.norm(target))
+                above = float(loss.detach()) - limit.finite.risk
+                print(
+                    f"{name:10} step {step:5}: |W| = {length:6.1f}, cosine {cosine:.4f}, loss above infimum {above:.1e}"
+                )
+    return 0 if limit.is_certified else 1
+
+
 def audit(count: int, first: int) -> int:
     families = [family for family in FAMILIES if family is not other_loss]
     outcomes, misses, angle, distance = Counter[str](), 0, 0.0, 0.0
@@ -121,13 +172,18 @@ def main() -> int:
     on.add_argument("--tokens", type=int, default=1_000_000)
     on.add_argument("--window", type=int, default=32)
     on.add_argument("--steps", type=int, default=0)
+    one = kinds.add_parser("model")
+    one.add_argument("path")
+    one.add_argument("--tokens", type=int, default=5_000)
+    one.add_argument("--window", type=int, default=8)
+    one.add_argument("--steps", type=int, default=3000)
     many = kinds.add_parser("audit")
     many.add_argument("--count", type=int, default=40)
     many.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     if options.kind == "audit":
         return audit(options.count, options.first)
-    return corpus(options.path, options.tokens, options.window, options.steps)
+    return (model if options.kind == "model" else corpus)(options.path, options.tokens, options.window, options.steps)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,18 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.losses import CustomLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective
+from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, is_globally_optimal, is_locally_optimal, neighbours, score_gaps
+from tokenmargin.selection import (
+    angle,
+    attention_weights,
+    is_globally_optimal,
+    is_locally_optimal,
+    neighbours,
+    score_gaps,
+)
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -285,3 +293,34 @@ def test_the_limit_of_several_heads_is_that_of_them_side_by_side() -> None:
     for head, chosen, part in zip(heads, limit.selected.reshape(2, 2), np.split(limit.solution.vector, 2), strict=True):
         np.testing.assert_allclose(part, max_margin(head, chosen).vector, atol=1e-8)
     assert limit.angle < 1e-6
+
+
+def test_pulls_that_cancel_to_a_hundredth_are_followed_to_the_end():
+    """The first solver was given up at |p| = 18 here, and the second stalled before 1e8."""
+    audited = case(61)
+    limit = limit_of(audited.posed, audited.starts[0])
+    assert (limit.outcome, limit.path.stop) == ("direction", "norm")
+    assert limit.angle <= 1e-6  # what `limit_of` promises of a direction
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_head_best_served_by_a_mixture_has_a_finite_part(seed) -> None:
+    """`psi(x) = -|x - c|^2 / 2`: of two tokens that tie, the mixture nearest to c; the others are left behind."""
+    rng = np.random.default_rng(seed)
+    values = np.array([[[1.0, 0.0], [-1.0, 0.2], [0.3, 4.0], [-0.2, 5.0]]])  # c lies beyond the line of the first two
+    centre = np.array([0.3, -0.5])
+    head = NonlinearHead(
+        lambda x: -((x - centre) ** 2).sum(-1) / 2,
+        lambda x: centre - x,
+        lambda x: np.broadcast_to(-np.eye(2), (*x.shape, 2)),
+    )
+    problem = TokenProblem.of(rng.standard_normal((1, 4, 5)), [1], values=values, head=np.zeros(2))
+    limit = limit_of(HeadObjective(problem, head=head))
+    assert limit.outcome == "finite part"
+    assert limit.angle < 1e-6
+    assert limit.solution.is_optimal
+    a, b = values[0, :2]
+    share = (centre - b) @ (a - b) / ((a - b) @ (a - b))  # the foot of the perpendicular
+    # Logits of size 1e8 round at 1e-8 or so; the others' weights are exp(-1e7).
+    weights = attention_weights(problem.keys, limit.point)[0]
+    np.testing.assert_allclose(weights, [share, 1 - share, 0, 0], atol=1e-6)

@@ -36,7 +36,8 @@ def test_page_and_assets_come_from_the_package_with_a_strict_policy(playground: 
     status, headers, body = call(playground, "GET", "/")
     assert status == 200
     assert b"See attention choose" in body
-    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'sha256-" in headers["content-security-policy"]
+    assert "'unsafe-inline'" not in headers["content-security-policy"].partition("style-src")[0]
     for asset in STATIC.iterdir():
         status, headers, body = call(playground, "GET", f"/{asset.name}")
         assert (status, body) == (200, asset.read_bytes())

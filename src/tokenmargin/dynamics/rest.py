@@ -22,7 +22,8 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Attention, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.objective.nonlinear_heads import HeadObjective
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 if TYPE_CHECKING:
@@ -199,11 +200,11 @@ class _Lifted(AbstractEvent):
 def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
     objective = along.objective
-    if not isinstance(objective, PromptObjective | AbstractLocalObjective):
+    if not isinstance(objective, PromptObjective | AbstractLocalObjective | HeadObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
     tied = problem.mask & (state.weights > _TIED)
-    keys = _laid_out(problem)
+    keys = in_coordinates(problem.keys)
     apart = (keys - keys[state.pivot][:, None])[tied]
     _, sizes, rows = np.linalg.svd(apart)
     rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
@@ -237,7 +238,7 @@ def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Ar
 
 
 def _divergent(
-    objective: PromptObjective | AbstractLocalObjective,
+    objective: PromptObjective | AbstractLocalObjective | HeadObjective,
     w: Float[Array, " r"],
     tied: Bool[Array, "n T"],
     across: Float[Array, "q r"],
@@ -250,16 +251,18 @@ def _divergent(
     problem = objective.problem
     alone = replace(objective, problem=_masked(problem, tied))
     state = alone.forward(w)
-    keys = _laid_out(problem)
+    keys = in_coordinates(problem.keys)
     away = keys - keys[state.pivot][:, None]
     kept = (problem.mask & ~tied) | state.pivot
     # The logits of the new problem are z's alone; w, the summed weights of the tied and c_i go into the offset.
-    ahead = state.log_weights[state.pivot] + objective.loss.log_slope(state.output)
+    reached = alone.outputs(w) if isinstance(alone, HeadObjective) else state.output
+    ahead = state.log_weights[state.pivot] + objective.loss.log_slope(reached)
     lean = away @ (w - across.T @ (across @ w)) + ahead[:, None]
     if isinstance(objective, Divergent):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
-    scores = np.where(state.pivot, state.output[:, None], problem.around(state.weights).scores)
+    around = objective if isinstance(objective, HeadObjective) else problem
+    scores = np.where(state.pivot, state.output[:, None], around.around(state.weights).scores)
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
     return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 
@@ -267,9 +270,6 @@ def _divergent(
 def _masked(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
     keys = problem.keys
     assert isinstance(keys, Coordinates), "reduced problems have coordinates"
-    return problem.with_keys(Coordinates(keys.vectors, keys.index, mask))
-
-
-def _laid_out(problem: TokenProblem) -> Float[Array, "n T r"]:
-    assert isinstance(problem.keys, Coordinates), "reduced problems have coordinates"
-    return problem.keys.laid_out
+    values = problem.values
+    kept = Coordinates(values.vectors, values.index, mask) if isinstance(values, Coordinates) else None
+    return problem.with_keys(Coordinates(keys.vectors, keys.index, mask), kept)

@@ -25,12 +25,13 @@ from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective
+from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, spelled
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
-Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective | HeadObjective
 """Objectives of p alone, or of the prompts of several heads, which are one side by side."""
 
 FALLING = 1e-4, 1e-6
@@ -273,7 +274,7 @@ def _asked(
             "the limit of K and Q is named by the nuclear margin that steps reach: give limit_of(objective, start, "
             "method='ngd'), or compare the end of flow(objective) with max_margin(..., norm='nuclear')"
         )
-    if not isinstance(given, PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective):
+    if not isinstance(given, Followed):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")
     return replace(given, problem=given.problem.merged), given.problem
 

@@ -94,7 +94,7 @@ class ClassObjective(AbstractLocalObjective):
         # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
         with np.errstate(divide="ignore"):
             apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
-        block = _weighed(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
+        block = weighed(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
         return linearisation((block,), self.problem.n)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
@@ -164,7 +164,7 @@ class SquareObjective(AbstractLocalObjective):
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
-        return _weighed(block, seen, log_reach[:, None] + seen.log_lead)
+        return weighed(block, seen, log_reach[:, None] + seen.log_lead)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
@@ -173,7 +173,7 @@ class SquareObjective(AbstractLocalObjective):
         return self.problem.seen_from(np.where(sign == 0, np.nan, -sign))
 
 
-def _weighed(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
+def weighed(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
     """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
     sizes = _scaled(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
     total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())

@@ -17,6 +17,7 @@ from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
 from tokenmargin.objective.jacobian import Linearisation, linearisation, pivoted, prompt_block, seen_from_pivot
+from tokenmargin.objective.local_scores import weighed
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -97,6 +98,19 @@ class HeadObjective(AbstractObjective):
         state, output, _ = self._state(theta)
         return prompt_descent(self.problem.keys, state, self.loss.log_slope(output))
 
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        """The forward pass with the scores that tokens have around it, to first order; its output is theirs."""
+        return self._state(theta)[0]
+
+    def around(self, weights: Float[Array, "n T"]) -> TokenProblem:
+        """The problem with fixed scores that this one is to first order around some weights."""
+        problem, values = self.problem, _values(self.problem.values)
+        gradient = problem.labels[:, None] * self.head.gradient(np.einsum("nt,ntd->nd", weights, values))
+        return TokenProblem(problem.keys, problem.labels, scores=np.einsum("nd,ntd->nt", gradient, values))
+
+    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
+        return self.around(self.forward(theta).weights)
+
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state, output, attended = self._state(theta)
         seen = seen_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
@@ -105,7 +119,10 @@ class HeadObjective(AbstractObjective):
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
         bending = np.einsum("ndr,nde,neq->nrq", moved, self.head.second(attended), moved)
         block = prompt_block(seen, bending=self.problem.labels[:, None, None] * bending)
-        return linearisation((block,), self.problem.n)
+        # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
+        with np.errstate(divide="ignore"):
+            apart = np.log(np.einsum("nd,ntd->nt", np.abs(self.head.gradient(attended)), np.abs(spread)))
+        return linearisation((weighed(block, seen, seen.log_slope[:, None] + apart),), self.problem.n)
 
     def excess(
         self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None

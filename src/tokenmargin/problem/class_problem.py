@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
-from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -140,14 +139,6 @@ class ClassProblem(TokenProblem):
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> ClassProblem:
         return ClassProblem(keys, self.classes, values, class_logits=self.class_logits, keep_unused=True)
-
-    def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> ClassProblem:
-        return self.with_keys(bilinear(self.keys, queries), self.values)
-
-    def as_gram(self, starts: Float[Array, "k d"] | None = None) -> ClassProblem:
-        if not isinstance(self.keys, Coordinates):
-            raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
-        return self.with_keys(self.keys.as_gram(starts))
 
     @cached_property
     def merged(self) -> ClassProblem:

@@ -11,8 +11,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
@@ -88,6 +86,9 @@ def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
 
 def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
     """The kind of problem that the fields describe: by real targets, by a head of several columns, or plain."""
+    from tokenmargin.problem.class_problem import ClassProblem  # it loads scipy, which few files need
+    from tokenmargin.problem.regression_problem import RegressionProblem
+
     keys = arrays.pop("keys")
     if "targets" in arrays:
         if "labels" in arrays:

@@ -11,8 +11,6 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
-from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector
 
 
@@ -48,21 +46,6 @@ class RegressionProblem(TokenProblem):
         wanted.setflags(write=False)
         object.__setattr__(self, "targets", wanted)
 
-    @classmethod
-    def of(
-        cls,
-        keys: ArrayLike,
-        targets: ArrayLike,
-        *,
-        head: MaybeArray = None,
-        scores: MaybeArray = None,
-        values: MaybeArray = None,
-        mask: MaybeArray = None,
-    ) -> RegressionProblem:
-        """From plain arrays: `keys` and `values` (n, T, d), `targets` (n,), `head` (d,) or `scores` (n, T)."""
-        geometry = None if values is None else Coordinates.of(values, mask)
-        return cls(Coordinates.of(keys, mask), targets, geometry, head=head, scores=scores)
-
     def _answers(self) -> Array:
         return self.targets
 
@@ -72,14 +55,6 @@ class RegressionProblem(TokenProblem):
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> RegressionProblem:
         return RegressionProblem(keys, self.targets, values, scores=self.scores)
-
-    def with_matrix(self, queries: Float[Array, "n q"] | Float[Array, " q"]) -> RegressionProblem:
-        return self.with_keys(bilinear(self.keys, queries), self.values)
-
-    def as_gram(self, starts: Float[Array, "k d"] | None = None) -> RegressionProblem:
-        if not isinstance(self.keys, Coordinates):
-            raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
-        return self.with_keys(self.keys.as_gram(starts))
 
     @cached_property
     def merged(self) -> RegressionProblem:

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -22,6 +23,7 @@ from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
 
+Kind = TypeVar("Kind", bound="TokenProblem")
 SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this dimension
 
 
@@ -84,7 +86,7 @@ class TokenProblem(Tabular, Drawn):
 
     @classmethod
     def of(
-        cls,
+        cls: type[Kind],
         keys: ArrayLike,
         labels: ArrayLike,
         *,
@@ -92,8 +94,11 @@ class TokenProblem(Tabular, Drawn):
         scores: MaybeArray = None,
         values: MaybeArray = None,
         mask: MaybeArray = None,
-    ) -> TokenProblem:
-        """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T)."""
+    ) -> Kind:
+        """From plain arrays: `keys` and `values` of shape (n, T, d), `labels` (n,), `head` (d,) or `scores` (n, T).
+
+        The labels of a `RegressionProblem` are its targets.
+        """
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(Coordinates.of(keys, mask), labels, geometry, head=head, scores=scores)
 
@@ -147,9 +152,8 @@ class TokenProblem(Tabular, Drawn):
         if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
             raise TypeError("as_gram needs a problem in coordinates; this one is in Gram space already")
         keys = self.keys.as_gram(starts)
-        if self.head is None:
-            values = keys if self.values is self.keys and starts is None else self.values.as_gram()
-            return TokenProblem(keys, self.labels, values, scores=self.scores)
+        if self.head is None or not self.has_fixed_scores:
+            return self.with_keys(keys, keys if self.values is self.keys and starts is None else self.values.as_gram())
         values = self.values.as_gram(self.head[None])
         return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
 
@@ -182,8 +186,10 @@ class TokenProblem(Tabular, Drawn):
         **Arguments**
         - `queries`: one z for all inputs, or one `z_i` for each.
         """
-        scores = self.scores if self.head is None else None
-        return TokenProblem(bilinear(self.keys, queries), self.labels, self.values, head=self.head, scores=scores)
+        keys = bilinear(self.keys, queries)
+        if self.head is None or not self.has_fixed_scores:
+            return self.with_keys(keys, self.values)
+        return TokenProblem(keys, self.labels, self.values, head=self.head)
 
     def __repr__(self) -> str:
         shape = self.keys.matrix_shape

@@ -34,7 +34,7 @@ def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: flo
 
 
 @dataclass(frozen=True, eq=False)
-class Limit:
+class FollowedFlow:
     """A flow followed far, and how it stands to the max-margin direction of what it selects.
 
     - `path`: the flow.
@@ -55,18 +55,20 @@ class Limit:
         return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
-def follow(problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None) -> Limit:
+def follow(
+    problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None
+) -> FollowedFlow:
     """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
     objective = PromptObjective(problem, loss or LogisticLoss())
     path = flow(objective, start=start, until_norm=norm, settings=SETTINGS)
     chosen = selected_in_the_limit(problem, path.prompt)
     solution = class_margin(problem, chosen)
     if path.stop != "norm" or not solution.is_optimal:
-        return Limit(path, chosen, solution, np.inf, np.inf)
+        return FollowedFlow(path, chosen, solution, np.inf, np.inf)
     began = float(problem.keys.norm(start))
     before = path.at_norm(norm / 10) if began < norm / 10 else start
     late, early = (float(angle(problem.keys, p, solution.vector)) for p in (path.prompt, before))
-    return Limit(path, chosen, solution, late, early)
+    return FollowedFlow(path, chosen, solution, late, early)
 
 
 def vanishing(name: str, angles: tuple[float, float], *, norm: float, most: float = 1e-2) -> tuple[Slack, Slack]:

@@ -23,7 +23,7 @@ from tokenmargin.problem.corpus_generators import selective_corpus, varied_selec
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
-from tokenmargin.theory.limits import Limit, follow
+from tokenmargin.theory.limits import FollowedFlow, follow
 
 Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3
@@ -167,7 +167,7 @@ class EmbeddingInstance:
         return np.random.default_rng([self.seed, k, 2]).integers(2, size=size).astype(float)
 
     @cached_property
-    def limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[FollowedFlow, ...]:
         """Gradient flow of p after the first step, from each start."""
         return tuple(follow(step.after.problem(), step.after.prompt, norm=self.norm) for step in self.steps)
 

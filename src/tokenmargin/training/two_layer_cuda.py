@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.config import Conventions
 from tokenmargin.training.cuda import check_dimension
 from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
+
+Precision: TypeAlias = Literal["tf32x3", "tf32"]
 
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
@@ -46,15 +47,9 @@ class TwoLayerCuda(TwoLayer):
     """
 
     def __init__(
-        self,
-        data: TokenData,
-        state: State,
-        optimizer: AdamW,
-        *,
-        conventions: Conventions | None = None,
-        precision: Literal["tf32x3", "tf32"] = "tf32x3",
+        self, data: TokenData, state: State, optimizer: AdamW, *, precision: Precision = "tf32x3", **options: Any
     ) -> None:
-        super().__init__(data, state, optimizer, conventions=conventions)
+        super().__init__(data, state, optimizer, **options)
         m, d = state.embeddings.shape
         check_dimension(d)
         self.precision = precision

@@ -24,6 +24,7 @@ class Demo(PromptPaths):
 
     figure = "demo"
     source = "an instance of our own"
+    seconds = (2, 2)
     title = "Two inputs, four tokens each: three directions attention can converge to"
     followed: ClassVar[bool] = False
 

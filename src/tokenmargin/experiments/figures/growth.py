@@ -20,6 +20,7 @@ class _Growth(AbstractExperiment):
     """Normalised descent against plain descent on the data of Figure 1c, from p = 0."""
 
     source = PAPER_B
+    seconds = (0.4, 0.4)
 
     steps: int = 1000
     normalized_step: float = 0.1
@@ -44,7 +45,6 @@ class Figure4a(_Growth):
 
     figure = "fig4a"
     title = "Softmax saturates sooner under normalised descent"
-    seconds = (0.4, 0.4)
     shows = (
         "on the data of Figure 1c the largest softmax weight rises to 1 under both, sooner under normalised descent "
         "(step 0.1) than under gradient descent (step 1). No numbers are printed."
@@ -71,7 +71,6 @@ class Figure4b(_Growth):
 
     figure = "fig4b"
     title = "The norm of attention grows linearly or logarithmically"
-    seconds = (0.4, 0.4)
     shows = (
         "the norm of p grows without bound under both: in a straight line under normalised descent, ever more slowly "
         "under gradient descent. No numbers are printed."
@@ -81,18 +80,11 @@ class Figure4b(_Growth):
         half = self.steps // 2
         late = {name: table[f"norm_{name}"][-1] - table[f"norm_{name}"][half] for name in ("ngd", "gd")}
         return (
-            Finding(
-                "normalised descent, norm gained in the second half per step taken",
-                float(late["ngd"] / (self.normalized_step * (self.steps - half))),
-                0.99,
-                1.0,
-                "a straight line has 1; the share that may be missing is our choice",
-            ),
+            Finding("normalised descent, norm gained in the second half per step taken",
+                    float(late["ngd"] / (self.normalized_step * (self.steps - half))), 0.99, 1.0,
+                    "a straight line has 1; the share that may be missing is our choice"),
             # A logarithm gains log 2 / log(steps) of its final value in the last halving; 1.5 allows for the offset.
-            Finding(
-                "plain descent, share of the final norm gained in the second half",
-                float(late["gd"] / table["norm_gd"][-1]),
-                high=float(1.5 * np.log(2) / np.log(self.steps)),
-                source="a logarithm gains log 2 / log(steps) of its value; half as much more is our choice",
-            ),
-        )
+            Finding("plain descent, share of the final norm gained in the second half",
+                    float(late["gd"] / table["norm_gd"][-1]), high=float(1.5 * np.log(2) / np.log(self.steps)),
+                    source="a logarithm gains log 2 / log(steps) of its value; half as much more is our choice"),
+        )  # fmt: skip

@@ -25,6 +25,7 @@ class _Joint(AbstractExperiment):
     """Normalised descent on v and p, each by its own gradient norm, from v = (-1, 0) and p = (0, -1)."""
 
     source = PAPER_B
+    seconds = (0.3, 0.3)
 
     steps: int = 1000
     step: float = 0.1
@@ -125,7 +126,6 @@ class Figure3a(_Joint):
 
     figure = "fig3a"
     title = "All selected tokens are support vectors: p and v reach their max-margin directions (Theorem 5)"
-    seconds = (0.3, 0.3)
     shows = (
         "head v and attention vector p trained together on three inputs of two tokens, all selected tokens support "
         "vectors of the classifier: v turns to v^mm and p to p^mm. No numbers are printed."
@@ -144,7 +144,6 @@ class Figure3b(_Joint):
 
     figure = "fig3b"
     title = "One token is no support vector: p reaches the relaxed direction instead (Theorem 6)"
-    seconds = (0.3, 0.3)
     shows = (
         "the same with one selected token that is no support vector: p turns away from p^mm to the solution p^relax "
         "of the problem that asks nothing but non-negative margins of that input. No numbers are printed."
@@ -173,7 +172,6 @@ class Figure3c(_Joint):
 
     figure = "fig3c"
     title = "Softmax and output probabilities in the run of Figure 3a"
-    seconds = (0.3, 0.3)
     shows = (
         "in the run of Figure 3a the softmax probability of the optimal tokens and the logistic probability of the "
         "labels both rise to 1. No numbers are printed."

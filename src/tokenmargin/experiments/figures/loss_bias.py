@@ -92,32 +92,15 @@ class Figure5(AbstractExperiment):
         known = paths["score"] <= 10
         half, end = (paths["y"][known & (paths["step"] == step)] for step in (self.steps // 2, self.steps))
         return (
-            Finding(
-                "correlation loss: least height at the end, C > 1",
-                float(height["correlation"].min()),
-                low=0.0,
-                source="the path bends to the high score",
-                basis="figure",
-            ),
-            Finding(
-                "logistic loss: greatest height at the end, C > 1",
-                float(height["logistic"].max()),
-                high=0.0,
-                source="the path bends to the low score",
-                basis="figure",
-            ),
-            Finding(
-                "largest distance of a height from the closed form",
-                float(np.abs(bias["height"] - bias["predicted"]).max()),
-                high=1e-9,
-                source="the two inputs' gradients balance there; it is approached exponentially",
-            ),
+            Finding("correlation loss: least height at the end, C > 1", float(height["correlation"].min()), low=0.0,
+                    source="the path bends to the high score", basis="figure"),
+            Finding("logistic loss: greatest height at the end, C > 1", float(height["logistic"].max()), high=0.0,
+                    source="the path bends to the low score", basis="figure"),
+            Finding("largest distance of a height from the closed form",
+                    float(np.abs(bias["height"] - bias["predicted"]).max()), high=1e-9,
+                    source="the two inputs' gradients balance there; it is approached exponentially"),
             # A height that stays while the norm grows is an angle that goes to zero.
-            Finding(
-                "largest change of a height in the second half of the run, C up to 10",
-                float(np.abs(end - half).max(initial=0.0)),
-                high=1e-9,
-                source="so the direction goes to (1, 0)",
-            ),
+            Finding("largest change of a height in the second half of the run, C up to 10",
+                    float(np.abs(end - half).max(initial=0.0)), high=1e-9, source="so the direction goes to (1, 0)"),
             Finding("largest angle to (1, 0) at the end, C up to 10", float(bias["angle"][bias["score"] <= 10].max())),
-        )
+        )  # fmt: skip

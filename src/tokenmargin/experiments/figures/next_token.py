@@ -125,8 +125,8 @@ class NextTokenGlobal(_Notebook):
         "ten draws of six sequences over six tokens; after 4000 steps of normalised descent W has a correlation of "
         ".976 to .993 with the graph max-margin solution (printed by the public notebook)."
     )
-    printed: ClassVar[tuple[float, ...]] = GLOBAL
-    unused: ClassVar[int] = 1
+    printed = GLOBAL
+    unused = 1
 
     def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         limit, posed = next_token_limit(problem), problem.attention()
@@ -173,8 +173,8 @@ class NextTokenLocal(_Notebook):
         "ten draws with the embeddings as head and the loss (1 - softmax)^2; after 2000 steps W has a correlation of "
         ".992 to .9995 with the max-margin solution of the tokens it selects (printed by the public notebook)."
     )
-    printed: ClassVar[tuple[float, ...]] = LOCAL
-    unused: ClassVar[int] = 2
+    printed = LOCAL
+    unused = 2
 
     steps: int = 2000
     step: float = 0.1

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
@@ -20,7 +19,7 @@ from tokenmargin.experiments.tables import PAPER_B
 from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import max_margin_batch
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import gaps_over, near_tokens
@@ -110,7 +109,7 @@ def _trials(settings: _Overparameterisation, d: int, progress: Progress) -> dict
     cosines, gaps = np.full(len(problems), np.nan), np.full(len(problems), np.nan)
     kinds = np.where(saturated, "not separable", "not saturated").astype("U20")
     if saturated.any():
-        keys = np.stack([_tokens(pose) for pose, here in zip(problems, saturated, strict=True) if here])
+        keys = np.stack([in_coordinates(pose.keys) for pose, here in zip(problems, saturated, strict=True) if here])
         scores = np.stack([pose.scores for pose, here in zip(problems, saturated, strict=True) if here])
         selected = path.selected[saturated, 0]
         solution = max_margin_batch(keys, selected)
@@ -133,11 +132,6 @@ def _trials(settings: _Overparameterisation, d: int, progress: Progress) -> dict
         "cosine": cosines,
         "gap": gaps,
     }
-
-
-def _tokens(problem: TokenProblem) -> Float[Array, "n T d"]:
-    assert isinstance(problem.keys, Coordinates), "random problems have coordinates"
-    return problem.keys.tokens
 
 
 class Figure9a(_Overparameterisation):

@@ -36,6 +36,7 @@ class PromptPaths(AbstractExperiment):
     """Runs from several starts on one problem in the plane."""
 
     source = PAPER_B
+    seconds = (0.7, 0.7)
     directions: ClassVar[tuple[tuple[str, tuple[int, ...]], ...]] = ()
     first_points: ClassVar[tuple[tuple[float, ...], ...]] = tuple((0.0, y, 0.0) for y in SIX_STARTS)
     hyperplane: ClassVar[bool] = False  # whether the figure shows the hyperplane that separates the selected tokens
@@ -147,7 +148,6 @@ class Figure1a(PromptPaths):
 
     figure = "fig1a"
     title = "Equal scores among the others: every start reaches the global direction (Theorem 2)"
-    seconds = (0.7, 0.7)
     shows = (
         "one input of three tokens, the two that are not optimal with equal scores: from six starts p turns to the "
         "direction of the max-margin solution of the optimal token, the GMM. No numbers are printed."
@@ -173,7 +173,6 @@ class Figure1b(PromptPaths):
 
     figure = "fig1b"
     title = "Unequal scores: some starts reach a locally optimal direction (Theorem 3)"
-    seconds = (0.7, 0.7)
     shows = (
         "the same tokens with unequal scores: some of the six starts turn to the GMM, others to the max-margin "
         "direction of a token that is only locally optimal, the LMM. No numbers are printed."
@@ -202,7 +201,6 @@ class Figure1c(PromptPaths):
 
     figure = "fig1c"
     title = "Three inputs, one separating direction"
-    seconds = (0.7, 0.7)
     shows = (
         "three inputs of seven tokens: from six starts p turns to the one max-margin direction that separates the "
         "optimal token of every input from its others. No numbers are printed."

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.experiments.experiment import (
@@ -27,10 +27,9 @@ from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import class_margin, max_margin
 from tokenmargin.objective.forward import attend, descent_weights
 from tokenmargin.objective.losses import LogisticLoss
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.svm_data import ReluData, svm_relu_data
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.theory.paper_c.several_tokens import shortest_with_logits
 
 LOST, KEPT = 1e-6, 1e-3  # weights at most the first are zero, above the second are kept; a run with others is left out
 CLOSED = 1e-2  # an output below this is at the minimum of the rectified units, 0, up to the step's zigzag
@@ -127,7 +126,7 @@ def _train(
     settings: SvmTokens, family: list[ReluData], W: Float[Array, "runs D"], guard: float
 ) -> Float[Array, "runs D"]:
     """Normalised descent of all runs together; around the attended x the head acts by its gradient."""
-    tokens, values = (np.stack([_laid_out(geometry) for geometry in part]) for part in
+    tokens, values = (np.stack([in_coordinates(geometry) for geometry in part]) for part in
                       ([d.problem.keys for d in family], [d.problem.values for d in family]))  # fmt: skip
     runs, n, T, D = tokens.shape
     flat, labels = tokens.reshape(runs, n * T, D), np.stack([data.problem.labels for data in family])
@@ -158,11 +157,11 @@ def _row(data: ReluData, W: Float[Array, " D"]) -> dict[str, object] | None:
     direction, single = class_margin(problem, kept), max_margin(problem, weights.argmax(axis=1))
     if not (direction.is_optimal and single.is_optimal):
         return None
-    finite = _finite_part(problem, logits, kept)
+    finite = shortest_with_logits(problem, logits, kept)
     along = direction.vector @ (W - finite) / (direction.vector @ direction.vector)
     parts = (finite + along * direction.vector, direction.vector, single.vector)
     cosines = (float(W @ part / np.linalg.norm(W) / np.linalg.norm(part)) for part in parts)
-    attended = (weights[:, None] @ _laid_out(problem.values))[:, 0]
+    attended = (weights[:, None] @ in_coordinates(problem.values))[:, 0]
     outputs = np.maximum(attended @ data.layer, 0.0).sum(axis=1)
     return {
         **dict(zip(DIRECTIONS, cosines, strict=True)),
@@ -170,18 +169,3 @@ def _row(data: ReluData, W: Float[Array, " D"]) -> dict[str, object] | None:
         "several": bool((kept.sum(axis=1) > 1).any()),
         "closed": bool((outputs < CLOSED).any()),
     }
-
-
-def _finite_part(problem: TokenProblem, logits: Float[Array, "n T"], kept: Bool[Array, "n T"]) -> Float[Array, " D"]:
-    """The shortest W that gives the kept tokens of every input the differences of logits that they have."""
-    first = kept.argmax(axis=1)
-    inputs, places = np.nonzero(kept)
-    tokens = _laid_out(problem.keys)
-    rows = tokens[inputs, places] - tokens[inputs, first[inputs]]
-    apart = logits[inputs, places] - logits[inputs, first[inputs]]
-    return np.asarray(np.linalg.lstsq(rows, apart, rcond=None)[0])
-
-
-def _laid_out(geometry: AbstractGeometry) -> Float[Array, "n T d"]:
-    assert isinstance(geometry, Coordinates), "the data have coordinates"
-    return geometry.laid_out

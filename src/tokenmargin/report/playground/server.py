@@ -24,11 +24,12 @@ from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
 from tokenmargin.plugins import names
 from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
-from tokenmargin.report.playground.guard import LOOPBACK, Guard
+from tokenmargin.report.explore.page import explore_page
+from tokenmargin.report.playground.guard import LOOPBACK, Guard, article_policy
 from tokenmargin.report.playground.plane import picture
 from tokenmargin.report.playground.presets import PRESETS
 from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
-from tokenmargin.report.word_model import class_names
+from tokenmargin.report.word_model import can_be_read_by_pages, class_names, explore_model
 
 HOME = Path(__file__).parent
 STATIC = HOME / "static"
@@ -79,8 +80,16 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
         reasons = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()[:8]]
         return JSONResponse({"detail": reasons}, status_code=422)
 
+    article = explore_page(
+        model=explore_model(model) if can_be_read_by_pages(model) and len(model.classes_) == 2 else None, served=True
+    )
+
+    @app.get("/")
+    async def page() -> Response:
+        return Response(article, media_type="text/html", headers={"content-security-policy": article_policy(article)})
+
     app.mount("/explore", StaticFiles(directory=SHARED), name="explore")  # the drawing that both pages share
-    app.mount("/", StaticFiles(directory=STATIC, html=True), name="static")
+    app.mount("/", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(
         Guard, names=() if host in LOOPBACK else (host, socket.gethostname()), any_address=host not in LOOPBACK
     )

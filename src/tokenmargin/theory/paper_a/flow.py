@@ -13,7 +13,7 @@ from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.limits import Limit
+from tokenmargin.theory.limits import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     concentrated,
@@ -94,7 +94,7 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     return without_subject(x, hypotheses) or Findings(hypotheses, (*_grows(x), *_selects(x), *_aligned(x)))
 
 
-def length_reached(limits: Sequence[Limit], norm: float) -> Slack:
+def length_reached(limits: Sequence[FollowedFlow], norm: float) -> Slack:
     """That |p_t| grows without bound: seen up to `norm`, refuted where the gradient vanishes."""
     least = min(limit.path.norm for limit in limits)
     slack = above("|p_t| reached", least, norm, tolerance=1e-6 * norm)

@@ -16,7 +16,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
-from tokenmargin.theory.limits import Limit
+from tokenmargin.theory.limits import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import mostly, regime, without_subject
 from tokenmargin.theory.paper_a.definitions import choices, local_optimality
 from tokenmargin.theory.paper_a.first_step import risk_bound
@@ -73,7 +73,7 @@ def _spread(corpus: TokenCorpus, gamma: Float[Array, "n T"]) -> float:
     return float((high - low)[others.any(axis=1)].max(initial=0.0))
 
 
-def at_the_limit(x: EmbeddingInstance, step: FirstStep, limit: Limit) -> Links:
+def at_the_limit(x: EmbeddingInstance, step: FirstStep, limit: FollowedFlow) -> Links:
     """The links that look at where flow goes: local optimality, (27) and (26)."""
     corpus, eta = x.corpus, x.step
     problem, p = step.after.problem(), limit.path.prompt

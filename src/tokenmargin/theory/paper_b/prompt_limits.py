@@ -12,7 +12,7 @@ from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cone_constants, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
-from tokenmargin.theory.limits import Limit, follow, vanishing
+from tokenmargin.theory.limits import FollowedFlow, follow, vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
@@ -96,7 +96,7 @@ def _assumptions(x: ProblemInstance) -> tuple[tuple[Slack, ...], MarginSolution]
     return (assumption_a(x.loss, x.problem), *assumption_b(x.problem), separable), solution
 
 
-def _growth(x: ProblemInstance, late: list[Limit], gmm: Float[Array, " D"]) -> tuple[Slack, Slack]:
+def _growth(x: ProblemInstance, late: list[FollowedFlow], gmm: Float[Array, " D"]) -> tuple[Slack, Slack]:
     """Descent's component along the GMM, below which |p| cannot be, over its last 200 of 2000 steps; and flow's
     norm."""
     printed, keys = printed_smoothness(x.problem, x.loss), x.problem.keys
@@ -114,7 +114,7 @@ def _growth(x: ProblemInstance, late: list[Limit], gmm: Float[Array, " D"]) -> t
 
 
 def _to(
-    x: ProblemInstance, late: list[Limit], target: Float[Array, " D"], name: str = "the GMM"
+    x: ProblemInstance, late: list[FollowedFlow], target: Float[Array, " D"], name: str = "the GMM"
 ) -> tuple[Slack, Slack]:
     """The slowest of the flows against the target."""
     keys = x.problem.keys

@@ -13,7 +13,8 @@ from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import class_margin
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.attention_problems import cross_attention
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import in_coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
 from tokenmargin.theory.paper_b.assumptions import assumption_a
@@ -42,10 +43,9 @@ class Mixture:
 
 def best_mixture(x: ProblemInstance, head: NonlinearHead) -> Mixture:
     """Maximise `Y_i psi(X_i' s)` over the simplex, input by input."""
-    values = x.problem.values
-    assert isinstance(values, Coordinates), "a nonlinear head has coordinates"
+    values = in_coordinates(x.problem.values)
     found, residual, lead = [], 0.0, np.inf
-    for label, tokens in zip(x.problem.labels, values.laid_out, strict=True):
+    for label, tokens in zip(x.problem.labels, values, strict=True):
         s, gains = _best_weights(float(label), tokens, head)
         residual = max(residual, float(np.ptp(gains[s > 0])))
         lead = min(lead, float((gains[s > 0].min() - gains[s == 0]).min(initial=np.inf)))
@@ -92,7 +92,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
     )
     if not solution.is_optimal or not np.isfinite(mixture.lead):
         return Findings(hypotheses, ())
-    finite = _finite_part(x, mixture)
+    finite = shortest_with_logits(x.problem, np.log(np.where(mixture.kept, mixture.weights, 1.0)), mixture.kept)
     length = float(np.linalg.norm(solution.vector))
     ends = [_minimiser(x, x.head, mixture, finite + r * solution.vector, r * length) for r in REACH]
     errors = [_away(W, finite, solution.vector) for W in ends]
@@ -109,22 +109,21 @@ def several_tokens(x: ProblemInstance) -> Findings:
 
 def _concave(x: ProblemInstance, head: NonlinearHead) -> Slack:
     """The largest eigenvalue of the Hessian of `Y psi` at fifty mixtures of each input."""
-    values = x.problem.values
-    assert isinstance(values, Coordinates), "a nonlinear head has coordinates"
+    values = in_coordinates(x.problem.values)
     weights = x.rng.dirichlet(np.ones(x.problem.T), size=(50, x.problem.n))
-    points = np.einsum("knt,ntd->knd", weights, values.laid_out)
+    points = np.einsum("knt,ntd->knd", weights, values)
     bend = x.problem.labels[:, None, None] * head.second(points)
     return sampled(below("largest curvature of Y psi", float(np.linalg.eigvalsh(bend).max()), 0, strict=True))
 
 
-def _finite_part(x: ProblemInstance, mixture: Mixture) -> Float[Array, " D"]:
-    """The shortest W that gives the kept tokens the differences of logits of their weights."""
-    keys = x.problem.keys
-    assert isinstance(keys, Coordinates), "W has coordinates"
-    first, (inputs, places) = mixture.kept.argmax(axis=1), np.nonzero(mixture.kept)
-    rows = keys.laid_out[inputs, places] - keys.laid_out[inputs, first[inputs]]
-    logs = np.log(mixture.weights[inputs, places]) - np.log(mixture.weights[inputs, first[inputs]])
-    return np.asarray(np.linalg.lstsq(rows, logs, rcond=None)[0])
+def shortest_with_logits(
+    problem: TokenProblem, logits: Float[Array, "n T"], kept: Bool[Array, "n T"]
+) -> Float[Array, " D"]:
+    """The shortest W that gives the kept tokens of every input the differences of these logits."""
+    tokens, first, (inputs, places) = in_coordinates(problem.keys), kept.argmax(axis=1), np.nonzero(kept)
+    rows = tokens[inputs, places] - tokens[inputs, first[inputs]]
+    apart = logits[inputs, places] - logits[inputs, first[inputs]]
+    return np.asarray(np.linalg.lstsq(rows, apart, rcond=None)[0])
 
 
 def _minimiser(
@@ -132,9 +131,8 @@ def _minimiser(
 ) -> Float[Array, " D"]:
     """A minimum of the risk on the sphere, by the logarithm of what it has over its infimum."""
     objective = HeadObjective(x.problem, x.loss, head=head)
-    values = x.problem.values
-    assert isinstance(values, Coordinates), "a nonlinear head has coordinates"
-    best = x.problem.labels * head.function(np.einsum("nt,ntd->nd", mixture.weights, values.laid_out))
+    values = in_coordinates(x.problem.values)
+    best = x.problem.labels * head.function(np.einsum("nt,ntd->nd", mixture.weights, values))
     infimum = float(x.loss.value(best).mean())
 
     def landscape(W: Array) -> tuple[float, Array, Array]:
