@@ -43,7 +43,7 @@ def main() -> None:
     with running() as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 1200, "height": 850})
-        page.goto(address)
+        page.goto(f"{address}problem.html")
         page.wait_for_selector("html[data-painted]")
         page.keyboard.press("Escape")
         page.select_option("#preset", "fig9")

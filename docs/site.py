@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))
 
 from gallery import BY_HAND  # noqa: E402
 from site_cells import cells_of, notebook_of, run_cells  # noqa: E402
+from site_plots import plots  # noqa: E402
 from site_reference import TASKS, task_text  # noqa: E402
 
 import tokenmargin  # noqa: E402
@@ -69,6 +70,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made from the code."""
     pages: dict[str, str | bytes] = {_figure_page(experiment): figure_text(experiment) for experiment in EXPERIMENTS}
     pages["gallery.md"] = gallery_text()
+    pages |= plots()
     pages |= {f"api/{name}.md": _room_text(name) for name in _rooms()}
     pages |= {f"reference/{task.place}.md": task_text(task) for task in TASKS}
     pages["reference/index.md"] = reference_index()

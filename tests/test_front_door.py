@@ -55,6 +55,13 @@ def test_importing_loads_no_dependency():
     assert done.stdout.strip() == ""
 
 
+def test_a_margin_needs_little_of_scipy():
+    """Half a second of CPU is what the first answer may cost; loading scipy.optimize alone takes as long."""
+    code = "import sys, tokenmargin as tm; tm.max_margin(tm.figure1b(), [0]); print('scipy.optimize' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_basins_can_be_asked_for_again():
     starts = tm.random_starts(tm.figure1b(), 4, radius=1.0, rng=np.random.default_rng(0))
     first, second = (tm.basins(tm.figure1b(), starts) for _ in range(2))

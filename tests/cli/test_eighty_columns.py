@@ -35,6 +35,13 @@ runs --out kept
 runs show fig1a --out kept
 data list
 explore --out page.html
+playground --port 70000
+predict model rows.csv --out told.csv
+report model --out report.html
+sweep fig1a --over steps=5,10 --jobs 1 --out swept
+prepare rows.csv --out rows.safetensors
+train rows.safetensors --out trained --dimension 8 --epochs 1
+graph toy.json
 """
 DRIVER = """
 import shlex, sys
@@ -82,6 +89,12 @@ def columns_of(line: str) -> int:
 
 
 def test_answers_fit(tmp_path):
+    """Of every verb but `demo`, whose parts are here and whose own lines `tests/cli/test_cli.py` reads."""
+    asked = {line.split()[0] for line in COMMANDS.strip().splitlines()}
+    assert {verb.__name__ for verbs in VERBS.values() for verb in verbs} - asked == {"demo"}
+    rows = "".join(f"a fine tidy ferry {k},1\na dull late ferry {k},-1\n" for k in range(20))
+    (tmp_path / "rows.csv").write_text("text,label\n" + rows)
+    (tmp_path / "toy.json").write_text('{"sequences": [[0, 1, 2], [1, 2, 0], [2, 1, 1]], "next": [1, 2, 1]}')
     shown = lines_of(in_terminal(DRIVER, COMMANDS, tmp_path))
     assert sum(line.startswith("$ ") for line in shown) == len(COMMANDS.strip().splitlines())
     assert not [line for line in shown if "Traceback" in line]

@@ -36,7 +36,8 @@ def test_page_and_assets_come_from_the_package_with_a_strict_policy(playground: 
     status, headers, body = call(playground, "GET", "/")
     assert status == 200
     assert b"See attention choose" in body
-    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'sha256-" in headers["content-security-policy"]
+    assert "'unsafe-inline'" not in headers["content-security-policy"].partition("style-src")[0]
     for asset in STATIC.iterdir():
         status, headers, body = call(playground, "GET", f"/{asset.name}")
         assert (status, body) == (200, asset.read_bytes())
@@ -62,6 +63,22 @@ def test_a_loss_beyond_doubles_is_an_answer(playground: str) -> None:
     status, _, answer = call(playground, "POST", "/api/plane", body)
     assert status == 200
     assert json.loads(answer)
+
+
+def test_a_limit_beside_tied_tokens_has_no_cone(playground: str) -> None:
+    tokens = [{"x": 1, "y": 0, "score": 1}, {"x": 0, "y": 1, "score": 1}, {"x": -1, "y": -1, "score": 0}]
+    status, _, body = call(playground, "POST", "/api/plane", {"inputs": [{"tokens": tokens}], "draft": True})
+    assert status == 200
+    assert json.loads(body)["asked"]["cone"] is None
+
+
+def test_headers_that_do_not_come_are_not_waited_for(playground: str) -> None:
+    """The connection is closed by the server, while others are answered."""
+    host, port = urlsplit(playground).netloc.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nhost: loc")
+        assert call(playground, "POST", "/api/plane", PROBLEM)[0] == 200
+        assert line.recv(1) == b""
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])

@@ -5,6 +5,8 @@ Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -51,9 +53,21 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,
 )
+
+
+def _flowing(doc: str) -> str:
+    """A docstring whose paragraphs are a line each, so that a terminal of any width can break them; examples stay."""
+    text, mark, parameters = inspect.cleandoc(doc).partition("\nParameters\n")
+    text = re.sub(r"(?m)^\S.*(?:\n\S.*)+", lambda found: found[0].replace("\n", " "), text)
+    return (
+        text + mark + re.sub(r"(?m)^    \S.*(?:\n    \S.*)+", lambda found: found[0].replace("\n   ", ""), parameters)
+    )
+
+
 for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
     _group = Group(_purpose, sort_key=_place)
     for _verb in _verbs:
+        _verb.__doc__ = _flowing(_verb.__doc__ or "")
         app.command(_verb, group=_group)
 
 

@@ -23,7 +23,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
-from scipy.optimize import linprog
 
 from tokenmargin.margin.constraints import Constraints, class_constraints
 from tokenmargin.margin.limit_directions import LimitDirection
@@ -317,6 +316,8 @@ def _slopes_always(terms: _Terms, across: Float[Array, "s r"]) -> bool:
 
     A term of a token that scores higher is negative, and grows where its exponent falls.
     """
+    from scipy.optimize import linprog  # it takes half a second to load, and few selections need it
+
     if (terms.pulls > 0).all():
         return False  # q is a combination of the terms' differences, with multipliers of one sign
     signed = (np.sign(terms.pulls)[:, None] * terms.rows[terms.losing]) @ across.T

@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
-from scipy.optimize import brentq, nnls
 
 from tokenmargin.margin.constraints import Constraints, attention_constraints, label_constraints
 from tokenmargin.margin.single.solver import solve
@@ -92,6 +91,8 @@ class JointPhases:
     def sharp(self) -> bool:
         """Whether p goes elsewhere just below the critical ratio. It does not where p^relax is held by the inputs that
         set the ratio alone, as where p^mm and p^relax have one direction."""
+        from scipy.optimize import nnls  # it takes half a second to load
+
         if self.critical <= 0:
             return False
         lacking, room = self._lacking
@@ -120,6 +121,8 @@ class JointPhases:
 
     def at(self, rho: float) -> Phase:
         """The phase at a ratio `rho = lim r Gamma / R`."""
+        from scipy.optimize import brentq
+
         if not rho >= 0:
             raise ValueError(f"rho must be zero or a positive number, got {rho}")
         if rho == 0:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
-from scipy.special import expit, logsumexp
 
 from tokenmargin._notebook import one_line
 from tokenmargin.plugins import find, own_objects
@@ -73,6 +72,8 @@ class LogisticLoss(AbstractLoss):
         return np.asarray(-np.logaddexp(0.0, u))
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        from scipy.special import expit  # it takes a fifth of a second to load
+
         return np.asarray(-expit(u))
 
     def log_value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -240,6 +241,8 @@ def signed_excess(
     The outputs fall short of the reference by `sum_t s_it (reference_i - scores_it)`. Tokens that score above it and
     those that score below it are summed apart, as logarithms.
     """
+    from scipy.special import logsumexp  # as above
+
     gaps = reference[..., None] - scores
     with np.errstate(divide="ignore"):
         sizes = log_weights + np.log(np.abs(gaps))

@@ -13,14 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
 from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
-from tokenmargin.report.results import draw_constants, draw_first_step_sharp, draw_joint_phase, draw_theorem5_plus
+from tokenmargin.report.results import (
+    draw_constants,
+    draw_first_step_sharp,
+    draw_joint_phase,
+    draw_saturation,
+    draw_theorem5_plus,
+)
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
-from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, RELAXED, TWO, panels, paper_style
+from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 EXTREMES = 2  # words named at either end of a cloud
@@ -124,14 +131,14 @@ def draw_growth(column: str, label: str) -> Callable[[Result, Axes], None]:
 
 
 def draw_shares(result: Result, ax: Axes) -> None:
-    """Bars per dimension with confidence intervals; a GMM is an LMM, so the green bar is a part of the blue one."""
+    """Bars per dimension with confidence intervals; a GMM is an LMM, so its bar is a part of the blue one."""
     shares = result.tables["shares"]
     place, width = np.arange(len(shares["d"])), 0.2
     for offset, kind, colour, label in (
-        (-1.5, "not_saturated", GLOBAL, "softmax not saturated"),
+        (-1.5, "not_saturated", MUTED, "softmax not saturated"),
         (-0.5, "LMM", LOCAL, "LMM (the GMM among them)"),
-        (0.5, "GMM", RELAXED, "GMM"),
-        (1.5, "neither", MUTED, "saturated, no LMM"),
+        (0.5, "GMM", GLOBAL, "GMM"),
+        (1.5, "neither", LIMIT_COLOURS[4], "saturated, no LMM"),
     ):
         errors = np.stack([shares[kind] - shares[f"{kind}_low"], shares[f"{kind}_high"] - shares[kind]])
         ax.bar(place + offset * width, shares[kind], width, color=colour, label=label)
@@ -139,8 +146,8 @@ def draw_shares(result: Result, ax: Axes) -> None:
             place + offset * width, shares[kind], yerr=np.maximum(errors, 0), fmt="none", ecolor="black", lw=0.8
         )
     ax.set_xticks(place, [str(d) for d in shares["d"]])
-    ax.set(xlabel="dimension $d$", ylabel="share of the trials", ylim=(0, 1.35), yticks=np.linspace(0, 1, 6))
-    ax.legend(loc="upper center", ncols=2)
+    ax.set(xlabel="dimension $d$", ylabel="share of the trials", ylim=(0, 1.05), yticks=np.linspace(0, 1, 6))
+    legend_below(ax, columns=2)
 
 
 GAP = r"smallest score gap to an SVM-neighbour, $\underline{\gamma}$"
@@ -171,11 +178,10 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
 
 def save_basin_map(basins: Basins, path: Path) -> None:
     """Draw the map of basins into a .png, .svg or .pdf file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with paper_style():
+    with paper_style(), atomic_path(path) as beside:
         figure = Figure(figsize=ONE, layout="constrained")
         draw_object(basins, figure.add_subplot())
-        figure.savefig(path)
+        figure.savefig(beside)
 
 
 def _finish_curves(ax: Axes, label: str) -> None:
@@ -231,11 +237,26 @@ def draw_pairs(result: Result, ax: Axes) -> None:
     ax.set(xticks=[-1, 1], xlabel="posterior difference of the pair", ylabel="mean output")
 
 
+def draw_correlations(result: Result, ax: Axes) -> None:
+    """One less the correlation with the theory's direction, draw by draw: as printed, as repeated, and farther out."""
+    draws = result.tables["draws"]
+    for column, marker, colour, label in (
+        ("printed", "o", MUTED, "as printed"),
+        ("cosine", "x", LOCAL, "repeated here"),
+        ("farther", ".", GLOBAL, "trained farther"),
+    ):
+        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+        ax.scatter(draws["draw"], np.maximum(1 - draws[column], 1e-16), marker=marker, s=22, label=label, **face)
+    ax.set(yscale="log", xlabel="draw", ylabel="1 − correlation with the limit")
+    legend_below(ax, columns=3)
+
+
 DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
     {
         "demo": Drawing(draw_disc_paths, TWO),
         **dict.fromkeys(("fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
         "constants": Drawing(draw_constants, TWO),
+        "saturation": Drawing(draw_saturation, TWO),
         "joint-phase": Drawing(draw_joint_phase, TWO),
         "first-step-sharp": Drawing(draw_first_step_sharp, TWO),
         "theorem5-plus": Drawing(draw_theorem5_plus, TWO),
@@ -252,6 +273,7 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "fig10": Drawing(draw_gap_distribution),
         **dict.fromkeys(("A1", "A2", "A3-imdb", "A3-yelp", "A4"), Drawing(draw_embeddings, TWO)),
         "pairs": Drawing(draw_pairs),
+        **dict.fromkeys(("ntp-global", "ntp-local"), Drawing(draw_correlations)),
         "first-step-error": Drawing(draw_first_step_error),
         "theorem5-sharpness": Drawing(draw_sharpness),
     }

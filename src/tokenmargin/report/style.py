@@ -39,6 +39,7 @@ PAPER: Any = MappingProxyType(
         "ytick.labelsize": 7.0,
         "legend.fontsize": 7.0,
         "axes.linewidth": 0.6,
+        "axes.prop_cycle": mpl.cycler(color=LIMIT_COLOURS),
         "xtick.major.width": 0.6,
         "ytick.major.width": 0.6,
         "lines.linewidth": 1.1,

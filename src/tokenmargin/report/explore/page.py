@@ -34,18 +34,22 @@ def joined(names: tuple[str, ...]) -> str:
     return re.sub(r"^\s*//.*\n", "", text, flags=re.M)
 
 
-def explore_page(picture: bytes | str | None = None, model: dict[str, Any] | None = None) -> str:
+def explore_page(
+    picture: bytes | str | None = None, model: dict[str, Any] | None = None, *, served: bool = False
+) -> str:
     """The whole page.
 
     **Arguments**
     - `picture`: what a shared link shows: PNG bytes, or the address of a picture.
     - `model`: decides the reader's own words, as `explore_model` gives it; None for the small example in the package.
+    - `served`: whether the playground's server is behind it, for problems the page cannot pose.
     """
-    data = json.dumps(
-        {"stories": [story.to_dict() for story in STORIES], "model": model or json.loads(EXAMPLE.read_text())},
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    told = {
+        "stories": [story.to_dict() for story in STORIES],
+        "model": model or json.loads(EXAMPLE.read_text()),
+        "served": served,
+    }
+    data = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
     shown = "" if picture is None else picture
     if isinstance(shown, bytes):
         shown = "data:image/png;base64," + base64.b64encode(shown).decode()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import ipaddress
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -43,6 +46,17 @@ def allowed_host(host: str, names: Iterable[str], *, any_address: bool) -> bool:
     return any_address
 
 
+def article_policy(page: str) -> str:
+    """The policy of a page whose scripts stand in it: those very scripts, and nothing from elsewhere."""
+    scripts = re.findall(r"<script(?: id=\"mathematics\")?>(.*?)</script>", page, flags=re.S)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    )
+
+
 class Guard:
     """ASGI middleware: refuses what does not pass, and adds the security headers to every answer."""
 
@@ -57,7 +71,8 @@ class Guard:
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update({name: headers.get(name, value) for name, value in SECURITY_HEADERS.items()})
             await send(message)
 
         refusal = self._refusal(Headers(scope=scope))

@@ -538,6 +538,7 @@ function begin() {
   });
   stories();
   beginWords();
+  $("own-problem").hidden = !DATA.served;
   addEventListener("popstate", () => follow());
   follow({ first: true });
   watchSections();

@@ -77,7 +77,7 @@ export class Disc {
 
   theme() {
     this.c = palette();
-    this.zoom = Math.min(1.75, Math.max(1, 470 / (this.root.clientWidth || 470)));
+    this.zoom = Math.min(1.75, Math.max(1, 470 / (Math.min(this.root.clientWidth, this.root.clientHeight) || 470)));
     this.root.setAttribute("font-family", "system-ui, sans-serif");
     for (const node of this.nodes.values()) node.looks = null;
   }
@@ -87,7 +87,7 @@ export class Disc {
   }
 
   /** The frame: axes, two rings of norm, and infinity at the rim. */
-  base(view, { rings = true } = {}) {
+  base(view, { rings = true, beyond = 0 } = {}) {
     const { c } = this, small = 9.5 * Math.sqrt(this.zoom), shapes = [
       svg("path", { d: `M${-RIM} 0H${RIM}M0 ${-RIM}V${RIM}`, stroke: c.grid }),
       svg("circle", { r: RIM, fill: "none", stroke: c.line, "stroke-width": 1.5 }),
@@ -98,7 +98,7 @@ export class Disc {
         shapes.push(svg("circle", { r, fill: "none", stroke: c.line, "stroke-dasharray": "2 5" }),
           this.text(r * Math.SQRT1_2 + 12, r * Math.SQRT1_2 + 9, `|p| = ${+norm.toPrecision(2)}`, { fill: c.soft, "font-size": small, class: "quiet" }));
       }
-      shapes.push(this.text(RIM * Math.SQRT1_2 + 24, RIM * Math.SQRT1_2 + 16, "|p| = ∞", { fill: c.soft, "font-size": small + 1 }));
+      shapes.push(this.text((RIM + beyond) * Math.SQRT1_2 + 24, (RIM + beyond) * Math.SQRT1_2 + 16, "|p| = ∞", { fill: c.soft, "font-size": small + 1 }));
     }
     this.layers.base.replaceChildren(...shapes);
   }
@@ -219,9 +219,9 @@ export class Disc {
     }));
   }
 
-  rays(limits, colourOf, focus) {
+  rays(limits, colourOf, focus, badge = RIM + 16) {
     this.layers.rays.replaceChildren(...limits.map((limit, k) => {
-      const [x, y] = limit.unit, colour = this.c.limit(colourOf(k)), badge = RIM + 16;
+      const [x, y] = limit.unit, colour = this.c.limit(colourOf(k));
       return svg("g", { class: "ray", "data-limit": k }, [
         line(0, 0, x * RIM, -y * RIM, { stroke: "transparent", "stroke-width": 14 }),
         line(0, 0, x * RIM, -y * RIM, { stroke: colour, "stroke-width": k === focus ? 3.4 : 1.8, "stroke-opacity": k === focus ? 1 : 0.8 }),

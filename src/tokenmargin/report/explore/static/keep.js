@@ -1,14 +1,13 @@
 // What can be taken away: a link, code to embed, Python that gives the same numbers, a picture.
 
-
-
 export function asPython(state) {
   const longest = Math.max(...state.inputs.map(({ tokens }) => tokens.length));
   const number = (x) => `${+x.toFixed(6)}`;
   const padded = ({ tokens }, cell, blank) => Array.from({ length: longest }, (_, t) => (tokens[t] ? cell(tokens[t]) : blank)).join(", ");
   const rows = (cell, blank) => state.inputs.map((row) => `        [${padded(row, cell, blank)}],`).join("\n");
   const ragged = state.inputs.some(({ tokens }) => tokens.length < longest), start = `np.array([${state.start.map(number).join(", ")}])`;
-  const loss = { logistic: "LogisticLoss", exponential: "ExponentialLoss", correlation: "CorrelationLoss" }[state.loss];
+  const known = { logistic: "LogisticLoss", exponential: "ExponentialLoss", correlation: "CorrelationLoss" }[state.loss];
+  const loss = known ? `tm.${known}()` : `loss_named("${state.loss}")`, found = known ? "" : "from tokenmargin.objective.losses import loss_named\n\n";
   const method = state.method === "descent" ? "GradientDescent" : "NormalizedGradientDescent";
   const run = state.method === "flow" ? `path = tm.flow(objective, start=${start}, until_norm=1e4)` : `path = tm.evolve(objective, tm.${method}(${state.step}), steps=${state.steps}, start=${start})`;
   return `import numpy as np
@@ -18,7 +17,7 @@ problem = tm.TokenProblem.of(
     keys=[
 ${rows((k) => `[${number(k.x)}, ${number(k.y)}]`, "[0, 0]")}
     ],
-    labels=[${state.inputs.map(() => 1).join(", ")}],
+    labels=[${state.inputs.map(({ label }) => label ?? 1).join(", ")}],
     scores=[
 ${rows((k) => number(k.score), "0")}
     ],${ragged ? `\n    mask=[\n${rows(() => "True", "False")}\n    ],` : ""}
@@ -33,7 +32,7 @@ def named(selected):  # the names of the page: A1 is the first token of the firs
 for limit in tm.atlas(problem).limits:
     print(named(limit.selected), "margin", round(limit.solution.margin, 6), "best" if limit.is_global else "")
 
-objective = tm.PromptObjective(problem, tm.${loss}())
+${found}objective = tm.PromptObjective(problem, ${loss})
 ${run}
 print("training leads with", named(path.selected), "at p =", path.prompt.round(6))
 `;

@@ -4,7 +4,7 @@
 // Python library. Inputs are lists of tokens {x, y, score}; a prompt p is two numbers.
 
 const EPS = 2 ** -52;
-const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+export const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 export const nameOf = (i, t) => `${LETTERS[i]}${t + 1}`;
 

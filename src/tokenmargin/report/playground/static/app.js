@@ -1,8 +1,10 @@
 // The page: keeps state, drawing and panels in step.
 
 import { Asker } from "./api.js";
-import { Plane, RIM, prompt, scaleOf } from "./draw.js";
-import { asPython, download, png, problemFile, readProblem } from "./keep.js";
+import { RIM } from "./explore/drawing.js";
+import { Plane, prompt, scaleOf } from "./draw.js";
+import { asPng, asPython, download } from "./explore/keep.js";
+import { problemFile, readProblem } from "./keep.js";
 import { $, element, showCertificate, showEditor, showLimits, showSettings, showWeights } from "./panels.js";
 import { DEFAULTS, Store, decode, encode, wanted } from "./state.js";
 import { Tour, fromPreset, showStory } from "./story.js";
@@ -59,7 +61,7 @@ function paint(answer, { since, state }) {
   if (!view.playing || view.frame >= frames) view.frame = frames - 1;
   $("time").max = frames - 1;
   const now = store.now;
-  plane.draw(answer, view.scale);
+  plane.draw(answer, view.scale, state.inputs);
   plane.drawTokens(now, view.scale, view.chosen, sameShape(now, answer) ? answer : null);
   $("note").textContent = answer.note;
   showLimits(answer, plane.c, focusOn);
@@ -264,7 +266,7 @@ function addToken([x, y] = [60, -60]) {
   if (store.now.inputs[i].tokens.length >= hello.limits.tokens) return toast(`An input has at most ${hello.limits.tokens} tokens.`);
   view.chosen = `${i},${store.now.inputs[i].tokens.length}`;
   edit((state) => state.inputs[i].tokens.push({ x: clamp(x / view.scale), y: clamp(-y / view.scale), score: 0 }));
-  return plane.tokens.get(view.chosen)?.focus({ preventScroll: true });
+  return plane.nodes.get(view.chosen)?.focus({ preventScroll: true });
 }
 
 function removeToken() {
@@ -272,7 +274,7 @@ function removeToken() {
   if (store.now.inputs[i].tokens.length === 1) return removeInput();
   view.chosen = `${i},${Math.max(0, t - 1)}`;
   edit((state) => state.inputs[i].tokens.splice(t, 1));
-  return plane.tokens.get(view.chosen)?.focus({ preventScroll: true });
+  return plane.nodes.get(view.chosen)?.focus({ preventScroll: true });
 }
 
 function removeInput() {
@@ -421,7 +423,7 @@ const kept = {
   },
   "copy-python": () => copy(asPython(store.now), "Python"),
   "save-svg": () => download("attention.svg", plane.export(), "image/svg+xml"),
-  "save-png": async () => download("attention.png", await png(plane.export())),
+  "save-png": async () => download("attention.png", await asPng(plane.export())),
   "save-problem": async () => download("problem.json", await problemFile(store.now), "application/json"),
   "load-problem": () => $("problem-file").click(),
 };

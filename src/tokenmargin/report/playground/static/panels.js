@@ -1,15 +1,11 @@
 // The panels beside the drawing: directions, weights, certificate, token editor.
 
-import { showHull } from "./explore/charts.js";
-import { LETTERS, nameOf } from "./state.js";
+import { element, showHull } from "./explore/charts.js";
+import { LETTERS, nameOf } from "./explore/plane.js";
 
 export const $ = (id) => document.getElementById(id);
 
-export function element(name, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(name), properties);
-  node.append(...children);
-  return node;
-}
+export { element };
 
 // Tokens of one input that are selected together are joined by a plus.
 const tokens = (chosen) => chosen.map(([i, t], k) => (k && chosen[k - 1][0] === i ? "+" : " ") + nameOf(i, t)).join("").trim();

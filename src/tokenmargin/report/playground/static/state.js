@@ -3,8 +3,6 @@
 export const DEFAULTS = {
   method: "normalized", loss: "logistic", trained: "prompt", step: 0.1, steps: 200, start: [0, 0], head: [0, 0], radius: 2,
 };
-export const LETTERS = "ABCDEF";
-export const nameOf = (i, t) => `${LETTERS[i]}${t + 1}`;
 const round = (x) => Math.round(x * 1000) / 1000;
 
 export class Store {
