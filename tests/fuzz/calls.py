@@ -42,7 +42,7 @@ def _calls() -> dict[str, Call]:
         "Gram": (tm.Gram, {"matrix": vectors @ vectors.T, "index": index}),
         "ClassProblem": (tm.ClassProblem.of, {"keys": keys, "classes": np.array([0, 2]),
                                               "head": rng.normal(size=(2, 3))}),
-        "RegressionProblem": (tm.RegressionProblem.of, {"keys": keys, "targets": head, "head": head}),
+        "RegressionProblem": (tm.RegressionProblem.of, {"keys": keys, "labels": head, "head": head}),
         "with_matrix": (p.with_matrix, {"queries": vectors[:2]}),
         "self_attention": (tm.self_attention, {"tokens": keys, "labels": labels, "head": head}),
         "cross_attention": (tm.cross_attention, {"tokens": keys, "queries": vectors[:2], "labels": labels,
