@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -245,7 +246,7 @@ def draw_correlations(result: Result, ax: Axes) -> None:
         ("cosine", "x", LOCAL, "repeated here"),
         ("farther", ".", GLOBAL, "trained farther"),
     ):
-        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+        face: dict[str, Any] = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
         ax.scatter(draws["draw"], np.maximum(1 - draws[column], 1e-16), marker=marker, s=22, label=label, **face)
     ax.set(yscale="log", xlabel="draw", ylabel="1 − correlation with the limit")
     legend_below(ax, columns=3)
