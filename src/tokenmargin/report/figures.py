@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
@@ -178,11 +179,10 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
 
 def save_basin_map(basins: Basins, path: Path) -> None:
     """Draw the map of basins into a .png, .svg or .pdf file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with paper_style():
+    with paper_style(), atomic_path(path) as beside:
         figure = Figure(figsize=ONE, layout="constrained")
         draw_object(basins, figure.add_subplot())
-        figure.savefig(path)
+        figure.savefig(beside)
 
 
 def _finish_curves(ax: Axes, label: str) -> None:
