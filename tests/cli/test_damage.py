@@ -72,6 +72,7 @@ def test_refusals_are_sentences() -> None:
     problem = tm.figure1b()
     objective = tm.PromptObjective(problem)
     rng = np.random.default_rng(0)
+    joint = tm.JointObjective(tm.random_problem(2, 3, 2, rng=rng))
     calls = {
         "in its last axis": lambda: tm.select(problem.keys, np.zeros(5)),
         "in its last axis, got": lambda: tm.angle(problem.keys, np.zeros(3), np.zeros(2)),
@@ -83,6 +84,9 @@ def test_refusals_are_sentences() -> None:
         "resolution must be at least 2": lambda: tm.basin_map(problem, resolution=1),
         "radii must be at least 1e-12": lambda: tm.regularisation_path(objective, [1e-300, 1.0], rng=rng),
         "starts must be at least 0": lambda: tm.regularisation_path(objective, [1.0], rng=rng, starts=-1),
+        "radii must be pairs": lambda: tm.ridge_path(joint, [], rng=rng),
+        "starts must be at least 1": lambda: tm.ridge_path(joint, [(1.0, 1.0)], starts=0, rng=rng),
+        "max_tokens must be": lambda: tm.TrainingConfig(max_tokens=2**63),
         "n, T, irrelevant": lambda: tm.k_level_corpus(-1, rng=rng),
         "lengths must be": lambda: tm.next_token_windows(np.array([0, 1]), np.array([-1]), "ab"),
         "tokens must be numbers": lambda: tm.self_attention(np.array([[["a"]]]), [1], head=[1.0]),
