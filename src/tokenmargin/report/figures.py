@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -106,7 +107,8 @@ def draw_curves(result: Result, ax: Axes) -> None:
     for nth, group in enumerate(groups):
         chosen = slice(None) if group is None else table[curves.by or ""] == group
         for column in curves.y:
-            label, look = column if group is None else f"{curves.by} {group}", {}
+            label = column if group is None else f"{curves.by} {group}"
+            look: dict[str, Any] = {}
             if group is not None and len(curves.y) > 1:  # a colour for each column, a dash for each group
                 colour = LIMIT_COLOURS[curves.y.index(column) % len(LIMIT_COLOURS)]
                 label, look = f"{column}, {group}", {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
@@ -245,7 +247,7 @@ def draw_correlations(result: Result, ax: Axes) -> None:
         ("cosine", "x", LOCAL, "repeated here"),
         ("farther", ".", GLOBAL, "trained farther"),
     ):
-        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+        face: dict[str, Any] = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
         ax.scatter(draws["draw"], np.maximum(1 - draws[column], 1e-16), marker=marker, s=22, label=label, **face)
     ax.set(yscale="log", xlabel="draw", ylabel="1 − correlation with the limit")
     legend_below(ax, columns=3)
