@@ -40,7 +40,7 @@ SUBJECTS = (
 )  # fmt: skip
 MEASURED = (
     "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-notes.md",
-    "training-readings.md", "cluster.md", "vision.md", "vision-results.md", "vision-printed-results.md",
+    "training-readings.md", "cluster.md", "faults.md", "vision.md", "vision-results.md", "vision-printed-results.md",
 )  # fmt: skip
 PROJECT = ("checked.md", "changes.md", "map.md", "contributing.md")
 

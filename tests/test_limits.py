@@ -295,6 +295,14 @@ def test_the_limit_of_several_heads_is_that_of_them_side_by_side() -> None:
     assert limit.angle < 1e-6
 
 
+def test_pulls_that_cancel_to_a_hundredth_are_followed_to_the_end():
+    """The first solver was given up at |p| = 18 here, and the second stalled before 1e8."""
+    audited = case(61)
+    limit = limit_of(audited.posed, audited.starts[0])
+    assert (limit.outcome, limit.path.stop) == ("direction", "norm")
+    assert limit.angle <= 1e-6  # what `limit_of` promises of a direction
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_head_best_served_by_a_mixture_has_a_finite_part(seed) -> None:
     """`psi(x) = -|x - c|^2 / 2`: of two tokens that tie, the mixture nearest to c; the others are left behind."""

@@ -33,8 +33,8 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
-# as stiff as that share, and less patience is due.
-_CANCELLING, _LESS_PATIENCE = 1e-2, 100
+# as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
+_CANCELLING, _LESS_PATIENCE = 1e-4, 100
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ EXPERIMENT_PLACES = (
     "svm_rate:KQRate",
     "claims:ClaimsC",
     "limit_constants:Constants",
+    "saturation:Saturation",
     "methods:MethodMargins",
     "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",

@@ -14,12 +14,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
 from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
-from tokenmargin.report.results import draw_constants, draw_first_step_sharp, draw_joint_phase, draw_theorem5_plus
+from tokenmargin.report.results import (
+    draw_constants,
+    draw_first_step_sharp,
+    draw_joint_phase,
+    draw_saturation,
+    draw_theorem5_plus,
+)
 from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
@@ -179,11 +186,10 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
 
 def save_basin_map(basins: Basins, path: Path) -> None:
     """Draw the map of basins into a .png, .svg or .pdf file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with paper_style():
+    with paper_style(), atomic_path(path) as beside:
         figure = Figure(figsize=ONE, layout="constrained")
         draw_object(basins, figure.add_subplot())
-        figure.savefig(path)
+        figure.savefig(beside)
 
 
 def _finish_curves(ax: Axes, label: str) -> None:
@@ -258,6 +264,7 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "demo": Drawing(draw_disc_paths, TWO),
         **dict.fromkeys(("fig1a", "fig1b", "fig1c", "fig8"), Drawing(draw_prompt_paths, TWO)),
         "constants": Drawing(draw_constants, TWO),
+        "saturation": Drawing(draw_saturation, TWO),
         "joint-phase": Drawing(draw_joint_phase, TWO),
         "first-step-sharp": Drawing(draw_first_step_sharp, TWO),
         "theorem5-plus": Drawing(draw_theorem5_plus, TWO),

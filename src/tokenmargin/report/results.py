@@ -95,3 +95,26 @@ def draw_theorem5_plus(result: Result, ax: Axes) -> None:
     right.set(xscale="log", yscale="log", xlabel="excess risk at the start over that of the level",
               ylabel="angle to the best tokens' direction at the end")  # fmt: skip
     right.legend(fontsize=7, frameon=False)
+
+
+def draw_saturation(result: Result, ax: Axes) -> None:
+    """Where flow from zero ends, by dimension (left); global limits and the size of their basin (right)."""
+    table = result.tables["dimensions"]
+    left, right = panels(ax, 2)
+    place, base = np.arange(len(table["d"])), np.zeros(len(table["d"]))
+    for kind, colour, label in (
+        ("at_rest", GLOBAL, "at rest"),
+        ("LMM", LOCAL, "locally optimal direction"),
+        ("GMM", RELAXED, "global direction"),
+    ):
+        left.bar(place, table[kind], 0.7, bottom=base, color=colour, label=label)
+        base = base + table[kind]
+    left.set(xlabel="dimension $d$", ylabel="share of the problems", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
+    left.legend(loc="upper center", ncols=2)
+    right.plot(place, table["GMM"], "o-", color=RELAXED, label="global limit from $p = 0$")
+    right.plot(place, table["gmm_basin"], "s--", color=INK, fillstyle="none", label="mean size of its basin")
+    right.plot(place, 1 / table["directions"], ":", color=MUTED, label="one over the mean number of directions")
+    right.set(xlabel="dimension $d$", ylabel="share", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
+    right.legend(loc="upper left")
+    for panel in (left, right):
+        panel.set_xticks(place, [str(d) for d in table["d"]])

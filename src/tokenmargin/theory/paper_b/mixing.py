@@ -48,6 +48,8 @@ def lemma14(x: ProblemInstance) -> Findings:
         known(above("smallest nu_i", nu.min(), 0, strict=True)),
         known(below("spread of outputs within O_i", spread, 0)),
         known(above("eps", eps, 0, strict=True)),
+        # where all tokens are optimal q is zero, and its logarithm orders nothing
+        above("tokens outside the O_i", int((x.problem.mask & ~optimal).sum()), 1),
     )
     if not compared:
         return Findings(hypotheses, (seen(above("pairs that Assumption D compares", 0, 1), "longer points"),))
@@ -168,7 +170,11 @@ def _two_inputs(head: NonlinearHead, name: str) -> ProblemInstance:
 CLAIMS = (
     Claim("B.lemma14", lemma14, "sampled", about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(three_tokens((1.0, 0.5, -0.2)), "three tokens"),
-        outside=(lambda: _chosen(False, True, False), lambda: _chosen(True, True, False)),
+        outside=(
+            lambda: _chosen(False, True, False),
+            lambda: _chosen(True, True, False),
+            lambda: ProblemInstance(three_tokens((1.0, 1.0, 1.0)), "three tokens alike"),
+        ),
         unneeded={
             "smallest nu_i": "A way to say that O_i leads: only differences of scores matter, as B.theorem1 shows.",
         }),
