@@ -42,7 +42,7 @@ def reached(tree: ast.AST) -> Iterator[str]:
 
 
 def returns(function: ast.AST) -> Iterator[int]:
-    """Lines of a function's own returns, without those of functions inside it; a refusal that is expected may end one."""
+    """Lines of a function's own returns, without those of functions inside it; an expected refusal may end one."""
     for child in ast.iter_child_nodes(function):
         if isinstance(child, ast.Return):
             yield child.lineno
