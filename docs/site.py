@@ -179,7 +179,7 @@ def gallery_text() -> str:
                 f'<a class="card" href="{page}">{seen}<b>{experiment.figure}</b> {experiment.title}'
                 f"<small>{_summary(experiment)}</small></a>"
             )
-        parts += [f"## {source}", f'<div class="cards">{"".join(cards)}</div>']
+        parts += [f"## {source[:1].upper() + source[1:]}", f'<div class="cards">{"".join(cards)}</div>']
     return "\n\n".join(parts) + "\n"
 
 
