@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(HEADER)
     for folder in parser.parse_args(arguments).runs:
         details = {run.details()["experiment"]: run.details() for run in runs_in(folder) if run.finished}
-        for figure in (name for name in details if name.startswith("fig")):
+        for figure in (name for name in details if name.startswith(("fig", "svm", "kq", "ntp"))):
             print("\n".join(row(figure, finding) for finding in details[figure]["findings"]))
 
 

@@ -1,17 +1,26 @@
-"""Fifty clients at once for a minute, each asking for pictures as fast as they come: is every answer right?
+"""A hundred clients at once for five minutes: light requests, whole pictures, and people who mean harm.
 
-    python -m benchmarks.playground_load [seconds]
+    python -m benchmarks.playground_load [--seconds 300]
 
-The server is started here, on loopback, and is the only one asked; each client sends at most 5000 requests.
+The server is started here, on loopback, and is the only one asked. Sixty clients drag tokens (drafts) and ask about
+texts, twenty ask for whole pictures, some of them leaving before the answer comes, and twenty send headers byte by
+byte, bodies that are too large, and foreign hosts and origins. Printed are the times to an answer of each kind, answers
+that were not as they should be, and the memory of the server.
 """
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
+import re
+import socket
+import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,50 +29,126 @@ from benchmarks.playground_latency import running
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.report.playground.schema import plane_inputs
 
-CLIENTS, MOST, LONGEST = 50, 5000, 120.0
+LIGHT, HEAVY, HOSTILE = 60, 20, 20
+Times = dict[str, list[float]]
 
 
-def client(address: str, seed: int, until: float, times: list[float], errors: list[str]) -> None:
-    """One client with one connection and problems of its own."""
-    rng = np.random.default_rng(seed)
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    for _ in range(MOST):
-        if time.monotonic() > until:
-            break
-        problem = random_problem(4, 6, 2, rng=rng)
-        body = {"inputs": [row.model_dump() for row in plane_inputs(problem)], "draft": bool(rng.random() < 0.9)}
+def plane(rng: np.random.Generator, *, draft: bool) -> bytes:
+    problem = random_problem(4, 6, 2, rng=rng)
+    method = "normalized" if draft else str(rng.choice(["normalized", "flow", "descent"]))
+    inputs = [row.model_dump() for row in plane_inputs(problem)]
+    return json.dumps({"inputs": inputs, "draft": draft, "method": method}).encode()
+
+
+class Clients:
+    """What all clients share: the address, the end, the times and the complaints."""
+
+    def __init__(self, address: str, until: float) -> None:
+        self.netloc, self.until = urlsplit(address).netloc, until
+        self.times: Times = defaultdict(list)
+        self.wrong: list[str] = []
+
+    def ask(
+        self, kind: str, path: str, body: bytes, wanted: tuple[int, ...], *, wait: float = 120, **headers: str
+    ) -> None:
+        """One request on a connection of its own."""
         began = time.perf_counter()
+        connection = http.client.HTTPConnection(self.netloc, timeout=wait)
         try:
-            connection.request("POST", "/api/plane", json.dumps(body), {"content-type": "application/json"})
+            connection.request("POST", path, body, {"content-type": "application/json"} | headers)
             answer = connection.getresponse()
-            found = json.loads(answer.read())
-            if answer.status != 200 or found["selections"]["all"] != 6**4:
-                errors.append(f"status {answer.status}")
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            errors.append(repr(error))
+            answer.read()
+            if answer.status not in wanted:
+                self.wrong.append(f"{kind}: status {answer.status}")
+        except (OSError, http.client.HTTPException) as error:
+            if kind != "left":
+                self.wrong.append(f"{kind}: {type(error).__name__}")
+        finally:
             connection.close()
-        times.append(time.perf_counter() - began)
-    connection.close()
+        self.times[kind].append(time.perf_counter() - began)
+
+    def light(self, rng: np.random.Generator) -> None:
+        if rng.random() < 0.7:
+            self.ask("draft", "/api/plane", plane(rng, draft=True), (200,))
+        else:
+            self.ask("text", "/api/text", b'{"text": "What a dreadful ferry!"}', (200,))
+        time.sleep(rng.exponential(0.5))  # people, not machines: two a second at most
+
+    def heavy(self, rng: np.random.Generator) -> None:
+        if rng.random() < 0.3:
+            self.ask("left", "/api/plane", plane(rng, draft=False), (200,), wait=1.0)
+        else:
+            self.ask("picture", "/api/plane", plane(rng, draft=False), (200,))
+
+    def hostile(self, rng: np.random.Generator) -> None:
+        match int(rng.integers(4)):
+            case 0:
+                self.slow_headers()
+            case 1:
+                self.ask("too large", "/api/plane", b" " * 300_000, (413,))
+            case 2:
+                self.ask("foreign host", "/api/hello", b"", (421,), host="evil.example")
+            case _:
+                self.ask("foreign origin", "/api/plane", b"{}", (403,), origin="http://evil.example")
+        time.sleep(rng.exponential(0.5))
+
+    def slow_headers(self) -> None:
+        """A header byte a second: the server must end it, not the client."""
+        began = time.perf_counter()
+        host, port = self.netloc.rsplit(":", 1)
+        try:
+            with socket.create_connection((host, int(port)), timeout=5) as line:
+                line.settimeout(1)
+                line.sendall(b"GET / HTTP/1.1\r\nhost: ")
+                for _ in range(60):
+                    try:
+                        if line.recv(1) == b"":
+                            break
+                    except TimeoutError:
+                        line.sendall(b"a")
+                else:
+                    self.wrong.append("slow headers: held for a minute")
+        except OSError:
+            pass
+        self.times["slow headers"].append(time.perf_counter() - began)
+
+    def run(self, what: str, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while time.monotonic() < self.until:
+            getattr(self, what)(rng)
 
 
-def main() -> None:
-    seconds = min(float(sys.argv[1]) if len(sys.argv) > 1 else 60.0, LONGEST)
-    times: list[float] = []
-    errors: list[str] = []
+def memory_of(port: str) -> float:
+    """Megabytes that the server on a port holds."""
+    listening = subprocess.run(["ss", "-ltnpH", f"sport = :{port}"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"pid=(\d+)", listening)
+    if not found:
+        return float("nan")
+    status = Path(f"/proc/{found[1]}/status").read_text()
+    held = re.search(r"VmHWM:\s+(\d+)", status)
+    return int(held[1]) / 1024 if held else float("nan")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    seconds = parser.parse_args().seconds
     with running() as address:
-        until = time.monotonic() + seconds
-        threads = [
-            threading.Thread(target=client, args=(address, seed, until, times, errors)) for seed in range(CLIENTS)
-        ]
+        clients = Clients(address, time.monotonic() + seconds)
+        kinds = ["light"] * LIGHT + ["heavy"] * HEAVY + ["hostile"] * HOSTILE
+        threads = [threading.Thread(target=clients.run, args=(kind, k)) for k, kind in enumerate(kinds)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    print(f"{CLIENTS} clients, {seconds:g} s: {len(times)} answers, {len(errors)} errors {sorted(set(errors))[:3]}")
-    slow = np.quantile(times, 0.95)
-    print(f"seconds to an answer: median {np.median(times):.2f}, 95% {slow:.2f}, worst {max(times):.2f}")
-    sys.exit(bool(errors))
+        held = memory_of(clients.netloc.rsplit(":", 1)[1])
+    print(f"{len(kinds)} clients, {seconds:g} s; the server held {held:.0f} MB at most")
+    print("| request | answers | p50, s | p99, s | worst, s |\n|---|---:|---:|---:|---:|")
+    for kind, times in sorted(clients.times.items()):
+        print(f"| {kind} | {len(times)} | {np.median(times):.2f} | {np.quantile(times, 0.99):.2f} | {max(times):.2f} |")
+    print(f"{len(clients.wrong)} answers not as they should be {sorted(set(clients.wrong))[:5]}")
+    return int(bool(clients.wrong))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,7 +40,7 @@ SUBJECTS = (
 )  # fmt: skip
 MEASURED = (
     "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-notes.md",
-    "training-readings.md", "cluster.md", "vision.md", "vision-results.md", "vision-printed-results.md",
+    "training-readings.md", "cluster.md", "faults.md", "vision.md", "vision-results.md", "vision-printed-results.md",
 )  # fmt: skip
 PROJECT = ("checked.md", "changes.md", "map.md", "contributing.md")
 
@@ -179,7 +179,7 @@ def gallery_text() -> str:
                 f'<a class="card" href="{page}">{seen}<b>{experiment.figure}</b> {experiment.title}'
                 f"<small>{_summary(experiment)}</small></a>"
             )
-        parts += [f"## {source}", f'<div class="cards">{"".join(cards)}</div>']
+        parts += [f"## {source[:1].upper() + source[1:]}", f'<div class="cards">{"".join(cards)}</div>']
     return "\n\n".join(parts) + "\n"
 
 

@@ -42,11 +42,13 @@ def reached(tree: ast.AST) -> Iterator[str]:
 
 
 def returns(function: ast.AST) -> Iterator[int]:
-    """Lines of a function's own returns, without those of functions inside it."""
+    """Lines of a function's own returns, without those of functions inside it; an expected refusal may end one."""
     for child in ast.iter_child_nodes(function):
         if isinstance(child, ast.Return):
             yield child.lineno
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        elif not isinstance(
+            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef | ast.ExceptHandler
+        ):
             yield from returns(child)
 
 

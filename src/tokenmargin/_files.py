@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import stat
 import uuid
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +53,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         _sync(beside)
         os.replace(beside, target)
         _sync(target.parent)
+    except Exception as error:
+        _raise_of_the_disk(error, path)
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
@@ -70,13 +76,21 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             os.replace(folder, old)
         os.replace(beside, folder)
         _sync(folder.parent)
-    except BaseException:
+    except BaseException as error:
         if old.exists() and not folder.exists():  # stopped between the two moves
             os.replace(old, folder)
+        _raise_of_the_disk(error, folder)
         raise
     finally:
         for path in (beside, old):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _raise_of_the_disk(error: BaseException, path: str | Path) -> None:
+    """Raise as an OSError what a writer in another language (safetensors) says of a full disk."""
+    told = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
+    if told is not None:
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -128,6 +142,42 @@ def plain_columns(table: pa.Table) -> dict[str, Array]:
         text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
         columns[name] = np.array(column.to_pylist(), dtype=str) if text else column.to_numpy()
     return columns
+
+
+def read_arrays(path: str | Path, *, largest: int, copies: int = 0) -> dict[str, Array]:
+    """The arrays of a `.npz` file; ValueError where they are no plain arrays, or would take over `largest` bytes.
+
+    That is told from their first bytes, before anything is unpacked; `copies` as doubles are counted in.
+    """
+    with Path(path).open("rb") as content:
+        try:
+            with zipfile.ZipFile(content) as archive:
+                size = sum(_memory(archive, item, copies) for item in archive.infolist())
+            if size > largest:
+                raise ValueError(f"it takes {size} bytes in memory, more than the {largest} allowed")
+            content.seek(0)
+            with np.load(content, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except ValueError:
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
+            raise ValueError(str(error)) from error
+    if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{strange[0]!r} is not an array")
+    return arrays
+
+
+def _memory(archive: zipfile.ZipFile, item: zipfile.ZipInfo, copies: int) -> int:
+    """Bytes that an array of an archive takes, unpacked and as doubles, told from its first bytes."""
+    with archive.open(item) as content:
+        version = np.lib.format.read_magic(content)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(content)
+        else:
+            raise ValueError(f"{item.filename} has names of fields, it must be a plain array")
+    return max(item.file_size, math.prod(shape) * dtype.itemsize) + copies * 8 * math.prod(shape)
 
 
 def file_digest(path: str | Path) -> str:

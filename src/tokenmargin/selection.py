@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -29,7 +29,7 @@ NEIGHBOUR_TOLERANCE = 1e-7
 
 def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, " n"]:
     """Validate one selected token per input and return it as an integer array."""
-    alpha = np.asarray(selected)
+    alpha = as_array("selected", selected)
     mask = problem.mask
     n, T = mask.shape
     if alpha.shape != (n,) or alpha.dtype.kind not in "iu":
@@ -45,14 +45,14 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
 
 def attention_weights(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
     """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token."""
-    logits = keys.logits(p)
+    logits = keys.logits(checked_point("p", p, keys.dimension))
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def select(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Int[Array, "... n"]:
     """The token of largest logit in each input, the first of equals: `alpha_i` of (59)."""
-    return np.asarray(keys.logits(p).argmax(axis=-1))
+    return np.asarray(keys.logits(checked_point("p", p, keys.dimension)).argmax(axis=-1))
 
 
 def saturation(
@@ -63,6 +63,8 @@ def saturation(
     That is the largest weight with those of its copies; given `scores` (the problem's `shared_scores`), with those of
     all tokens of equal score, which training does not tell apart.
     """
+    if scores is not None and np.shape(scores) != keys.index.shape:
+        raise ValueError(f"scores must have shape (n, T) = {keys.index.shape}, got {np.shape(scores)}")
     return selected_share(keys, attention_weights(keys, p), scores)
 
 
@@ -79,6 +81,7 @@ def selected_share(
 
 def cosine(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
     """Cosine of the angle between two parameters; NaN when one of them is zero."""
+    p, q = checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
     lengths = geometry.norm(p) * geometry.norm(q)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(geometry.inner(p, q) / lengths)
@@ -92,6 +95,7 @@ def angle(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, 
     >>> float(angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])))
     1e-12
     """
+    p, q = checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
     with np.errstate(invalid="ignore", divide="ignore"):
         u = p / geometry.norm(p)[..., None]
         w = q / geometry.norm(q)[..., None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 
@@ -16,6 +17,7 @@ from tokenmargin.cli import main
 from tokenmargin.data.pipeline import Pipeline
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.data.sentences import make_sentences
+from tokenmargin.report.playground.server import TextRequest, create_app
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,15 @@ def test_the_commands_open_it(run, capsys, tmp_path):
     page = tmp_path / "report.html"
     assert main(["report", str(run / "run"), str(run / "texts.csv"), "--out", str(page)]) == 0
     assert "tokenmargin train" in page.read_text(encoding="utf-8")
+
+
+def test_the_playground_decides_with_it(run):
+    model = load_model(run / "run")
+    (route,) = [route for route in create_app(model).routes if getattr(route, "path", "") == "/api/text"]
+    text = "a splendid, splendid crowd"
+    answer = json.loads(asyncio.run(route.endpoint(TextRequest(text=text))).body)
+    assert answer["output"] == pytest.approx(float(model.decision_function([text])[0]), abs=1e-12)
+    assert [word["token"] for word in answer["words"]] == ["a", "splendid", "splendid", "crowd"]
 
 
 def test_a_run_without_a_model_says_why(run, tmp_path):

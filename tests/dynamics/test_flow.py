@@ -259,16 +259,34 @@ def symmetric():
     return PromptObjective(after.problem()), after.prompt
 
 
-def test_the_default_solver_gets_through_where_lsoda_makes_no_headway():
+class Crawling(integrate.LSODA):
+    """LSODA where its error estimate drowns in rounding: steps that do not grow, on every processor."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options | {"max_step": 1e-4})  # 500 of them are less than a tenth
+
+
+def test_a_solver_without_headway_hands_over(monkeypatch):
+    objective = PromptObjective(figure1b())
+    straight = flow(objective, until_norm=1e4)
+    monkeypatch.setitem(integrate.SOLVERS, "LSODA", Crawling)
+    stuck = flow(objective, until_norm=1e4, settings=FlowSettings(solver="LSODA", max_steps=1500))
+    assert (stuck.stop, stuck.steps) == ("stalled", 500)  # the patience
+    path = flow(objective, until_norm=1e4)
+    assert path.stop == "norm"
+    assert path.steps > 500
+    # Both are followed to 1e-10 a step, of which a run takes some hundreds.
+    assert float(angle(objective.problem.keys, path.prompt, straight.prompt)) < 1e-7
+
+
+def test_the_default_solver_gets_through_on_symmetric_data():
+    """Whether LSODA makes headway there depends on rounding, and so on the processor; the default does not mind."""
     objective, start = symmetric()
     options = {"start": start, "until_norm": 1e5}
-    stuck = flow(objective, **options, settings=FlowSettings(tolerance=1e-8, solver="LSODA", max_steps=1500))
-    assert (stuck.stop, stuck.steps) == ("stalled", 500)  # the patience
-    assert stuck.norm < 2
     path = flow(objective, **options, settings=FlowSettings(tolerance=1e-8))
     other = flow(objective, **options, settings=FlowSettings(tolerance=1e-8, solver="Radau"))
     assert (path.stop, other.stop) == ("norm", "norm")
-    assert 500 <= path.steps <= 700  # the patience, and a handful of long steps
+    assert path.steps <= 700  # at most the patience, and a handful of long steps
     keys = objective.problem.keys
     for norm in (1.2, 10.0, 1e3, 1e5):  # on both sides of the change
         assert float(angle(keys, path.at_norm(norm), other.at_norm(norm))) < 1e-7

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.slices import Confined, Side, by_length
 from tokenmargin.classifier.trust import assess
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
+from tokenmargin.report.model_evidence import PartsFound, part_rows
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -25,9 +27,12 @@ def report():
     labels = [*made.labels, "1", "1", "-1"]
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     trust = assess(model, texts, labels, rng=np.random.default_rng(0))
+    told = Confined("dreadful", "speaks", "up to 9 words", "-1", Side(9, 1.0, 0.4), Side(20, 0.5, 0.5), 0.1)
+    rare = Confined("zebra", "stands", "up to 9 words", "1", Side(2, 1.0, 0.5), Side(0, np.nan, 0.5), 0.1)
     return ModelReport(
-        model, trust, list(model.explain(texts[-4:])), labels[-4:], texts, provenance={"data": "sentences"}
-    )
+        model, trust, list(model.explain(texts[-4:])), labels[-4:], texts,
+        parts=PartsFound(by_length(texts), [told, rare]), provenance={"data": "sentences"},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +58,19 @@ def test_no_texts(report, tmp_path):
     tokens = data["tokens"].split("\n")
     assert 0 < len(tokens) < len(counts)
     assert all(counts[token] >= 10 and not any(c.isdigit() for c in token) for token in tokens)
+
+
+def test_parts(report, page_path, tmp_path):
+    """The texts and the right decisions of the parts add up; a rare word is not told where texts are private."""
+    rows = part_rows(report.trust, report.parts)
+    assert sum(int(row[1]) for row in rows) == len(report.texts)
+    section = page_path.read_text(encoding="utf-8").split('<section id="parts">')[1].split("</section>")[0]
+    assert "<td>100% of 9, without it 40%</td><td>50% of 20, without it 50%</td>" in section
+    assert "<td>zebra</td>" in section
+    private = ModelReport(report.model, report.trust, parts=report.parts, private=True)
+    text = write_model_report(private, tmp_path / "private.html").read_text(encoding="utf-8")
+    assert "<td>dreadful</td>" in text
+    assert "<td>zebra</td>" not in text
 
 
 def test_all_models_are_judged_on_the_same_texts(report):

@@ -65,6 +65,22 @@ def test_a_loss_beyond_doubles_is_an_answer(playground: str) -> None:
     assert json.loads(answer)
 
 
+def test_a_limit_beside_tied_tokens_has_no_cone(playground: str) -> None:
+    tokens = [{"x": 1, "y": 0, "score": 1}, {"x": 0, "y": 1, "score": 1}, {"x": -1, "y": -1, "score": 0}]
+    status, _, body = call(playground, "POST", "/api/plane", {"inputs": [{"tokens": tokens}], "draft": True})
+    assert status == 200
+    assert json.loads(body)["asked"]["cone"] is None
+
+
+def test_headers_that_do_not_come_are_not_waited_for(playground: str) -> None:
+    """The connection is closed by the server, while others are answered."""
+    host, port = urlsplit(playground).netloc.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as line:
+        line.sendall(b"GET / HTTP/1.1\r\nhost: loc")
+        assert call(playground, "POST", "/api/plane", PROBLEM)[0] == 200
+        assert line.recv(1) == b""
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1", "10.0.0.1"])
 def test_foreign_hosts_are_refused(playground: str, host: str) -> None:
     assert call(playground, "GET", "/", host=host)[0] in (400, 421)

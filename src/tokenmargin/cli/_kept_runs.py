@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tokenmargin.problem.token_problem import TokenProblem
 
+LARGEST = 4 << 30  # bytes of a run in memory: a small file cannot ask for more
 MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
 Settings = Mapping[str, str | int | float | None]
 
@@ -39,19 +40,16 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
 
 def load_run(path: Path, settings: Settings) -> dict[str, Array]:
     """The arrays of a kept run, refused when it was another problem's or made with other settings."""
-    import numpy as np
-
-    from tokenmargin._files import arrays_digest, unsealed
+    from tokenmargin._files import arrays_digest, read_arrays, unsealed
 
     if not path.is_file():
         raise UsageError(f"{path}: no such file; --resume goes on with a run that was kept with --save")
     try:
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file}
+        arrays = read_arrays(path, largest=LARGEST)
         kept = unsealed(json.loads(str(arrays.pop("settings"))))
         if kept["sha256"] != arrays_digest(arrays):
             raise ValueError("its checksum differs")
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: not a run kept with --save, or damaged ({error})") from error
     for name, ours in settings.items():
         if kept.get(name) != ours:

@@ -178,15 +178,18 @@ def _print(found: NextTokenLimit, shown: int, limit: int) -> None:
 
 
 def _draw(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
-    with needs_extra("plots"):
+    with needs_extra("report"):
         from tokenmargin.report.priority_graph import draw_priority_graph
         from tokenmargin.report.style import paper_style
 
     from matplotlib.figure import Figure
 
+    from tokenmargin._files import atomic_path
+
     with paper_style():
         layers = min(int(found.graph.graph_of(last).ranks.max()) + 1, limit)
         figure = Figure(figsize=(6.75, 0.5 + 1.1 * layers), layout="constrained")
         draw_priority_graph(found, last, figure.add_subplot(), most=limit)
-        figure.savefig(picture)
+        with atomic_path(picture) as beside:
+            figure.savefig(beside)
     say(f"wrote {picture}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokenmargin.cli._common import UsageError, needs_extra, say
 from tokenmargin.cli._model import open_model
@@ -56,13 +57,20 @@ def predict(
         say(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
     table = _table(classifier, rows)
     if out is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         csv.writer(sys.stdout).writerows(table)
         return 0
     from tokenmargin._files import atomic_path
 
-    with atomic_path(out) as beside, beside.open("w", encoding="utf-8", newline="") as file:
+    with atomic_path(out) as beside, _opened(beside) as file:
         csv.writer(file).writerows(table)
     return 0
+
+
+def _opened(path: Path) -> TextIO:
+    """A file for every row as it came; halves of characters, which UTF-8 does not write, as escapes."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 
 def _table(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:

@@ -86,6 +86,7 @@ def sweep(
             retry_failed=retry_failed,
             progress=progress,
             waiting=lambda: say(f"another process is at this sweep in {out}; waiting"),
+            found_damaged=lambda what: say(f"damaged, done again: {', '.join(what)}"),
         )
     if not run.finished:
         say(f"stopped at the first failure; see {run.folder / 'failed'}; the same command goes on")

@@ -37,8 +37,19 @@ class Step:
     distinct_after: int
 
 
+class WithVocabulary:
+    """Texts as ids of a vocabulary."""
+
+    vocabulary: tuple[str, ...]
+
+    @property
+    def m(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.vocabulary)
+
+
 @dataclass(frozen=True, eq=False)
-class PreparedText:
+class PreparedText(WithVocabulary):
     """Token ids of `n` labelled texts, ragged.
 
     **Attributes**
@@ -67,11 +78,6 @@ class PreparedText:
     def n(self) -> int:
         """Number of texts."""
         return len(self.labels)
-
-    @property
-    def m(self) -> int:
-        """Size of the vocabulary."""
-        return len(self.vocabulary)
 
     def sequence(self, i: int) -> Int[Array, " t"]:
         """The tokens of text `i`."""

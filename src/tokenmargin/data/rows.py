@@ -58,7 +58,7 @@ def _is_text(value: object) -> bool:
 
 
 def _delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
-    with open_table(path, encoding) as file:
+    with open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter)
         header = read_header(reader, path, (text,), delimiter)
         rows = [row for row in reader if row]

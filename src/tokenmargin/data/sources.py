@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +166,14 @@ def _first(rejected: list[Rejected]) -> str:
     return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
 
 
-def open_table(path: Path, encoding: str | None) -> TextIO:
+def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
     """A file of delimited text; what is not in its encoding is kept and told with its row later."""
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise SourceError(f"{path}: the delimiter must be one character, such as ; or a tab, got {delimiter!r}")
     try:
         with open_bytes(path) as file:
             begin = file.read(4096)
-    except gzip.BadGzipFile as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SourceError(f"{path}: not a readable .gz file ({error})") from error
     if encoding is None and (begin[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in begin):
         raise SourceError(f"{path}: not UTF-8 but most likely UTF-16; read it with encoding utf-16")
@@ -199,7 +202,7 @@ def read_header(reader: Any, path: Path, wanted: Sequence[str], delimiter: str) 
 
 
 def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None) -> Iterator[Row | Rejected]:
-    with open_table(path, encoding) as file:
+    with open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = read_header(reader, path, (text, label), delimiter)
         columns = [_column(header, name, path) for name in (text, label)]

@@ -17,6 +17,7 @@ from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State,
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
@@ -175,18 +176,16 @@ def _checked_starts(
         raise ValueError("problems must be a non-empty list, all with the same number of inputs; group them by n")
     if starts is None:
         return [pose.keys.zero()[None] for pose in problems]
-    firsts = [np.atleast_2d(np.asarray(start, dtype=np.float64)) for start in starts]
-    if len(firsts) != len(problems) or any(len(first) != len(firsts[0]) for first in firsts):
+    firsts = [np.atleast_2d(as_array("starts", start, float)) for start in starts]
+    if len(firsts) != len(problems) or not len(firsts[0]) or any(len(first) != len(firsts[0]) for first in firsts):
         raise ValueError(
             f"starts must hold one array (starts, D) for each of the {len(problems)} problems, with equally many starts"
         )
     for pose, first in zip(problems, firsts, strict=True):
-        if first.shape[1] != pose.keys.dimension or not np.isfinite(first).all():
-            raise ValueError(
-                f"a start must be {pose.keys.dimension} finite numbers, got {first.shape[1]}"
-                if first.shape[1] != pose.keys.dimension
-                else "a start must be finite"
-            )
+        if first.ndim != 2 or first.shape[1] != pose.keys.dimension:
+            raise ValueError(f"starts must have shape (starts, {pose.keys.dimension}), got {first.shape}")
+        if not np.isfinite(first).all():
+            raise ValueError("a start must be finite")
     return firsts
 
 

@@ -20,6 +20,7 @@ from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.plugins import described
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -262,7 +263,7 @@ def _of_point(function: Callable[[Array], object]) -> Observable:
 
 
 def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | None) -> Float[Array, "... D"]:
-    theta = objective.start() if start is None else np.array(start, dtype=np.float64)
+    theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.ndim < 1 or theta.shape[-1] != objective.dimension:
         raise ValueError(f"start must have {objective.dimension} numbers in its last axis, got shape {theta.shape}")
     if not np.isfinite(theta).all():

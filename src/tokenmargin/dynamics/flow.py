@@ -27,6 +27,7 @@ from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -313,7 +314,7 @@ def flow(
     """
     settings = FlowSettings() if settings is None else settings
     objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
-    theta = objective.start() if start is None else np.array(start, dtype=np.float64)
+    theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.shape != (objective.dimension,):
         raise ValueError(
             f"start must be one point of {objective.dimension} numbers, got shape {theta.shape}; "

@@ -206,6 +206,8 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     tied = problem.mask & (state.weights > _TIED)
     keys = in_coordinates(problem.keys)
     apart = (keys - keys[state.pivot][:, None])[tied]
+    if not apart.size:  # weights that are no numbers: nothing is known to tie
+        return None
     _, sizes, rows = np.linalg.svd(apart)
     rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
     within, across = rows[:rank], rows[rank:]

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 _EPS = np.finfo(float).eps
 _ROUNDINGS = 8  # a step of LSODA adds up to 78 numbers, each of them rounded: the root of that
-# Where rounding has grown by this share of 1 / tolerance, what the solver is off by has grown to order one: it was seen
-# to leave unstable rays of symmetric problems after a growth of 0.1 / tolerance. Ordinary paths grow by exp(6).
-_OF_TOLERANCE = 0.05
+# Where rounding has grown by this share of 1 / tolerance, what the solver is off by has grown to order one: hundreds of
+# steps are off by tolerance (1 + |p|) each, of either sign, with |p| of a few: the root of their number times that. It
+# was seen to leave unstable rays of symmetric problems after 0.048 to 0.1 / tolerance. Ordinary paths grow by exp(6).
+_OF_TOLERANCE = 0.01
 _CHUNK = 256  # propagators are computed this many at a time, until the question is decided
 
 

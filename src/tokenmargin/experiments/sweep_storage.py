@@ -1,12 +1,15 @@
 """The parts of a running sweep: rows on disk in the order in which cells ended, and one table of them in the end.
 
-Each part is one parquet file, written whole, that says in its metadata which cells it holds; so what is done is known
-after any crash, and no cell is in two parts. The final table is put together window by window, in the order of the
-cells, so its bytes depend on the results alone, and its making needs the memory of one window.
+Each part is one parquet file, written whole, that says in its metadata which cells it holds, and in its name a checksum
+of its bytes; so what is done is known after any crash, no cell is in two parts, and a damaged part is seen. The final
+table is put together window by window, in the order of the cells, so its bytes depend on the results alone, and its
+making needs the memory of one window.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import arrow_table, atomic_path
+from tokenmargin._files import arrow_table, atomic_path, file_digest
 from tokenmargin.experiments.sweep_worker import CELL, ROW
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 WINDOW_ROWS = 200_000
 CELLS_KEY = b"tokenmargin.cells"
+DIGITS = 16  # of a checksum
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,19 @@ class Parts:
         rows = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         held = json.dumps(spans(np.fromiter(cells, dtype=np.int64)))
         rows = rows.replace_schema_metadata({CELLS_KEY: held.encode()})
-        paths = self.paths()
-        number = int(paths[-1].stem) + 1 if paths else 0
-        with atomic_path(self.folder / f"{number:09d}.parquet") as beside:
-            pq.write_table(rows, beside)
+        paths, content = self.paths(), io.BytesIO()
+        pq.write_table(rows, content)
+        number = int(paths[-1].stem.partition("-")[0]) + 1 if paths else 0
+        mark = hashlib.sha256(content.getbuffer()).hexdigest()[:DIGITS]
+        with atomic_path(self.folder / f"{number:09d}-{mark}.parquet") as beside:
+            beside.write_bytes(content.getbuffer())
+
+    def drop_damaged(self) -> list[str]:
+        """Remove parts whose bytes are not those that were written; their cells are then to be done again."""
+        damaged = [path for path in self.paths() if path.stem.partition("-")[2] != file_digest(path)[:DIGITS]]
+        for path in damaged:
+            path.unlink()
+        return [f"{self.folder.name}/{path.name}" for path in damaged]
 
     def held(self, path: Path) -> list[tuple[int, int]]:
         """First and last cell of each run of cells in a part."""

@@ -51,6 +51,7 @@ def sweep(
     retry_failed: bool = False,
     progress: Callable[[Progress], None] | None = None,
     waiting: Callable[[], None] | None = None,
+    found_damaged: Callable[[list[str]], None] | None = None,
 ) -> Run:
     """Run every cell of a grid and keep one table of each result, with the cell's settings beside its rows.
 
@@ -65,6 +66,7 @@ def sweep(
     - `retry_failed`: run the cells again that failed before.
     - `progress`: called about once a second.
     - `waiting`: called when another process is at the same sweep.
+    - `found_damaged`: called with what is damaged of a sweep that is there; it is then done again.
     """
     axes = {"axes": [axis.text for axis in grid.axes], "table": table}
     run = Run(root / run_id(grid.base, axes, prefix="sweep-"))
@@ -73,7 +75,9 @@ def sweep(
         if run.whole and not (retry_failed and run.details()["failed"]):
             state.clear()
             return run
-        state.prepare(retry_failed=retry_failed)
+        damaged = [*(run.damaged() if run.finished else ()), *state.prepare(retry_failed=retry_failed)]
+        if damaged and found_damaged is not None:
+            found_damaged(damaged)
         if state.work(fail_fast=fail_fast):
             state.finish()
     return run
@@ -105,12 +109,13 @@ class _State:
     def failures(self) -> Parts:
         return Parts(self.run.folder / "failed")
 
-    def prepare(self, *, retry_failed: bool) -> None:
-        """Clear away what a killed process was writing, and failures that are to be tried again."""
+    def prepare(self, *, retry_failed: bool) -> list[str]:
+        """Clear away what a killed process was writing, failures to be tried again, and damaged parts: give these."""
         (self.run.folder / "run.json").unlink(missing_ok=True)
         remove_leftovers(self.run.folder)
         if retry_failed:
             shutil.rmtree(self.failures.folder, ignore_errors=True)
+        return self.results.drop_damaged() + self.failures.drop_damaged()
 
     def work(self, *, fail_fast: bool) -> bool:
         """Run what is not done yet; give whether everything is done."""

@@ -94,6 +94,8 @@ class Basins(Tabular, Drawn):
 
 def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng: Rng) -> Float[Array, "starts D"]:
     """Starts of length `radius` in uniform directions of the span of the tokens."""
+    if count < 1 or not 0 < radius < np.inf:
+        raise ValueError(f"count must be at least 1 and radius positive and finite, got {count} and {radius}")
     rng = generator(rng)
     span = Span.of(problem.keys, exact=True)
     directions = span.lift(rng.standard_normal((count, span.dimension)))
@@ -178,6 +180,8 @@ def basin_map(
         if not isinstance(problem.keys, Coordinates) or problem.keys.dimension < 2:
             raise ValueError("basin_map needs a plane: give two directions of the parameter's space")
         plane = np.eye(2, problem.keys.dimension)
+    if resolution < 2 or not 0 < extent < np.inf:
+        raise ValueError(f"resolution must be at least 2 and extent positive and finite, got {resolution} and {extent}")
     ticks = np.linspace(-extent, extent, resolution)
     across, up = np.meshgrid(ticks, ticks)
     starts = np.stack([across.ravel(), up.ravel()], axis=1) @ plane

@@ -175,9 +175,9 @@ class FactoredObjective(AbstractObjective):
         rows = [np.hstack([p.transpose(1, 0, 2, 3).reshape(p.shape[1] * r, -1) for p in part])
                 for part in (of_key, of_query)]  # fmt: skip
         descent = self._from_matrix(theta, whole.descent)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             lengths = np.exp(descent.log_norm - whole.descent.log_norm)
-        lengths[lengths == 0] = 1.0
+        lengths[~(lengths > 0)] = 1.0  # where W has no gradient, K and Q have none
         balance = np.zeros(2)
         sizes = np.array([np.linalg.norm(query), np.linalg.norm(key)])
         np.divide(lengths * whole.balance, sizes, out=balance, where=(descent.log_norm > -np.inf) & (sizes > 0))

@@ -34,16 +34,32 @@ def frozen(array: Array) -> Array:
     return view
 
 
+def as_array(name: str, value: ArrayLike, dtype: type | None = None) -> Array:
+    """An array of what was given; numpy's own messages speak of inhomogeneous shapes and of C longs."""
+    try:
+        return np.asarray(value, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers ({error}); pad short rows") from error
+
+
+def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:
+    """Parameters along the last axis."""
+    p = as_array(name, p, float)
+    if p.ndim < 1 or p.shape[-1] != dimension:
+        raise ValueError(f"{name} must have {dimension} numbers in its last axis, got shape {p.shape}")
+    return p
+
+
 def _checked_index(index: ArrayLike, mask: ArrayLike | None, rows: int) -> tuple[Array, Array]:
     """Validate the (n, T) index and mask of a dictionary with `rows` vectors."""
-    index = np.asarray(index)
+    index = as_array("index", index)
     if index.ndim != 2 or index.size == 0:
         raise ValueError(
             f"index must have shape (n, T) with n, T >= 1, got {index.shape}; pass one row of tokens per input"
         )
     if index.dtype.kind not in "iu":
         raise TypeError(f"index must hold integers (rows of the dictionary), got dtype {index.dtype}")
-    mask = np.ones(index.shape, dtype=bool) if mask is None else np.asarray(mask)
+    mask = np.ones(index.shape, dtype=bool) if mask is None else as_array("mask", mask)
     if mask.shape != index.shape or mask.dtype != bool:
         raise ValueError(
             f"mask must be boolean with the shape of the tokens {index.shape}, got {mask.dtype} {mask.shape}; "
@@ -63,7 +79,7 @@ def _checked_index(index: ArrayLike, mask: ArrayLike | None, rows: int) -> tuple
 
 def checked_numbers(name: str, array: ArrayLike, shape: str) -> Array:
     """Validate a two-dimensional array of finite real numbers and return it as float64."""
-    array = np.asarray(array)
+    array = as_array(name, array)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.ndim != 2 or 0 in array.shape:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import MaybeArray
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
 from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -47,9 +47,11 @@ def cross_attention(
            [ 0.25, -0.25],
            [ 0.  ,  0.  ]])
     """
-    tokens, queries = np.asarray(tokens), np.asarray(queries)
-    if tokens.ndim != 3 or 0 in tokens.shape:
-        raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {tokens.shape}")
+    tokens, queries = as_array("tokens", tokens), as_array("queries", queries)
+    if tokens.ndim != 3 or 0 in tokens.shape or tokens.dtype.kind not in "fiub":
+        raise ValueError(
+            f"tokens must be numbers of shape (n, T, d) with n, T, d >= 1, got {tokens.dtype} {tokens.shape}"
+        )
     n, T, _ = tokens.shape
     if queries.ndim not in (1, 2, 3) or (queries.ndim > 1 and len(queries) != n) or 0 in queries.shape:
         raise ValueError(f"queries must have shape (q,), (n, q) or (n, P, q) with n = {n}, got {queries.shape}")
@@ -62,7 +64,7 @@ def cross_attention(
         return Coordinates(np.where(seen[..., None], vectors, 0).reshape(n * T, -1), index, visible)
 
     keys = laid_out(tokens)
-    given = None if values is None else np.asarray(values)
+    given = None if values is None else as_array("values", values)
     if given is not None and given.shape[:2] != (n, T):
         raise ValueError(f"values must have shape (n, T, e) = ({n}, {T}, e), as the tokens, got {given.shape}")
     return TokenProblem(
@@ -102,11 +104,11 @@ def self_attention(
     >>> self_attention(sequences, [1, -1, 1, -1, 1], head=[1.0, 0.0, 0.0], position=None).n
     20
     """
-    tokens = np.asarray(tokens)
+    tokens = as_array("tokens", tokens)
     if tokens.ndim != 3 or 0 in tokens.shape:
         raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {tokens.shape}")
     n, T = tokens.shape[:2]
-    there = np.ones((n, T), dtype=bool) if mask is None else np.asarray(mask)
+    there = np.ones((n, T), dtype=bool) if mask is None else as_array("mask", mask)
     if there.shape != (n, T) or there.dtype != bool:
         raise ValueError(f"mask must be boolean of shape (n, T) = ({n}, {T}), got {there.dtype} {there.shape}")
     inputs, places, outputs = _query_places(there, position)
@@ -148,7 +150,7 @@ def _query_places(
 
 def _per_output(name: str, array: ArrayLike, outputs: tuple[int, int], tail: tuple[int, ...]) -> Array:
     """One entry of shape `tail` per output: given so, (n, P, ...), or per input, (n, ...)."""
-    given, (n, each) = np.asarray(array), outputs
+    given, (n, each) = as_array(name, array), outputs
     if given.shape == (n, *tail):
         return np.repeat(given, each, axis=0)
     if given.shape != (n, each, *tail):

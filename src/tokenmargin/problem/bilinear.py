@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array
 from tokenmargin.problem.geometry import Coordinates, Gram
 
 
@@ -52,7 +52,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     - `keys`: the tokens.
     - `queries`: `z`, or one `z_i` per input.
     """
-    queries = np.asarray(queries, dtype=np.float64)
+    queries = as_array("queries", queries, float)
     if queries.ndim not in (1, 2) or (queries.ndim == 2 and len(queries) != keys.n):
         raise ValueError(f"queries must have shape (q,) or (n, q) with n = {keys.n}, got {queries.shape}")
     if not np.isfinite(queries).all():

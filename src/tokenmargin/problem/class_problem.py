@@ -17,14 +17,14 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 
 def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:
     """Validate one class of 0..k-1 per input, each used unless `keep_unused`."""
-    array = np.asarray(classes)
+    array = as_array("labels", classes)
     if array.shape != (n,) or array.dtype.kind not in "fiub":
         raise ValueError(f"labels must be {n} numbers, one class per input, got {array.dtype} {array.shape}")
     wrong = ~np.isin(array, np.arange(k))
@@ -182,7 +182,7 @@ class ClassProblem(TokenProblem):
 
 def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Float[Array, "... k"]:
     """Validate finite numbers with the given leading shape and at least two classes in the last axis."""
-    array = np.asarray(value)
+    array = as_array(name, () if value is None else value)
     shape = f"({', '.join(map(str, leading))}, k)"
     if array.dtype.kind not in "fiub" or array.shape[:-1] != leading or array.shape[-1] < 2:
         raise ValueError(

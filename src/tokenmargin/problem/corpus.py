@@ -14,7 +14,9 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.sequences import CountedByLabel, EndToEnd
 
 
@@ -56,7 +58,7 @@ class TokenCorpus(EndToEnd, CountedByLabel):
 
     def __post_init__(self) -> None:
         tokens, lengths = np.asarray(self.tokens), np.asarray(self.lengths)
-        labels = np.asarray(self.labels, dtype=np.float64)
+        labels = as_array("labels", self.labels, float)
         if lengths.ndim != 1 or len(lengths) == 0 or lengths.min() < 1:
             raise ValueError("a corpus needs at least one sequence, and each sequence at least one token")
         if tokens.dtype.kind not in "iu" or tokens.shape != (lengths.sum(),):
@@ -74,13 +76,13 @@ class TokenCorpus(EndToEnd, CountedByLabel):
         object.__setattr__(self, "labels", labels)
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[object]], labels: object) -> TokenCorpus:
+    def of(cls, sequences: Iterable[Sequence[object]], labels: ArrayLike) -> TokenCorpus:
         """From sequences of words (or any hashable tokens); ids are given in order of first appearance."""
         ids: dict[object, int] = {}
         rows = [[ids.setdefault(token, len(ids)) for token in sequence] for sequence in sequences]
         flat = np.array([token for row in rows for token in row], dtype=np.intp)
         lengths = np.array([len(row) for row in rows], dtype=np.intp)
-        return cls(flat, lengths, np.asarray(labels, dtype=np.float64), tuple(str(token) for token in ids))
+        return cls(flat, lengths, as_array("labels", labels, float), tuple(str(token) for token in ids))
 
     @cached_property
     def counts(self) -> Int[Array, "2 m"]:  # type: ignore[override]  # computed, not given

@@ -43,6 +43,11 @@ def k_level_corpus(
     >>> k_level_corpus(10, rng=np.random.default_rng(0)).size
     2048
     """
+    if min(n, T, irrelevant, len(levels)) < 1 or not 0 < relevant_share <= 1:
+        raise ValueError(
+            "n, T, irrelevant and the number of levels must be at least 1 and relevant_share a share above 0, "
+            f"got {n}, {T}, {irrelevant}, {len(levels)} and {relevant_share}"
+        )
     rng = generator(rng)
     sizes = np.array([4 + 2**k for k in range(1, len(levels) + 1)])
     delta = np.repeat(levels, sizes)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, checked_numbers, frozen
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, checked_numbers, frozen
 
 _EPS = float(np.finfo(float).eps)
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
@@ -58,16 +58,13 @@ class Coordinates(AbstractGeometry):
     @classmethod
     def of(cls, tokens: ArrayLike, mask: MaybeArray = None) -> Coordinates:
         """One vector per token: `tokens` has shape (n, T, d)."""
-        try:
-            array = np.asarray(tokens)
-        except ValueError as error:  # numpy's own message speaks of an inhomogeneous shape
-            raise ValueError("tokens must be rectangular, (n, T, d); pad short inputs and give a mask") from error
+        array = as_array("tokens", tokens)
         if array.ndim != 3 or 0 in array.shape:
             raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
         n, T, d = array.shape
-        if mask is not None and np.asarray(mask).shape == (n, T):
+        if mask is not None and (there := as_array("mask", mask)).shape == (n, T) and there.dtype.kind == "b":
             # Padding often holds NaN; it is never read, but the dictionary must be finite.
-            array = np.where(np.asarray(mask, dtype=bool)[..., None], array, 0)
+            array = np.where(there[..., None], array, 0)
         return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)
 
     @property

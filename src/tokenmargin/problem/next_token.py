@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import MaybeArray
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.problem.problem_files import ProblemFileError
@@ -51,7 +51,9 @@ class NextTokenProblem(EndToEnd):
     embeddings: Float[Array, "K d"] | None = None
 
     def __post_init__(self) -> None:
-        tokens, lengths, labels = (np.asarray(a, dtype=np.int64) for a in (self.tokens, self.lengths, self.labels))
+        tokens, lengths, labels = (
+            as_array(name, getattr(self, name), np.int64) for name in ("tokens", "lengths", "labels")
+        )
         if not len(lengths):
             raise ValueError("a next-token problem needs at least one sequence")
         if lengths.min() < 1:
@@ -161,7 +163,10 @@ def next_token_windows(
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    tokens, lengths = np.asarray(tokens, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+    tokens, lengths = as_array("tokens", tokens, np.int64), as_array("lengths", lengths, np.int64)
+    if lengths.ndim != 1 or (lengths < 0).any() or tokens.shape != (lengths.sum(),):
+        raise ValueError(f"lengths must be the numbers of tokens of the texts, {tokens.shape} in all, got {lengths}")
+    window = min(window, int(lengths.max(initial=1)))
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
     places = np.arange(len(tokens))
     sizes = np.minimum(places - starts, window)

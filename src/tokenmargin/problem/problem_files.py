@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
+from tokenmargin._files import read_arrays
 from tokenmargin.problem.token_problem import TokenProblem
 
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
@@ -114,37 +113,10 @@ def _as_mask(source: str, mask: Array) -> Array:
     return mask.astype(bool)
 
 
-def _memory(archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> int:
-    """Bytes that an array of an archive takes, unpacked and as doubles, told from its first bytes."""
-    with archive.open(item) as content:
-        version = np.lib.format.read_magic(content)
-        if version == (1, 0):
-            shape, _, _ = np.lib.format.read_array_header_1_0(content)
-        elif version == (2, 0):
-            shape, _, _ = np.lib.format.read_array_header_2_0(content)
-        else:
-            raise ProblemFileError(f"{archive.filename}: {item.filename} has names of fields, it must be a plain array")
-    return item.file_size + COPIES * 8 * math.prod(shape)
-
-
 def _read_npz(path: Path) -> dict[str, Array]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(_memory(archive, item) for item in archive.infolist())
-        if size > LARGEST_FILE:
-            raise ProblemFileError(
-                f"{path}: takes {size} bytes in memory, more than the {LARGEST_FILE} allowed; "
-                "make the problem in Python with TokenProblem.of"
-            )
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        strange = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
-        if strange:
-            raise ProblemFileError(f"{path}: {strange[0]!r} is not an array")
-        return arrays
-    except ProblemFileError:
-        raise
-    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged bytes
+        return read_arrays(path, largest=LARGEST_FILE, copies=COPIES)
+    except ValueError as error:
         raise ProblemFileError(
             f"{path}: not a readable .npz of plain arrays ({error}); write it with TokenProblem.save"
         ) from error

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin._files import atomic_path
 from tokenmargin._notebook import Drawn, Tabular
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
@@ -64,7 +65,7 @@ class TokenProblem(Tabular, Drawn):
                 f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
                 f"{keys.index.shape} or different masks"
             )
-        signs = _signs(labels, keys.n, None if head is None else np.ndim(head))
+        signs = _signs(labels, keys.n, None if head is None else as_array("head", head).ndim)
         if (head is None) == (scores is None):
             raise ValueError(
                 "give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>); to change one "
@@ -249,10 +250,12 @@ class TokenProblem(Tabular, Drawn):
         path = Path(path)
         match path.suffix:
             case ".npz":
-                with path.open("wb") as file:
+                with atomic_path(path) as beside, beside.open("wb") as file:
                     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
             case ".json":
-                path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}))
+                text = json.dumps({name: array.tolist() for name, array in arrays.items()})
+                with atomic_path(path) as beside:
+                    beside.write_text(text)
             case suffix:
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
 
@@ -281,7 +284,7 @@ def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> Toke
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:
     """Validate a one-dimensional array of finite numbers of the given length."""
-    vector = np.asarray(value)
+    vector = as_array(name, value)
     if vector.dtype.kind not in "fiub" or vector.shape != (length,):
         raise ValueError(f"{name} must be numbers of shape ({length},) ({meaning}), got {vector.dtype} {vector.shape}")
     if not np.isfinite(vector).all():
@@ -309,7 +312,7 @@ def _signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n
 
 def _score_array(scores: ArrayLike | None, mask: Bool[Array, "n T"]) -> Float[Array, "n T"]:
     """Validate the scores; zero where there is no token."""
-    array = np.asarray(scores)
+    array = as_array("scores", () if scores is None else scores)
     if array.shape != mask.shape or array.dtype.kind not in "fiub":
         raise ValueError(f"scores must be numbers of shape (n, T) = {mask.shape}, got {array.dtype} {array.shape}")
     array = np.where(mask, array.astype(np.float64), 0.0)

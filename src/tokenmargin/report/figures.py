@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
+from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.corpus_generators import IRRELEVANT
@@ -100,17 +102,24 @@ def draw_probabilities(result: Result, ax: Axes) -> None:
     _finish_curves(ax, "mean over the inputs")
 
 
+DASHES = ("-", "--", ":", "-.")
+
+
 def draw_curves(result: Result, ax: Axes) -> None:
     """The curves that the experiment names."""
     curves = result.experiment.curves
     assert curves is not None, "only for experiments that name their curves"
     table = result.table(curves.table)
     groups = [None] if curves.by is None else np.unique(table[curves.by]).tolist()
-    for group in groups:
+    for nth, group in enumerate(groups):
         chosen = slice(None) if group is None else table[curves.by or ""] == group
         for column in curves.y:
             label = column if group is None else f"{curves.by} {group}"
-            ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label)
+            look: dict[str, Any] = {}
+            if group is not None and len(curves.y) > 1:  # a colour for each column, a dash for each group
+                colour = LIMIT_COLOURS[curves.y.index(column) % len(LIMIT_COLOURS)]
+                label, look = f"{column}, {group}", {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
+            ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label, **look)
     ax.set(xlabel=curves.x_label or curves.x, ylabel=curves.y_label or ", ".join(curves.y))
     ax.set_xscale("log" if "x" in curves.log else "linear")
     ax.set_yscale("log" if "y" in curves.log else "linear")
@@ -177,11 +186,10 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
 
 def save_basin_map(basins: Basins, path: Path) -> None:
     """Draw the map of basins into a .png, .svg or .pdf file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with paper_style():
+    with paper_style(), atomic_path(path) as beside:
         figure = Figure(figsize=ONE, layout="constrained")
         draw_object(basins, figure.add_subplot())
-        figure.savefig(path)
+        figure.savefig(beside)
 
 
 def _finish_curves(ax: Axes, label: str) -> None:
@@ -245,7 +253,7 @@ def draw_correlations(result: Result, ax: Axes) -> None:
         ("cosine", "x", LOCAL, "repeated here"),
         ("farther", ".", GLOBAL, "trained farther"),
     ):
-        face = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+        face: dict[str, Any] = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
         ax.scatter(draws["draw"], np.maximum(1 - draws[column], 1e-16), marker=marker, s=22, label=label, **face)
     ax.set(yscale="log", xlabel="draw", ylabel="1 − correlation with the limit")
     legend_below(ax, columns=3)

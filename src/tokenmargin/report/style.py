@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from cycler import cycler
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -39,7 +40,7 @@ PAPER: Any = MappingProxyType(
         "ytick.labelsize": 7.0,
         "legend.fontsize": 7.0,
         "axes.linewidth": 0.6,
-        "axes.prop_cycle": mpl.cycler(color=LIMIT_COLOURS),
+        "axes.prop_cycle": cycler(color=LIMIT_COLOURS),
         "xtick.major.width": 0.6,
         "ytick.major.width": 0.6,
         "lines.linewidth": 1.1,

@@ -77,6 +77,10 @@ class EmbeddingInstance:
     aligned: bool = False
     name: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.delta <= 1:
+            raise ValueError(f"delta is a probability: it must lie in 0..1 and not be 0, got {self.delta}")
+
     @classmethod
     def about(
         cls,

@@ -84,7 +84,7 @@ class TrainingConfig:
         scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
         if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < x < math.inf for x in (self.rate, *scales)):
             raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive and finite, got {self}")
-        if self.max_tokens < 0:
+        if not 0 <= self.max_tokens < 1 << 63:
             raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
         if self.affine_norm and self.model == "one-layer":
             raise ValueError("the one-layer model has no layer norm; affine_norm is for model='two-layer'")

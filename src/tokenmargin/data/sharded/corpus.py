@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, unsealed
-from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, load_prepared
+from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
 from tokenmargin.problem.sequences import CountedByLabel
 
 FORMAT = 3
@@ -22,7 +22,7 @@ MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 
 @dataclass(frozen=True, eq=False)
-class ShardedText(CountedByLabel):
+class ShardedText(CountedByLabel, WithVocabulary):
     """What `PreparedText` holds, for a corpus that need not fit into memory.
 
     **Attributes**
@@ -49,11 +49,6 @@ class ShardedText(CountedByLabel):
     def n(self) -> int:
         """Number of texts."""
         return sum(self.texts)
-
-    @property
-    def m(self) -> int:
-        """Size of the vocabulary."""
-        return len(self.vocabulary)
 
     @property
     def tokens(self) -> int:

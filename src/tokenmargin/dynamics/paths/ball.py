@@ -23,6 +23,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
 _RATIO = 2.0  # largest factor between two radii of the continuation
+SMALLEST = 1e-12  # of a radius: logits of order 1 are known to 1e-16
 _SEARCH_UP_TO = 50.0  # beyond, random starts land where the excess risk is flat to rounding
 _STATIONARY = 1e-9  # of the balance at a minimum inside the ball
 _SAME = 1e-6  # of the radius: minima closer than this are one
@@ -139,6 +140,8 @@ def regularisation_path(
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
     rng = generator(rng)
+    if starts < 0:
+        raise ValueError(f"starts must be at least 0, got {starts}")
     grid = checked_radii(radii)
     reduced = Reduced.of(objective)
     ball = _Ball(reduced.objective)
@@ -195,6 +198,8 @@ def checked_radii(radii: Sequence[float] | Float[Array, " radii"], *, first: flo
         or (np.diff(wanted) <= 0).any()
     ):
         raise ValueError(f"radii must be positive and growing, got {radii!r}")
+    if wanted[0] < SMALLEST:
+        raise ValueError(f"radii must be at least {SMALLEST:g}: in a smaller ball rounding decides, got {wanted[0]:g}")
     grid = [np.array([min(first, wanted[0])])]
     for radius in wanted:
         last = grid[-1][-1]

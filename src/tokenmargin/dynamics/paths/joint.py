@@ -22,6 +22,7 @@ from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minim
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 
@@ -85,8 +86,12 @@ def ridge_path(
     - `progress`: called with the share of the starts done.
     """
     rng = generator(rng)
-    pairs = np.asarray(radii, dtype=np.float64)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
+    pairs = as_array("radii", radii, float)
+    if starts < 0 or (starts == 0 and (also is None or not len(also))):
+        raise ValueError(f"starts must be at least 1, or 0 with others given, got {starts}")
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
+        raise ValueError(f"radii must be pairs (r, R), got shape {pairs.shape}")
+    if not np.isfinite(pairs).all() or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
         raise ValueError(f"radii must be pairs (r, R) of positive numbers that do not shrink, got {radii!r}")
     reduced = Reduced.of(objective)
     inner = reduced.objective

@@ -58,8 +58,11 @@ def polished(
         return None
     active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
+    pull = norm.dual_value(m @ rows)
+    if pull == 0:  # the multipliers cancel: they prove that nothing is feasible, or nothing at all
+        return None
     with np.errstate(all="ignore"):
-        weights = m[active] / norm.dual_value(m @ rows)
+        weights = m[active] / pull
         try:
             if 1 < norm.p < np.inf:
                 y, weights = _newton(norm.p, kept, asked, x, m[active])

@@ -11,7 +11,7 @@ from tokenmargin.margin import limit_direction
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.playground.words import listed
 from tokenmargin.report.playground.words import named as token_name
-from tokenmargin.selection import cone_constants
+from tokenmargin.selection import cone_constants, score_gaps
 
 
 def answer_about(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
@@ -60,8 +60,9 @@ def answer_about(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
     ]
     held = listed(token_name(i, t) for i, t in np.argwhere(near).tolist())
     if answer["local"]:
-        cone = cone_constants(problem, solution.vector, selected)
-        answer["cone"] = {"half_angle": math.acos(1 - cone.mu), "norm": cone.radius}
+        if score_gaps(problem, solution.vector, selected).min() > 0:  # beside tied tokens no cone is known
+            cone = cone_constants(problem, solution.vector, selected)
+            answer["cone"] = {"half_angle": math.acos(1 - cone.mu), "norm": cone.radius}
         answer["why"] = f"{names} outscore{'s' if len(selected) == 1 else ''} every token on the margin ({held})."
     else:
         worse = listed(token_name(i, t) for i, t in np.argwhere(beaten).tolist())

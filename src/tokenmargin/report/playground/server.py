@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tokenmargin._files import plain
 from tokenmargin._version import __version__
@@ -36,6 +38,7 @@ STATIC = HOME / "static"
 SHARED = HOME.parent / "explore" / "static"
 SENTENCES = HOME / "sentences"  # written by `tokenmargin fit sentences`
 WAITING = 256  # connections beyond which the server says it is busy
+HEADER_SECONDS = 10.0  # from the opening of a connection, or its last answer, to the end of the next headers
 
 
 def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "127.0.0.1") -> FastAPI:
@@ -43,8 +46,9 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
     model = load_model(SENTENCES) if model is None else model
     app = FastAPI(title="tokenmargin playground", docs_url=None, redoc_url=None, openapi_url=None)
     presets = [preset.to_dict() for preset in PRESETS]
-    # The arithmetic holds the interpreter: more threads than cores would only make everyone wait longer.
-    limiter = anyio.CapacityLimiter(2)
+    # The arithmetic holds the interpreter: more threads would only make everyone wait longer. What takes milliseconds
+    # has a thread of its own, so that it does not wait behind whole pictures.
+    light, heavy = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
 
     @app.get("/api/hello")
     async def hello() -> Response:
@@ -53,13 +57,17 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
         return _json({"version": __version__, **known, "model": _about(model)})
 
     @app.post("/api/plane")
-    async def plane(request: PlaneRequest) -> Response:
-        return _json(await anyio.to_thread.run_sync(picture, request, limiter=limiter))
+    async def plane(asked: PlaneRequest, request: Request) -> Response:
+        limiter = light if asked.draft else heavy
+        async with limiter:
+            if await request.is_disconnected():  # while it waited: nobody wants the picture any more
+                return Response(status_code=499)
+            return _json(await anyio.to_thread.run_sync(picture, asked, limiter=anyio.CapacityLimiter(1)))
 
     @app.post("/api/text")
     async def text(request: TextRequest) -> Response:
         work = partial(decide_by_words, model, request.text, leave_out=request.leave_out)
-        decision = await anyio.to_thread.run_sync(work, limiter=limiter)
+        decision = await anyio.to_thread.run_sync(work, limiter=light)
         return _json(asdict(decision) | {"label": decision.label, "abstains": decision.abstains})
 
     @app.post("/api/problem/load")
@@ -122,11 +130,40 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class PromptProtocol(H11Protocol):
+    """HTTP in which the headers of a request must come in time: who sends them byte by byte holds no connection."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Begin to wait for headers, or stop: once they are here, the guard bounds the time of the body."""
+        waiting = self.cycle is None or self.cycle.response_complete
+        if waiting and self._late is None:
+            self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        elif not waiting and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 def serve(app: FastAPI, listener: socket.socket) -> None:
     """Serve until interrupted."""
     config = uvicorn.Config(
-        app, log_level="warning", limit_concurrency=WAITING, timeout_keep_alive=10, server_header=False, lifespan="off"
-    )
+        app, http=PromptProtocol, log_level="warning", limit_concurrency=WAITING, timeout_keep_alive=10,
+        server_header=False, lifespan="off",
+    )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -61,9 +61,12 @@ def nuclear_path(x: ProblemInstance) -> Findings:
     guide = objective.point(right.T * root, left * root)
     guide = guide + 0.05 * np.linalg.norm(guide) * objective.random_start(1 / np.sqrt(guide.size), rng=x.rng)
     radii = np.sqrt(2 * sizes.sum() * np.array([10.0, 100.0, 1000.0]))
-    path = regularisation_path(objective, radii, rng=x.rng, starts=1, directions=guide[None])
-    short = [_shortfall(x, objective, theta, solution) for theta in path.points[1:]]
-    exponent = float(np.log10(short[1] / short[0])) if short[1] > 1e-9 and short[0] > 0 else -1.0
+    try:
+        path = regularisation_path(objective, radii, rng=x.rng, starts=1, directions=guide[None])
+        short = [_shortfall(x, objective, theta, solution) for theta in path.points[1:]]
+    except ValueError:  # tokens of one score: no choice of one per input is best, and there is no such path
+        short = [np.inf, np.inf]
+    exponent = float(np.log10(short[1] / short[0])) if 1e-9 < short[1] < np.inf and short[0] > 0 else -1.0
     return Findings(
         hypotheses,
         (

@@ -160,7 +160,11 @@ def joint_descent(x: ProblemInstance) -> Findings:
     settings = FlowSettings(coupling="block", tolerance=1e-7)  # angles are compared to 1e-3
     unit = max(1.0, 2 * float(np.linalg.norm(start)) / REACH[0])  # norms are counted from beyond the start
     blocks = flow(objective, start=start, until_norm=1.5 * unit * REACH[-1], settings=settings)
-    u = [float(angle(keys, objective.prompt(blocks.at_norm(unit * norm)), phase.solution.vector)) for norm in REACH]
+    u = [
+        float(angle(keys, objective.prompt(blocks.at_norm(unit * norm)), phase.solution.vector))
+        if blocks.norm >= unit * norm else np.pi  # it came to rest before
+        for norm in REACH
+    ]  # fmt: skip
     together = flow(
         JointObjective(x.problem, x.loss), start=start, until_norm=1e8, settings=FlowSettings(tolerance=1e-7)
     )
@@ -173,6 +177,8 @@ def joint_descent(x: ProblemInstance) -> Findings:
 def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:
     """Gradient flow: the direction is that of p^relax, and |p| grows like 2 |p^relax| log |v|."""
     objective, keys = path.objective, x.problem.keys
+    if path.norm < 0.99e8:
+        return (seen(above("norm that gradient flow reaches", path.norm, 0.99e8)),)
     points = [path.at_norm(norm) for norm in (1e4, 1e6, 0.99e8)]
     lengths = [float(keys.norm(objective.prompt(point))) for point in points]
     growth = (lengths[2] - lengths[1]) / np.log(0.99e2)

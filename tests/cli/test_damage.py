@@ -1,0 +1,96 @@
+"""A sample of `python -m benchmarks.faults`, and what the fuzzers found, one by one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tokenmargin as tm
+from tokenmargin._files import atomic_path
+from tokenmargin.cli import main
+from tokenmargin.experiments.sweep_storage import Parts
+
+ROWS = ("damaged record", "full", "readonly")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forked children")
+def test_a_sample_of_the_faults() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.faults", "--count", "1", "--what", *ROWS]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", "."])}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n| ") == len(ROWS)
+
+
+def test_a_damaged_part_of_a_sweep_is_dropped(tmp_path) -> None:
+    parts = Parts(tmp_path)
+    for cell in range(3):
+        parts.append([{"cell": np.array([cell]), "row": np.array([0]), "x": np.array([0.5])}], [cell])
+    assert parts.drop_damaged() == []
+    first, second, _ = parts.paths()
+    content = bytearray(first.read_bytes())
+    content[len(content) // 3] ^= 4
+    first.write_bytes(content)
+    assert parts.drop_damaged() == [f"{tmp_path.name}/{first.name}"]
+    assert parts.done(3).tolist() == [False, True, True]
+    second.write_bytes(parts.paths()[1].read_bytes())
+    assert len(parts.drop_damaged()) == 1
+
+
+def test_what_other_languages_say_of_the_disk_is_an_error_of_the_disk(tmp_path) -> None:
+    with pytest.raises(OSError, match="No space left on device"), atomic_path(tmp_path / "x.safetensors"):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("delimiter", ["", "ab", '"', "\n"])
+def test_a_delimiter_is_one_character(tmp_path, capsys, delimiter) -> None:
+    (tmp_path / "s.csv").write_text("text,label\ngood,1\n")
+    code = main(["fit", str(tmp_path / "s.csv"), "--out", str(tmp_path / "m"), f"--delimiter={delimiter}"])
+    assert code == 2 or not delimiter  # an empty one is none
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_halves_of_characters_are_kept_as_escapes(tmp_path, capsys) -> None:
+    main(["fit", "sentences", "--out", str(tmp_path / "m")])
+    (tmp_path / "s.jsonl").write_text(json.dumps({"text": "a dreadful ferry", "note": "\ud800"}))
+    assert main(["predict", str(tmp_path / "m"), str(tmp_path / "s.jsonl"), "--out", str(tmp_path / "o.csv")]) == 0
+    assert "\\ud800" in (tmp_path / "o.csv").read_text()
+
+
+@pytest.mark.parametrize("delta", ["-1", "2", "0"])
+def test_a_probability_is_one(capsys, delta) -> None:
+    assert main(["verify", "A.lemma2", "--n", "8", "--T", "4", "--d", "100", f"--delta={delta}"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_refusals_are_sentences() -> None:
+    problem = tm.figure1b()
+    objective = tm.PromptObjective(problem)
+    rng = np.random.default_rng(0)
+    joint = tm.JointObjective(tm.random_problem(2, 3, 2, rng=rng))
+    calls = {
+        "in its last axis": lambda: tm.select(problem.keys, np.zeros(5)),
+        "in its last axis, got": lambda: tm.angle(problem.keys, np.zeros(3), np.zeros(2)),
+        "scores must have shape": lambda: tm.saturation(problem.keys, np.zeros(3), np.zeros((9, 9))),
+        "must be a rectangular array": lambda: tm.TokenProblem.of([[[1.0], [2.0]]], [1], head=[[1.0], 2.0]),
+        "start must be one point|start must be a rect": lambda: tm.flow(objective, start=[[1.0], 2.0]),
+        "starts must have shape": lambda: tm.basins(problem, np.zeros((2, 3, 1))),
+        "count must be at least 1": lambda: tm.random_starts(problem, 0, rng=rng),
+        "resolution must be at least 2": lambda: tm.basin_map(problem, resolution=1),
+        "radii must be at least 1e-12": lambda: tm.regularisation_path(objective, [1e-300, 1.0], rng=rng),
+        "starts must be at least 0": lambda: tm.regularisation_path(objective, [1.0], rng=rng, starts=-1),
+        "radii must be pairs": lambda: tm.ridge_path(joint, [], rng=rng),
+        "starts must be at least 1": lambda: tm.ridge_path(joint, [(1.0, 1.0)], starts=0, rng=rng),
+        "max_tokens must be": lambda: tm.TrainingConfig(max_tokens=2**63),
+        "n, T, irrelevant": lambda: tm.k_level_corpus(-1, rng=rng),
+        "lengths must be": lambda: tm.next_token_windows(np.array([0, 1]), np.array([-1]), "ab"),
+        "tokens must be numbers": lambda: tm.self_attention(np.array([[["a"]]]), [1], head=[1.0]),
+    }
+    for words, call in calls.items():
+        with pytest.raises(ValueError, match=words):
+            call()

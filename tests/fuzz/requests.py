@@ -1,0 +1,89 @@
+"""Hostile requests to the playground, through its application in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import cache
+from typing import Any
+
+from tests.fuzz.harness import FLOATS, INTEGERS, ODD, TEXTS, Generator, WrongAnswer, damaged, pick, strange
+from tests.fuzz.samples import Samples
+
+from tokenmargin.report.playground.server import create_app
+
+PATHS = ("/api/plane", "/api/plane", "/api/plane", "/api/text", "/api/problem/load", "/api/problem/save", "/api/hello",
+         "/", "/nothing", "/../../etc/passwd", "/%2e%2e/", "/explore/plane.js", "/api")  # fmt: skip
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+@cache
+def _app() -> Any:
+    return create_app()
+
+
+def requests(rng: Generator, samples: Samples) -> bool:
+    """A request with something wrong in it: answered, or refused with 4xx and a reason; never 5xx."""
+    path = pick(rng, PATHS)
+
+    def token() -> dict[str, float]:
+        return {name: pick(rng, (0, 1, -1, 1000, -1000, 1e-9, float(rng.normal()))) for name in ("x", "y", "score")}
+
+    tokens = [[token() for _ in range(int(rng.integers(1, 4)))] for _ in range(int(rng.integers(1, 4)))]
+    plane = {"inputs": [{"label": pick(rng, (1, -1)), "tokens": row} for row in tokens], "draft": rng.random() < 0.97,
+             "method": pick(rng, ("normalized", "descent", "flow")), "trained": pick(rng, ("prompt", "prompt", "both")),
+             "loss": pick(rng, ("logistic", "exponential", "correlation")), "steps": pick(rng, (1, 5, 30)),
+             "start": [pick(rng, (0, 1, -3, 1000)), 0.5], "step": pick(rng, (0.1, 10, 1e-300))}  # fmt: skip
+    body: Any = {
+        "/api/text": {"text": pick(rng, TEXTS), "leave_out": [0]},
+        "/api/problem/load": pick(rng, samples.problems),
+    }.get(path, plane)
+    if rng.random() < 0.5:
+        body = strange(rng, body)
+    sent = json.dumps(body, default=str).encode()
+    if rng.random() < 0.2:
+        sent = damaged(rng, sent)
+    headers = {"host": "localhost", "content-type": "application/json", "content-length": str(len(sent))}
+    if rng.random() < 0.1:
+        name = pick(rng, ("host", "origin", "content-length", "content-type", "sec-fetch-site"))
+        headers[name] = str(pick(rng, (*TEXTS, *INTEGERS, *FLOATS, *ODD, "evil.example", "[::1", "localhost:x")))
+    posted = path in ("/api/plane", "/api/text", "/api/problem/load", "/api/problem/save")
+    method = (
+        ("POST" if posted else "GET") if rng.random() < 0.9 else pick(rng, ("POST", "GET", "PUT", "DELETE", "HEAD"))
+    )
+    status, answer = _loop().run_until_complete(_ask(method, path, headers, sent))
+    if status >= 500:
+        raise WrongAnswer(f"{method} {path}: {status} {answer[:200]!r}")
+    if status >= 400 and not answer and method != "HEAD":
+        raise WrongAnswer(f"{method} {path}: {status} without a word")
+    if status == 200 and path.startswith("/api/") and method != "HEAD":
+        json.loads(answer, parse_constant=_no_constant)
+    return status < 400
+
+
+def _no_constant(name: str) -> None:
+    raise WrongAnswer(f"{name} in an answer")
+
+
+async def _ask(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+    said: list[dict[str, Any]] = []
+    sent = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            await asyncio.Event().wait()  # the client waits for the answer
+        return sent.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    pairs = [(name.encode(), value.encode("utf-8", "replace")) for name, value in headers.items()]
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+             "path": path, "raw_path": path.encode(), "query_string": b"", "headers": pairs, "root_path": "",
+             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}  # fmt: skip
+    await _app()(scope, receive, send)
+    return said[0]["status"], b"".join(message.get("body", b"") for message in said[1:])
