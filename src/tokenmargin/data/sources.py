@@ -279,9 +279,9 @@ def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
         for name in (text, label):
             _column(names, name, path)
         table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
-    except (pa.ArrowException, OSError) as error:
+        rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
     return ((number, *row) for number, row in enumerate(rows, start=1))
 
 
@@ -295,11 +295,12 @@ def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
     for shard in shards:
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(shard))).read_all()
-        except (pa.ArrowException, OSError) as error:
+            for name in (text, label):
+                _column(table.column_names, name, shard)
+            rows = list(zip(table[text].to_pylist(), table[label].to_pylist(), strict=True))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{shard}: not a readable arrow file ({error})") from error
-        for name in (text, label):
-            _column(table.column_names, name, shard)
-        for words, value in zip(table[text].to_pylist(), table[label].to_pylist(), strict=True):
+        for words, value in rows:
             number += 1
             known = isinstance(value, int) and 0 <= value < len(classes)
             yield number, words, classes[value] if known else value

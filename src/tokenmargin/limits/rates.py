@@ -82,7 +82,8 @@ class Rates(Tabular):
         lines = [f"{'quantity':<34} {'fitted':>12}  {'95% interval':>23}  {'theory':>6}"]
         for rate in self.rates:
             low, high = rate.interval
-            lines.append(f"{rate.quantity:<34} {rate.fitted:12.8f}  {low:11.7f}{high:12.7f}  {rate.theorem:6.3g}")
+            fitted, interval = _shown(rate.fitted, "12.8f"), _shown(low, "11.7f") + _shown(high, "12.7f")
+            lines.append(f"{rate.quantity:<34} {fitted}  {interval}  {_shown(rate.theorem, '6.3g')}")
         if np.isfinite(self.constant):
             closed = "" if np.isnan(self.predicted) else f"  closed form {self.predicted:.8f}"
             lines.append(f"{'angle |p| at the end':<34} {self.constant:12.8f}{closed}")
@@ -109,7 +110,14 @@ class Rates(Tabular):
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
     return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def _shown(value: float, form: str) -> str:
+    """A number in its column; a dash where it is not known."""
+    return format("-", f">{form.split('.')[0]}") if np.isnan(value) else format(value, form)
 
 
 @dataclass(frozen=True, eq=False)
