@@ -4,8 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import jaxtyping
 import pytest
+
+# No test fails for being slow.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 ROOMS = (
     "problem",

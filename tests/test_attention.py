@@ -204,7 +204,7 @@ def test_the_smoothness_constant_bounds_the_change_of_the_gradient_and_is_at_mos
 
 @pytest.mark.parametrize("loss", [loss for _, loss in LOSSES])
 @given(low=st.floats(-5, 5), width=st.floats(1e-3, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_loss_constants_hold_on_their_interval(loss, low: float, width: float) -> None:
     u = np.linspace(low, low + width, 400)
     slope = -np.exp(loss.log_slope(u))

@@ -154,7 +154,7 @@ def test_a_problem_takes_no_more_memory_than_was_counted(tmp_path, monkeypatch, 
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_damaged_bytes_give_a_named_error_or_the_problem(tmp_path_factory, data) -> None:
     path = tmp_path_factory.mktemp("damaged") / "p.npz"
     figure3b().save(path)

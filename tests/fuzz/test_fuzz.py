@@ -61,7 +61,7 @@ def test_hostile_inputs(name: str, samples: Samples, monkeypatch) -> None:
     assert tally.accepted + tally.refused == tally.inputs
 
 
-@settings(max_examples=int(100 * BUDGET), deadline=None, derandomize=True)
+@settings(max_examples=int(100 * BUDGET), derandomize=True)
 @given(JSON | PROBLEMS)
 def test_any_json_is_a_problem_or_refused(content) -> None:
     try:
@@ -71,7 +71,7 @@ def test_any_json_is_a_problem_or_refused(content) -> None:
     assert np.isfinite(problem.scores).all()
 
 
-@settings(max_examples=int(60 * BUDGET), deadline=None, derandomize=True)
+@settings(max_examples=int(60 * BUDGET), derandomize=True)
 @given(content=st.text() | st.lists(st.text()).map("\n".join), kind=st.sampled_from(["csv", "tsv", "jsonl"]))
 def test_any_text_is_a_table_or_refused(content, kind, tmp_path_factory) -> None:
     path = tmp_path_factory.getbasetemp() / f"any.{kind}"
@@ -83,7 +83,7 @@ def test_any_text_is_a_table_or_refused(content, kind, tmp_path_factory) -> None
     assert len(found.texts) == len(found.labels) > 0
 
 
-@settings(max_examples=int(60 * BUDGET), deadline=None, derandomize=True)
+@settings(max_examples=int(60 * BUDGET), derandomize=True)
 @given(st.dictionaries(st.text().filter(lambda name: name != "seal"), JSON), st.data())
 def test_a_seal_is_whole_or_refused(record, data) -> None:
     written = json.dumps(sealed(record))

@@ -150,7 +150,7 @@ def test_random_problems_agree_with_an_interior_point_solver(d: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_degenerate_problems_are_never_answered_wrongly(data) -> None:
     """Small integer tokens: ties, duplicates, collinear points, zero keys, one-hot vectors."""
     n, T, d = (data.draw(st.integers(1, k)) for k in (3, 4, 3))

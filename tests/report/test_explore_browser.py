@@ -336,6 +336,7 @@ def test_a_sentence_of_ones_own_is_decided_or_not_and_kept_in_the_link(tab: Tab)
     assert page.locator("#typed").input_value() == "a dreadful <b>ferry</b> / 😀"
     page.locator("#contents a").first.click()
     assert page.locator(".token").count() == 3
+    assert page.locator(".word-token").count() == 0
 
 
 def axe_core() -> Path | None:

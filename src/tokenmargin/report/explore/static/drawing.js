@@ -65,7 +65,7 @@ export class Disc {
     this.layers = {};
     this.nodes = new Map();
     root.append(svg("defs", {}, [svg("clipPath", { id: "inside" }, [svg("circle", { r: RIM })])]));
-    for (const name of ["base", "bands", "paths", "rays", "feet", "training", "tokens", "front"]) {
+    for (const name of ["base", "bands", "paths", "rays", "feet", "training", "tokens", "sentence", "front"]) {
       this.layers[name] = svg("g", { id: `layer-${name}` });
       if (["bands", "paths", "feet", "training"].includes(name)) this.layers[name].setAttribute("clip-path", "url(#inside)");
       root.append(this.layers[name]);

@@ -71,6 +71,7 @@ export function draw() {
   const { state, picture, scales, section } = view, { limits, run, plane } = picture;
   const p = promptNow(), logits = plane.logits(...p), weights = plane.weights(...p);
   document.body.dataset.section = section;
+  disc.clear("sentence");
   disc.base(scales);
   const focus = limits[view.focus] ? view.focus : (run?.end ?? -1);
   view.shown = focus;

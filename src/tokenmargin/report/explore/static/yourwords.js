@@ -36,12 +36,12 @@ export function drawWords() {
   for (const node of disc.nodes.values()) node.remove();
   disc.nodes.clear();
   const tokens = shown.map((token) => ({ ...token, value: token.values[0], part: token.parts[0] }));
-  disc.layers.tokens.replaceChildren(...sentenceShapes(disc.c, { tokens, sink: model.exponent > 0 && shown.length ? { logit: model.sink, weight: now.sink } : null, sides: model.classes, zoom: disc.zoom }));
+  disc.layers.sentence.replaceChildren(...sentenceShapes(disc.c, { tokens, sink: model.exponent > 0 && shown.length ? { logit: model.sink, weight: now.sink } : null, sides: model.classes, zoom: disc.zoom }));
   $("sentence").replaceChildren(...litSentence(words, parts, read));
   showRows(tokens);
   speakOf(now, words, tokens);
   if (within && focused !== undefined) within.querySelector(`[data-word="${focused}"]`)?.focus();
-  for (const [k, node] of disc.layers.tokens.querySelectorAll(".word-token").entries()) {
+  for (const [k, node] of disc.layers.sentence.querySelectorAll(".word-token").entries()) {
     const places = shown[k].places.flatMap(([i, n]) => Array.from({ length: n }, (_, j) => i + j));
     node.addEventListener("click", () => leaveOut(places));
     node.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); leaveOut(places); } });
