@@ -161,6 +161,9 @@ def figure_text(experiment: type[AbstractExperiment]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+OURS = "Results and studies of our own"
+
+
 def gallery_text() -> str:
     """Every figure as a thumbnail, by paper, with what was expected and found."""
     parts = [
@@ -169,9 +172,13 @@ def gallery_text() -> str:
         "measured beside what was expected, and the command. `tokenmargin reproduce` makes them all, as SVG, PDF and "
         "PNG; `python docs/gallery.py` makes these small ones.",
     ]
-    for source in dict.fromkeys(experiment.source for experiment in EXPERIMENTS):
+    groups: dict[str, list[type[AbstractExperiment]]] = {}
+    for experiment in EXPERIMENTS:
+        group = OURS if "of our own" in experiment.source else experiment.source
+        groups.setdefault(group, []).append(experiment)
+    for source in sorted(groups, key=OURS.__eq__):  # ours last
         cards = []
-        for experiment in (one for one in EXPERIMENTS if one.source == source):
+        for experiment in groups[source]:
             picture, _ = _picture(experiment)
             page = _figure_page(experiment).replace(".md", ".html")
             seen = f'<img src="{picture}" alt="{experiment.title}" loading="lazy">' if picture else "<i>a table</i>"
@@ -179,7 +186,7 @@ def gallery_text() -> str:
                 f'<a class="card" href="{page}">{seen}<b>{experiment.figure}</b> {experiment.title}'
                 f"<small>{_summary(experiment)}</small></a>"
             )
-        parts += [f"## {source[:1].upper() + source[1:]}", f'<div class="cards">{"".join(cards)}</div>']
+        parts += [f"## {source}", f'<div class="cards">{"".join(cards)}</div>']
     return "\n\n".join(parts) + "\n"
 
 
