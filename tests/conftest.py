@@ -1,12 +1,17 @@
 """Shapes in annotations are checked while testing: jaxtyping and beartype wrap every function of the exact rooms."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
 import jaxtyping
 import pytest
+
+# What a script starts in the background ignores Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test fails for being slow.
 hypothesis.settings.register_profile("untimed", deadline=None)
