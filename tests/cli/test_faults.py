@@ -231,7 +231,10 @@ def test_an_interrupt_at_any_moment_is_one_line_and_130(tmp_path, seconds) -> No
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    try:
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
     if seconds >= 3 or process.returncode == 130:  # before that the interpreter itself may be starting
         assert process.returncode == 130
         assert error.count("\n") == 1

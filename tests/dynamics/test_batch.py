@@ -102,7 +102,7 @@ def test_interruption_keeps_what_was_reached_and_resumes_to_the_same_end(monkeyp
     ("starts", "message"),
     [
         ([np.zeros((1, 3))], "one array"),
-        ([np.zeros((1, 3)), np.zeros((1, 4))], "3 finite numbers, got 4"),
+        ([np.zeros((1, 3)), np.zeros((1, 4))], r"starts must have shape \(starts, 3\), got \(1, 4\)"),
         ([np.zeros((1, 3)), np.full((1, 3), np.nan)], "must be finite"),
     ],
 )

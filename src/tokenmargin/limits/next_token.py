@@ -68,9 +68,10 @@ class NextTokenLimit:
         return table
 
     def cosine(self, weights: Float[Array, "q d"] | Float[Array, " D"]) -> float:
-        """Cosine of trained weights, of any start, to W_mm."""
+        """Cosine of trained weights, of any start, to W_mm; NaN where nothing is ordered, and W_mm is zero."""
         mm = self.matrix(self.direction.vector).ravel()
-        return float(np.ravel(weights) @ mm / np.linalg.norm(weights) / np.linalg.norm(mm))
+        lengths = float(np.linalg.norm(weights) * np.linalg.norm(mm))
+        return float(np.ravel(weights) @ mm) / lengths if lengths > 0 else np.nan
 
     def predict(self, sequence: Sequence[int]) -> dict[int, float]:
         """Probabilities of the next token in the limit: of the tokens that none in the sequence is ahead of.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -34,12 +34,13 @@ def frozen(array: Array) -> Array:
     return view
 
 
-def as_array(name: str, value: ArrayLike, dtype: type | None = None) -> Array:
+def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
     """An array of what was given; numpy's own messages speak of inhomogeneous shapes and of C longs."""
     try:
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{name} must be a rectangular array of numbers ({error}); pad short rows") from error
+        remedy = "pad short inputs and give a mask"
+        raise ValueError(f"{name} must be a rectangular array of numbers ({error}); {remedy}") from error
 
 
 def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:

@@ -264,7 +264,8 @@ def _outer_factors(core: Float[Array, "k a b"]) -> tuple[Float[Array, "k a"], Fl
     k = len(core)
     i, j = np.unravel_index(np.abs(core).reshape(k, -1).argmax(axis=1), core.shape[1:])
     every = np.arange(k)
-    v, u = core[every, i, :], core[every, :, j] / core[every, i, j][:, None]
+    largest = core[every, i, j]
+    v, u = core[every, i, :], core[every, :, j] / np.where(largest == 0, 1.0, largest)[:, None]
     return (u, v) if np.abs(core - u[:, :, None] * v[:, None, :]).max() <= 1e-13 * np.abs(core).max() else None
 
 
