@@ -146,13 +146,13 @@ class NextTokenGlobal(_Notebook):
     def findings(self, table: Table) -> tuple[Finding, ...]:
         off = np.abs(table["cosine"] - table["printed"])
         return (
-            Finding("largest difference to a printed correlation", float(np.nanmax(off)), high=SOLVER,
+            Finding("largest difference to a printed correlation", _largest(off), high=SOLVER,
                     source="the notebook, draw by draw; its solver's accuracy", basis="printed"),
             Finding("certified limits", int(table["certified"].sum()), low=self.draws, source="both certificates"),
             Finding("flow to |W| = 1e8: largest angle to the certified direction", float(table["angle"].max()),
                     high=1e-6, source="gradient descent converges in direction", basis="theorem"),
             Finding("flow: largest distance of its finite part to the certified one",
-                    float(np.nanmax(table["finite_off"])), high=1e-8,
+                    _largest(table["finite_off"]), high=1e-8,
                     source="the projection onto the ties converges", basis="theorem"),
             Finding("flow: exponent of the angle in the norm, largest", float(table["rate"].max()), -1.01, -0.99,
                     source="W = R W_mm + W_fin"),
@@ -197,7 +197,7 @@ class NextTokenLocal(_Notebook):
     def findings(self, table: Table) -> tuple[Finding, ...]:
         return (
             Finding("with the guard: largest difference to a printed correlation",
-                    float(np.nanmax(np.abs(table["guarded"] - table["printed"]))), high=SOLVER,
+                    _largest(np.abs(table["guarded"] - table["printed"])), high=SOLVER,
                     source="the notebook, draw by draw; its solver's accuracy", basis="printed"),
             Finding("without: draws whose correlation is at least the printed one",
                     int((table["cosine"] >= table["printed"] - SOLVER).sum()), low=self.draws, source="the same steps"),
@@ -258,3 +258,9 @@ def _selected_limit(problem: NextTokenProblem, posed: TokenProblem, weights: Flo
         [row for row, _ in picked], [token for _, token in picked], embeddings=problem.embeddings
     )
     return next_token_limit(chosen)
+
+
+def _largest(values: Float[Array, " draws"]) -> float:
+    """The largest number that is known; NaN without one."""
+    known = values[np.isfinite(values)]
+    return float(known.max()) if known.size else np.nan
