@@ -103,15 +103,15 @@ def draw_saturation(result: Result, ax: Axes) -> None:
     left, right = panels(ax, 2)
     place, base = np.arange(len(table["d"])), np.zeros(len(table["d"]))
     for kind, colour, label in (
-        ("at_rest", GLOBAL, "at rest"),
+        ("at_rest", MUTED, "at rest"),
         ("LMM", LOCAL, "locally optimal direction"),
-        ("GMM", RELAXED, "global direction"),
+        ("GMM", GLOBAL, "global direction"),
     ):
         left.bar(place, table[kind], 0.7, bottom=base, color=colour, label=label)
         base = base + table[kind]
     left.set(xlabel="dimension $d$", ylabel="share of the problems", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
     left.legend(loc="upper center", ncols=2)
-    right.plot(place, table["GMM"], "o-", color=RELAXED, label="global limit from $p = 0$")
+    right.plot(place, table["GMM"], "o-", color=GLOBAL, label="global limit from $p = 0$")
     right.plot(place, table["gmm_basin"], "s--", color=INK, fillstyle="none", label="mean size of its basin")
     right.plot(place, 1 / table["directions"], ":", color=MUTED, label="one over the mean number of directions")
     right.set(xlabel="dimension $d$", ylabel="share", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
