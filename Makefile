@@ -11,7 +11,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
-	@echo "make portable  the numeric tests under the arithmetic of other processors (half an hour)"
+	@echo "make portable  the numeric tests under the arithmetic of other processors (seven minutes)"
 	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
 	@echo "make bench  the comparisons quoted in the documentation"

@@ -13,6 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def copy_bandwidth(device: str) -> float:
     return 2 * x.numel() * 4 / (ms * 1e-3)
 
 
+def products_alone(data: TokenData) -> float:
+    """Milliseconds of the two dense products of a two-layer step, at the speed of one large product here."""
+    rows = [data.ids[begin:end].unique().numel() for begin, end in pairwise(data.offsets[: BATCH + 1].tolist())]
+    operations = 2 * 2 * DIMENSION * sum(u * u for u in rows)  # G, and (dG + dG') C
+    x = torch.randn(2048, 2048)
+    ms = clock(lambda first, last: [x @ x for _ in range(first, last)], 3, warm=1, device="cpu", repeats=3)
+    return operations / (2 * 2048**3) * ms
+
+
 def models(name: str, data: TokenData, device: str) -> dict[str, Callable[[State], Model]]:
     """Our models of a kind, by name."""
     if name == "two-layer":
@@ -216,6 +226,9 @@ def main() -> None:
                 flush=True,
             )
         rows += found
+        if kind == "two-layer" and chosen.device == "cpu":
+            alone = products_alone(make_data("cpu", batches=1, ragged=chosen.ragged))
+            print(f"its two dense products alone, at the speed of one large one: {alone:.0f} ms")
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         summary = {"device": chosen.device, "bandwidth": bandwidth, "floor ms": floor, "rows": rows}
