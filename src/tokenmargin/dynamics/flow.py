@@ -116,7 +116,8 @@ class FlowPath(Tabular, Drawn):
         """Logarithm of the gradient norm at the end; beside a finite part, of what is left of it."""
         if self.tail is not None:
             return self.tail.log_gradient - float(np.log(self.unit))
-        return float(np.logaddexp.reduce(2 * self.objective.descent(self.final).log_norm) / 2)
+        with np.errstate(invalid="ignore"):  # "flat" ends may have no gradient
+            return float(np.logaddexp.reduce(2 * self.objective.descent(self.final).log_norm) / 2)
 
     @cached_property
     def log_time(self) -> Float[Array, " knots"]:

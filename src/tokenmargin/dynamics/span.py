@@ -72,7 +72,8 @@ class Span:
         if abs(exponent) <= _ORDINARY:
             return self
         scaled = np.ldexp(self.tokens.vectors, -exponent)
-        return replace(self, tokens=replace(self.tokens, vectors=scaled), unit=float(np.ldexp(1.0, -exponent)))
+        tokens = Coordinates(scaled, self.tokens.index, self.tokens.mask)
+        return replace(self, tokens=tokens, unit=float(np.ldexp(1.0, -exponent)))
 
     @property
     def dimension(self) -> int:
