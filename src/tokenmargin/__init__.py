@@ -91,7 +91,7 @@ _ROOMS = {
     "tokenmargin.objective.losses": ("CorrelationLoss",),
     "tokenmargin.objective.nonlinear_heads": ("optimal_sets",),
     "tokenmargin.objective.embedding": ("EmbeddingObjective", "Embeddings"),
-    "tokenmargin.objective.class_first_step": ("class_first_step",),
+    "tokenmargin.objective.first_step": ("class_first_step",),
     "tokenmargin.selection": ("saturation", "select"),
     "tokenmargin.margin": ("Atlas", "LimitDirection", "MarginBatch", "MarginSolution"),
     "tokenmargin.dynamics": (
