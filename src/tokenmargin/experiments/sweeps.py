@@ -110,7 +110,7 @@ class _State:
         return Parts(self.run.folder / "failed")
 
     def prepare(self, *, retry_failed: bool) -> list[str]:
-        """Remove what a killed process left half written, failures to try again, and damaged parts; returns the last."""
+        """Remove what a killed process left half written, failures to try again, damaged parts; returns the last."""
         (self.run.folder / "run.json").unlink(missing_ok=True)
         remove_leftovers(self.run.folder)
         if retry_failed:
