@@ -24,8 +24,7 @@ from numpy import ndarray as Array
 from tokenmargin._files import atomic_path
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import SYNTHETIC_SIZE, balanced, k_level_corpus, without_rare
-from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.device import choose_device
+from tokenmargin.training.config import TrainingConfig, choose_device
 from tokenmargin.training.observed_training import Job, machine, run_job
 
 __all__ = ["PLANS", "PRINTED", "SYNTHETIC", "load_corpus", "run_plan", "write_results"]

@@ -247,6 +247,15 @@ def test_dependent_embeddings_force_further_ties():
     assert found.path.finite_part.point == pytest.approx(limit.finite.point, abs=1e-9)
 
 
+def test_a_query_of_length_zero_moves_nothing():
+    embeddings = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+    problem = NextTokenProblem.of([[1, 2, 0]], [1], embeddings=embeddings)
+    limit = tm.next_token_limit(problem)
+    assert limit.finite.distance == 0
+    assert not limit.finite.point.any()
+    assert limit.finite.risk == pytest.approx(np.log(3))  # every token keeps a third of the weight for ever
+
+
 def test_one_component_stays_finite():
     limit = tm.next_token_limit(NextTokenProblem.of([[1, 0], [1, 0], [1, 0]], [1, 0, 0]))
     assert limit.direction.margin == np.inf

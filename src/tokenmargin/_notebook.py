@@ -6,6 +6,7 @@ The rooms that hold results know neither matplotlib nor pandas; both are asked f
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import html
@@ -21,12 +22,12 @@ SHOWN = 10  # rows of a table in a notebook
 _STYLE = "font-variant-numeric: tabular-nums; text-align: right; padding: 0 .6em"
 
 
-class Tabular:
+class Tabular(abc.ABC):
     """A result that is a table: rows for a data frame, the first of them for a notebook."""
 
+    @abc.abstractmethod
     def _columns(self) -> Mapping[str, Array]:
         """The table, column by column."""
-        raise NotImplementedError
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, or as a polars one where only polars is installed."""

@@ -109,27 +109,34 @@ def test_a_finite_part_is_not_taken_for_rest_far_out():
     assert again.finite_part.point == pytest.approx(part.point, abs=1e-10)
 
 
-def tied_pair() -> PromptObjective:
+def tied_pair(scale: float = 1.0) -> PromptObjective:
     """Words at (0, 1) and (0, -1), which follow twice and once, and one at (-1, 0) that never does: the finite part is
-    y = log(2) / 2, the direction x. With y at rest `dx/dt = 1 / (1 + C exp(x))`, C = exp(y) + exp(-y) = 3 / sqrt(2)."""
-    words = np.array([[0.0, 1], [0, -1], [-1, 0]])
+    y = log(2) / 2, the direction x. With y at rest `dx/dt = 1 / (1 + C exp(x))`, C = exp(y) + exp(-y) = 3 / sqrt(2).
+    Words times s have x and y over s, gradients times s, and times over s^2."""
+    words = scale * np.array([[0.0, 1], [0, -1], [-1, 0]])
     scores = np.array([[1.0, 0, 0], [1, 0, 0], [0, 1, 0]])
     return PromptObjective(TokenProblem.of(np.repeat(words[None], 3, axis=0), np.ones(3), scores=scores), LOG_LOSS)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_a_flow_through_a_flat_region_in_closed_form():
-    path = flow(tied_pair())
-    assert path.finite_part.point == pytest.approx([0, np.log(2) / 2], abs=1e-12)
-    c = 3 / np.sqrt(2)
+@pytest.mark.parametrize("scale", [1.0, 2.0**-40, 2.0**60])
+def test_a_flow_through_a_flat_region_in_closed_form(scale):
+    path = flow(tied_pair(scale))
+    part = path.finite_part
+    assert part.point * scale == pytest.approx([0, np.log(2) / 2], abs=1e-12)
+    assert part.error * scale <= 1e-12
+    assert np.linalg.norm(part.span, axis=1) == pytest.approx(1)
+    assert part.drift == pytest.approx([1, 0], abs=1e-5)
+    c, x = 3 / np.sqrt(2), path.final[0] * scale
+    assert path.norm == pytest.approx(1e8 * path.unit)
     # t = C exp(x) + x and a constant; at x = 1e8 its logarithm is x + log C, known to eps x and the integral's 1e-5.
-    assert path.log_time[-1] == pytest.approx(1e8 + np.log(c), abs=1e-4)
-    assert path.log_gradient == pytest.approx(-path.final[0] - np.log(c), abs=1e-6)
+    assert path.log_time[-1] == pytest.approx(x + np.log(c) - 2 * np.log(scale), abs=1e-4)
+    assert path.log_gradient == pytest.approx(-x - np.log(c) + np.log(scale), abs=1e-6)
     # At rest in y to first order: (8/9) (y - w) = (1/3) exp(-x) / C, the share of the third word; while it falls from
     # 1e-3 to 1e-5 that share is also the relative error of this formula.
     for norm in (6.0, 8.0, 10.0):
-        x, _ = path.at_norm(norm)
-        assert path.finite_part.off(path.at_norm(norm)) == pytest.approx(0.375 * np.exp(-x) / c, rel=0.02)
+        point = path.at_norm(norm / scale)
+        assert part.off(point) * scale == pytest.approx(0.375 * np.exp(-point[0] * scale) / c, rel=0.02)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

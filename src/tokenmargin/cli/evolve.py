@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._common import (
+    Json,
+    Problem,
+    UsageError,
+    emit_json,
+    numbers,
+    progress_bar,
+    read_problem,
+    usage_errors,
+)
 from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, save_run
-from tokenmargin.cli._options import Json, Problem
 from tokenmargin.cli._path_report import path_report, print_report
 from tokenmargin.plugins import OWN
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._common import Delimiter, Encoding, ModelFolder, TextColumn, UsageError, needs_extra, say
 from tokenmargin.cli._model import open_model
-from tokenmargin.cli._options import Delimiter, Encoding, ModelFolder, TextColumn
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier

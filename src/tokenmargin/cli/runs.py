@@ -5,8 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, show, show_facts, show_table, usage_errors
-from tokenmargin.cli._options import RunsFolder
+from tokenmargin.cli._common import (
+    RunsFolder,
+    UsageError,
+    emit_json,
+    needs_extra,
+    say,
+    show,
+    show_facts,
+    show_table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run

@@ -144,16 +144,21 @@ class FinitePart:
         )
 
     def _farther(self, until_norm: float) -> float:
-        """How long the diverging part is where the whole parameter has length `until_norm`."""
-        beside = self._along.norm(self._settled)
-        return float(np.sqrt(max(until_norm**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
+        """How long the diverging part is, in its unit, where the whole parameter has length `until_norm`."""
+        far, beside = until_norm / self.unit, self._along.norm(self._settled) / self.unit
+        return float(np.sqrt(max(far**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
 
     def _watched(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
         return tuple(_Lifted(event, self) for event in events)
 
     def _reported(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
         beside = self._along.norm(self._settled)
-        return None if progress is None else lambda norm: progress(float(np.hypot(norm, beside)))
+        return None if progress is None else lambda norm: progress(float(np.hypot(self.unit * norm, beside)))
+
+    @property
+    def unit(self) -> float:
+        """Length of the parameter for a diverging part of length one."""
+        return self._along.unit
 
     def lift(self, z: Float[Array, "... q"]) -> Float[Array, "... D"]:
         """The parameter with the diverging part `z` and the finite part beside it."""
@@ -166,7 +171,7 @@ class FinitePart:
     def off(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
         """How far the part of `theta` in the tied span is from w."""
         apart = self._along.reduce(theta) - self._settled
-        return np.asarray(np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
+        return np.asarray(self.unit * np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +184,7 @@ class BesidePiece:
     begin: float
 
     def __call__(self, arc: float) -> Float[Array, " r"]:
-        return self.part.beside(self.along.lift(self.piece(arc - self.begin)))
+        return self.part.beside(self.along.lift(self.piece((arc - self.begin) / self.part.unit)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +230,8 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     back, settled = along.reduced.lift, within.T @ (within @ polished)
     error, curvature = _certified(alone, polished, within)
     return FinitePart(
-        tied, back(within), back(settled), balance, error, curvature, back(across.T @ drift.direction),
-        float(pulls.max()), divergent, z, across, settled, along,
+        tied, back(within) / along.unit, back(settled), balance, error * along.unit, curvature,
+        back(across.T @ drift.direction) / along.unit, float(pulls.max()), divergent, z, across, settled, along,
     )  # fmt: skip
 
 

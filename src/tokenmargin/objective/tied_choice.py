@@ -173,8 +173,8 @@ class TiedChoice:
         """How far the minimum can be: along a unit direction the second derivative falls by at most `exp(-M t)`, M
         being the largest change of a difference of logits, so `2 |gradient| / (least curvature)` is enough where it is
         below 1 / M."""
-        if not len(self.labels):
-            return 0.0
+        if not len(self.labels) or (self.features is not None and not self.features.size):
+            return 0.0  # no choice, or one between tokens of equal embeddings: nothing can move
         hessian = self.hessian(shares)
         if self.features is None:
             least, spread = self._least_curvature(hessian), np.sqrt(2.0)

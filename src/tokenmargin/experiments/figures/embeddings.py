@@ -129,7 +129,7 @@ class TrainedEmbeddings(AbstractExperiment):
         return TrainingConfig(model=self.model, embedding_scale=scale, prompt_scale=scale, **settings)  # type: ignore[arg-type]
 
     def _device(self) -> str:
-        from tokenmargin.training.device import choose_device
+        from tokenmargin.training.config import choose_device
 
         return choose_device(self.device)
 
