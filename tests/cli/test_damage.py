@@ -13,7 +13,7 @@ import pytest
 import tokenmargin as tm
 from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
-from tokenmargin.experiments.sweep_storage import Parts
+from tokenmargin.experiments.sweep_rows import Parts
 
 ROWS = ("damaged record", "full", "readonly")
 

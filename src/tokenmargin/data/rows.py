@@ -91,6 +91,6 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        return {name: table[name].to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    return {name: table[name].to_pylist() for name in table.column_names}
