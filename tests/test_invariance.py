@@ -62,3 +62,18 @@ def test_a_problem_told_otherwise_has_the_same_limits(seed):
         assert (other.outcome, other.kind) == (limit.outcome, limit.kind), name
         if limit.outcome == "direction":
             assert other_direction == pytest.approx(direction, abs=1e-7), name
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12])
+def test_what_is_known_of_ties_does_not_depend_on_the_unit(scale):
+    """One tie of this problem is neither found to be held nor excluded, in any unit."""
+    keys = np.array(
+        [
+            [[2, -2, 2], [0, 0, 1], [0, -1, -2], [1, -2, -2]],
+            [[0, 2, -1], [1, -1, 1], [-2, 0, 1], [2, -2, -1]],
+            [[2, -2, 1], [2, 2, 0], [-1, -1, 0], [1, 0, -1]],
+        ]
+    )
+    scores = np.array([[0, 1, 0, 0], [0, 1, 1, 0], [2, 2, 1, 2]]) + 0.0
+    plain, scaled = (atlas(TokenProblem.of(keys * s, np.ones(3), scores=scores)) for s in (1.0, scale))
+    assert plain.ties_undecided == scaled.ties_undecided == 1
