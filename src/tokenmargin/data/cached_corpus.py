@@ -67,6 +67,6 @@ def corpus_inputs(name: str, *, cache: Path | None = None) -> dict[str, str]:
 
 
 def _key(source: Path, pipeline: Pipeline) -> str:
-    """Changes when the dataset or a choice does."""
+    """Part of a file name: another one when the dataset or a choice of the pipeline is another."""
     stamp = source.stat()
     return json_digest([pipeline.describe(), stamp.st_size, stamp.st_mtime_ns])[:12]

@@ -33,7 +33,7 @@ DIGITS = 16  # of a checksum
 
 @dataclass(frozen=True)
 class Parts:
-    """A folder of parts; for who holds the run's lock."""
+    """A folder of parts. Only the process that holds the run's lock may use it."""
 
     folder: Path
 
@@ -81,7 +81,7 @@ class Parts:
         return done
 
     def assemble(self, target: Path, *, total: int, keys: Sequence[str], order: Sequence[str]) -> int:
-        """Write all rows, in the order of the cells, as one table; give the number of rows.
+        """Write all rows, in the order of the cells, as one table; returns the number of rows.
 
         **Arguments**
         - `keys`: the columns that come first.

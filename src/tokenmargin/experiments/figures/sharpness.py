@@ -21,7 +21,7 @@ ALIGNED = 100.0  # radians times norm: at norm 1e5 a milliradian, where 1 - cosi
 
 
 def conclusion_holds(x: EmbeddingInstance, norm: float) -> bool:
-    """Theorem 5's: flow grows, selects every important token, and aligns with the max-margin direction of its class."""
+    """Whether Theorem 5 is right: flow grows, selects every important token, aligns with the margin of its class."""
     after = x.steps[0].after
     limit = follow(after.problem(), after.prompt, norm=norm)
     important = bool(limit.chosen[x.corpus.important].all())
