@@ -8,7 +8,7 @@ import sys
 
 # Those that read a dataset (text, classifier) or results of a GPU (embedding_figures, vision_figures), and those
 # that take an hour (margin_exact, margin_oracle, margin_growth), are run by name.
-ROUTINE = ("margin_speed", "margin_atlas", "flow", "figure9", "training", "sweep_overhead", "playground_latency")
+ROUTINE = ("margin_speed", "margin_atlas", "flow", "figure9", "training", "sweep_overhead", "explore_frames")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.splitting import distinct, draw, held_out
+from tokenmargin.classifier.fitting import distinct, draw, held_out
 from tokenmargin.data.sentences import make_sentences
 
 SLICES = (1000, 5000)

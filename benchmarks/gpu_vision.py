@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.gpu_training import write_results
 from benchmarks.image_codec import load_packed
 from tokenmargin.data.images import ImageSet, load_images
-from tokenmargin.training.device import choose_device
+from tokenmargin.training.config import choose_device
 from tokenmargin.training.vision.learner import VisionConfig
 from tokenmargin.training.vision.observed_training import VisionJob, run_job
 

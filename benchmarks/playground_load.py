@@ -1,9 +1,9 @@
-"""A hundred clients at once for five minutes: light requests, whole pictures, and people who mean harm.
+"""A hundred clients at once for five minutes: light requests, long ones, and people who mean harm.
 
     python -m benchmarks.playground_load [--seconds 300]
 
-The server is started here, on loopback, and is the only one asked. Sixty clients drag tokens (drafts) and ask about
-texts, twenty ask for whole pictures, some of them leaving before the answer comes, and twenty send headers byte by
+The server is started here, on loopback, and is the only one asked. Sixty clients ask for certificates and about
+texts, twenty for all limits and training, some of them leaving before the answer comes, and twenty send headers byte by
 byte, bodies that are too large, and foreign hosts and origins. Printed are the times to an answer of each kind, answers
 that were not as they should be, and the memory of the server.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -20,24 +21,34 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from benchmarks.playground_latency import running
 from tokenmargin.problem.instances import random_problem
-from tokenmargin.report.playground.schema import plane_inputs
 
 LIGHT, HEAVY, HOSTILE = 60, 20, 20
 Times = dict[str, list[float]]
 
 
-def plane(rng: np.random.Generator, *, draft: bool) -> bytes:
-    problem = random_problem(4, 6, 2, rng=rng)
-    method = "normalized" if draft else str(rng.choice(["normalized", "flow", "descent"]))
-    inputs = [row.model_dump() for row in plane_inputs(problem)]
-    return json.dumps({"inputs": inputs, "draft": draft, "method": method}).encode()
+@contextmanager
+def running() -> Iterator[str]:
+    """The address of a playground in a process of its own."""
+    command = [sys.executable, "-m", "tokenmargin", "playground", "--no-browser"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        yield next(found.group() for found in (re.search(r"http://[^ ]+/", line) for line in process.stderr) if found)
+        process.terminate()
+
+
+def question(rng: np.random.Generator) -> bytes:
+    """Four inputs of six tokens in two to twenty dimensions."""
+    problem = random_problem(4, 6, int(rng.integers(2, 21)), rng=rng)
+    return json.dumps({"problem": {name: array.tolist() for name, array in problem.fields().items()}}).encode()
 
 
 class Clients:
@@ -69,27 +80,27 @@ class Clients:
 
     def light(self, rng: np.random.Generator) -> None:
         if rng.random() < 0.7:
-            self.ask("draft", "/api/plane", plane(rng, draft=True), (200,))
+            self.ask("certificate", "/api/problem", question(rng), (200,))
         else:
             self.ask("text", "/api/text", b'{"text": "What a dreadful ferry!"}', (200,))
         time.sleep(rng.exponential(0.5))  # people, not machines: two a second at most
 
     def heavy(self, rng: np.random.Generator) -> None:
         if rng.random() < 0.3:
-            self.ask("left", "/api/plane", plane(rng, draft=False), (200,), wait=1.0)
+            self.ask("left", "/api/problem/overview", question(rng), (200,), wait=1.0)
         else:
-            self.ask("picture", "/api/plane", plane(rng, draft=False), (200,))
+            self.ask("overview", "/api/problem/overview", question(rng), (200,))
 
     def hostile(self, rng: np.random.Generator) -> None:
         match int(rng.integers(4)):
             case 0:
                 self.slow_headers()
             case 1:
-                self.ask("too large", "/api/plane", b" " * 300_000, (413,))
+                self.ask("too large", "/api/problem", b" " * 300_000, (413,))
             case 2:
-                self.ask("foreign host", "/api/hello", b"", (421,), host="evil.example")
+                self.ask("foreign host", "/api/text", b"{}", (421,), host="evil.example")
             case _:
-                self.ask("foreign origin", "/api/plane", b"{}", (403,), origin="http://evil.example")
+                self.ask("foreign origin", "/api/problem", b"{}", (403,), origin="http://evil.example")
         time.sleep(rng.exponential(0.5))
 
     def slow_headers(self) -> None:

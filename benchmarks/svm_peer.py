@@ -24,7 +24,7 @@ import numpy as np
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, evolve_many
 from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
 from tokenmargin.margin import max_margin
-from tokenmargin.objective.many_factored import ManyFactored
+from tokenmargin.objective.factored import ManyFactored
 from tokenmargin.selection import select
 
 NOTEBOOK = "local_converge.ipynb"

@@ -10,9 +10,8 @@ from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.limits import limit_of
-from tokenmargin.objective.class_first_step import class_first_step, class_shares
 from tokenmargin.objective.embedding import Embeddings
-from tokenmargin.objective.first_step import first_step
+from tokenmargin.objective.first_step import class_first_step, class_shares, first_step
 from tokenmargin.objective.local_scores import ClassObjective
 from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.corpus import TokenCorpus

@@ -8,10 +8,9 @@ from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.objective.losses import ExponentialLoss
-from tokenmargin.objective.multi_head import MultiHeadObjective
+from tokenmargin.objective.multi_head import MultiHeadObjective, side_by_side
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.problem.instances import figure1a, figure1b
-from tokenmargin.problem.side_by_side import side_by_side
 from tokenmargin.selection import angle
 
 torch = pytest.importorskip("torch", reason="torch is not installed; it is in the extra train")

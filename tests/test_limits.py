@@ -324,3 +324,36 @@ def test_a_head_best_served_by_a_mixture_has_a_finite_part(seed) -> None:
     # Logits of size 1e8 round at 1e-8 or so; the others' weights are exp(-1e7).
     weights = attention_weights(problem.keys, limit.point)[0]
     np.testing.assert_allclose(weights, [share, 1 - share, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "gram"), [(1e-30, False), (1e-6, True), (1e8, False), (1e20, True), (2.0**66, False)]
+)
+def test_keys_of_any_length_have_the_same_limits(scale, gram) -> None:
+    """Keys times s and p over s have the same logits, so that the same tokens are selected at the same rate."""
+    rng = np.random.default_rng(7)
+    keys, scores, start = rng.integers(-2, 3, (2, 4, 3)) + 0.0, rng.integers(0, 3, (2, 4)) + 0.0, rng.normal(size=3)
+    found = []
+    for s in (1.0, scale):
+        problem, begin = TokenProblem.of(keys * s, np.ones(2), scores=scores), start / s
+        if gram:
+            problem = problem.as_gram(begin[None])
+            begin = problem.keys.unit(problem.keys.rows - 1)
+        found.append(limit_of(problem, begin))
+    plain, scaled = found
+    assert plain.outcome == scaled.outcome == "direction"
+    assert (plain.chosen == scaled.chosen).all()
+    assert scaled.angle <= 1e-6
+    assert scaled.path.norm == pytest.approx(1e8 * scaled.path.unit)
+    if not gram:  # a hundred steps of 1e-10 each, by a solver that errs otherwise where the unit is another
+        near, far = (path.at_norm(1e3 / s) * s for path, s in zip((plain.path, scaled.path), (1, scale), strict=True))
+        assert far == pytest.approx(near, rel=1e-6)
+
+
+def test_a_short_key_has_one_way_to_go() -> None:
+    """In one dimension nothing is unstable, whatever the scale; and where all tokens are equal p rests."""
+    for scale in (1e-30, 1.0, 1e8, 1e20):
+        limit = limit_of(TokenProblem.of([[[-scale], [2 * scale]]], [1], scores=[[2.0, 0.0]]))
+        assert (limit.outcome, limit.kind, limit.angle) == ("direction", "GMM", 0.0)
+    equal = TokenProblem.of([[[1e-30], [1e-30]]], [1], scores=[[1.0, 1.0]])
+    assert limit_of(equal, np.array([1e30])).outcome == "bounded"

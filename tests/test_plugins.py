@@ -19,7 +19,7 @@ from tokenmargin.cli import main
 from tokenmargin.dynamics.methods import method_named
 from tokenmargin.experiments import experiment_named
 from tokenmargin.objective.losses import LogisticLoss, loss_named
-from tokenmargin.plugins import PluginError, PluginWarning, find, load_added, names, own_objects
+from tokenmargin.plugins import PluginError, PluginWarning, find, load_added, own_objects
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"
@@ -193,20 +193,6 @@ def test_unknown_names_say_what_there_is(capsys) -> None:
     assert main(["evolve", "--help"]) == 0
     help_page = capsys.readouterr().out
     assert all(name in help_page for name, _ in own_objects("losses"))
-
-
-def test_the_playground_offers_the_same_losses(install: Install) -> None:
-    schema = pytest.importorskip("tokenmargin.report.playground.schema", reason="needs tokenmargin[playground]")
-    inputs = [{"tokens": [{"x": 1, "y": 0, "score": 1}]}]
-    with pytest.raises(ValueError, match="the loss must be one of logistic, exponential, correlation"):
-        schema.PlaneRequest(inputs=inputs, loss="hyperbolic")
-    install("heavy-tails", example_groups())
-    assert schema.PlaneRequest(inputs=inputs, loss="hyperbolic").loss == names("losses")[-1]
-    with pytest.raises(ValueError, match="the loss must be one of"):
-        schema.PlaneRequest(inputs=inputs, loss="heavy_tails:HyperbolicLoss")
-    install("bad-luck", {"tokenmargin.losses": {"absent": "not_there:Loss"}})
-    with pytest.raises(ValueError, match="package bad-luck: 'absent'"):
-        schema.PlaneRequest(inputs=inputs, loss="absent")
 
 
 def test_nothing_is_looked_for_on_import() -> None:

@@ -8,6 +8,7 @@
 import numpy as np
 
 import tokenmargin as tm
+from tokenmargin.objective.embedding import wishart_embeddings
 
 texts = [
     ["a", "wonderful", "film"],
@@ -33,7 +34,7 @@ assert decisive == {"wonderful", "dreadful"}
 # dimension. In dimension 10^20 the vectors are known by their inner products.
 
 # %%
-start = tm.wishart_embeddings(corpus, 10**20, rng=np.random.default_rng(0))
+start = wishart_embeddings(corpus, 10**20, rng=np.random.default_rng(0))
 step = tm.first_step(start, 100.0)
 print(f"error {step.error:.1e}, bound {step.bound(10**20):.1e}")
 assert step.error < step.bound(10**20)

@@ -9,6 +9,7 @@
 import numpy as np
 
 import tokenmargin as tm
+from tokenmargin.problem.instances import figure1a
 from tokenmargin.theory import Claim, Findings, ProblemInstance
 from tokenmargin.theory.claim import above, true
 
@@ -31,7 +32,7 @@ claim = Claim(
     check=check,
     evidence="sampled",
     about="descent finds the tokens of highest score",
-    example=lambda: ProblemInstance(tm.figure1a(), "equal scores among the others"),
+    example=lambda: ProblemInstance(figure1a(), "equal scores among the others"),
     refutation=lambda: ProblemInstance(tm.figure1b(), "unequal scores", p=np.array([0.0, -1.0, 0.0])),
 )
 

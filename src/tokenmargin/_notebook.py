@@ -6,6 +6,7 @@ The rooms that hold results know neither matplotlib nor pandas; both are asked f
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import html
@@ -21,12 +22,12 @@ SHOWN = 10  # rows of a table in a notebook
 _STYLE = "font-variant-numeric: tabular-nums; text-align: right; padding: 0 .6em"
 
 
-class Tabular:
+class Tabular(abc.ABC):
     """A result that is a table: rows for a data frame, the first of them for a notebook."""
 
+    @abc.abstractmethod
     def _columns(self) -> Mapping[str, Array]:
         """The table, column by column."""
-        raise NotImplementedError
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, or as a polars one where only polars is installed."""
@@ -62,7 +63,7 @@ def frame(columns: Mapping[str, Array]) -> Any:
 
 
 def select_columns(**columns: Any) -> dict[str, Array]:
-    """A table of one row, or of as many as the columns have; values alone are repeated."""
+    """Columns of one table; a single value is repeated in every row."""
     arrays = {name: np.atleast_1d(np.asarray(column)) for name, column in columns.items()}
     rows = max(len(array) for array in arrays.values())
     return {name: array if len(array) == rows else np.repeat(array, rows) for name, array in arrays.items()}

@@ -10,7 +10,7 @@ import pytest
 from sklearn.multioutput import MultiOutputClassifier
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.splitting import distinct, draw, fold_numbers, held_out
+from tokenmargin.classifier.fitting import distinct, draw, fold_numbers, held_out
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.data.sentences import make_sentences
 

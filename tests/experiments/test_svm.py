@@ -8,8 +8,7 @@ from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
 from tokenmargin.experiments.figures.svm_paths import SvmPaths
 from tokenmargin.experiments.figures.svm_rate import KQRate
 from tokenmargin.experiments.figures.svm_several_tokens import SvmTokens
-from tokenmargin.objective.factored import FactoredObjective
-from tokenmargin.objective.many_factored import ManyFactored
+from tokenmargin.objective.factored import FactoredObjective, ManyFactored
 from tokenmargin.problem.instances import figure1a
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -12,8 +12,8 @@ from tests.fuzz.samples import Samples
 
 from tokenmargin.report.playground.server import create_app
 
-PATHS = ("/api/plane", "/api/plane", "/api/plane", "/api/text", "/api/problem/load", "/api/problem/save", "/api/hello",
-         "/", "/nothing", "/../../etc/passwd", "/%2e%2e/", "/explore/plane.js", "/api")  # fmt: skip
+PATHS = ("/api/problem", "/api/problem", "/api/problem/overview", "/api/text", "/", "/nothing", "/../../etc/passwd",
+         "/%2e%2e/", "/explore/plane.js", "/api")  # fmt: skip
 
 
 @cache
@@ -30,18 +30,14 @@ def requests(rng: Generator, samples: Samples) -> bool:
     """A request with something wrong in it: answered, or refused with 4xx and a reason; never 5xx."""
     path = pick(rng, PATHS)
 
-    def token() -> dict[str, float]:
-        return {name: pick(rng, (0, 1, -1, 1000, -1000, 1e-9, float(rng.normal()))) for name in ("x", "y", "score")}
-
-    tokens = [[token() for _ in range(int(rng.integers(1, 4)))] for _ in range(int(rng.integers(1, 4)))]
-    plane = {"inputs": [{"label": pick(rng, (1, -1)), "tokens": row} for row in tokens], "draft": rng.random() < 0.97,
-             "method": pick(rng, ("normalized", "descent", "flow")), "trained": pick(rng, ("prompt", "prompt", "both")),
-             "loss": pick(rng, ("logistic", "exponential", "correlation")), "steps": pick(rng, (1, 5, 30)),
-             "start": [pick(rng, (0, 1, -3, 1000)), 0.5], "step": pick(rng, (0.1, 10, 1e-300))}  # fmt: skip
-    body: Any = {
-        "/api/text": {"text": pick(rng, TEXTS), "leave_out": [0]},
-        "/api/problem/load": pick(rng, samples.problems),
-    }.get(path, plane)
+    body: Any = {"text": pick(rng, TEXTS), "leave_out": [0]}
+    if path != "/api/text":
+        n, T, d = (int(rng.integers(1, 4)) for _ in range(3))
+        scale = pick(rng, (0, 1, -1, 1000, 1e-9, 1e200))
+        keys = (scale * rng.normal(size=(n, T, d)).round(int(rng.integers(3)))).tolist()
+        made = {"keys": keys, "labels": [pick(rng, (1, -1))] * n, "scores": rng.integers(3, size=(n, T)).tolist()}
+        fields = made if rng.random() < 0.7 else pick(rng, samples.problems)
+        body = {"problem": fields, "asked": pick(rng, (None, [0] * n, [T] * n))}
     if rng.random() < 0.5:
         body = strange(rng, body)
     sent = json.dumps(body, default=str).encode()
@@ -51,7 +47,7 @@ def requests(rng: Generator, samples: Samples) -> bool:
     if rng.random() < 0.1:
         name = pick(rng, ("host", "origin", "content-length", "content-type", "sec-fetch-site"))
         headers[name] = str(pick(rng, (*TEXTS, *INTEGERS, *FLOATS, *ODD, "evil.example", "[::1", "localhost:x")))
-    posted = path in ("/api/plane", "/api/text", "/api/problem/load", "/api/problem/save")
+    posted = path in ("/api/problem", "/api/problem/overview", "/api/text")
     method = (
         ("POST" if posted else "GET") if rng.random() < 0.9 else pick(rng, ("POST", "GET", "PUT", "DELETE", "HEAD"))
     )

@@ -13,14 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles.trained_models import selected
 
 from tokenmargin.data.prepared import PreparedText
-from tokenmargin.training.batches import TokenData
+from tokenmargin.training.batches import MappedSequences, TokenData
 from tokenmargin.training.config import Scales
-from tokenmargin.training.mapped import MappedSequences
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
-from tokenmargin.training.probe import evaluate, selected, survey
+from tokenmargin.training.probe import evaluate, survey
 
 
 def shard(ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> PreparedText:
@@ -79,7 +79,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 from pathlib import Path
 import numpy as np
 from tokenmargin.data.prepared import load_prepared
-from tokenmargin.training.mapped import MappedSequences
+from tokenmargin.training.batches import MappedSequences
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.trainer import train
 text = load_prepared(sys.argv[1], check=False)  # 4.4 GB of nothing, written without a checksum

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tokenmargin.training.vision.sparsity import (
+from tokenmargin.training.vision.attention_probe import (
     attention_entropy,
     key_query_norms,
     soft_sparsity,

@@ -11,6 +11,7 @@ from tokenmargin.dynamics import AbstractMethod
 from tokenmargin.experiments import AbstractExperiment, Curves, Finding, Result
 from tokenmargin.margin import TOLERANCE
 from tokenmargin.norms import CustomNorm
+from tokenmargin.objective.attention_maps import AttentionMap
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.theory import Claim, Findings, ProblemInstance
 from tokenmargin.theory.claim import NO_SUBJECT, equal, true
@@ -38,7 +39,7 @@ TANH = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2
 
 
 @dataclass(frozen=True)
-class SoftplusAttention(tm.AttentionMap):
+class SoftplusAttention(AttentionMap):
     """`log(1 + exp(z))` over its sum: however far ahead a token is, the weight of the others falls like 1 / z only."""
 
     def weights(self, logits):

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy import ndarray as Array
-from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import TransformerTags, check_random_state, compute_sample_weight
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions, token_parts
-from tokenmargin.classifier.evaluation import Validation, enough, validate
+from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.explanation import Explanations, TokenPart
+from tokenmargin.classifier.fitting import CHOSEN, Fit, FitSettings, distinct_texts, fit_and_judge, lower
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
-from tokenmargin.classifier.penalties import Chosen, choose_penalties, number_of_folds
-from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, join_labelled, start_model
-from tokenmargin.classifier.splitting import distinct, draw, fold_numbers, held_out
-from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.penalties import Chosen
+from tokenmargin.classifier.solver import Labelled, join_labelled
+from tokenmargin.classifier.token_model import TokenModel, decided_classes, probabilities
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
 from tokenmargin.data.words import Words
-
-ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
-
-
-CHOSEN = ("value_penalty", "start_power", "exponent", "loss")  # what may be "auto"
-FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 
 
 class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
@@ -85,6 +77,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     token_statistics_: TokenStatistics
     validation_: Validation | None
     loss_curve_: list[float]
+    _fit: Fit
     _seen: list[Labelled]
 
     def __init__(
@@ -165,12 +158,14 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
         data = Labelled(encoded.presence(len(self.vocabulary_)), codes, weight, len(classes))
+        seed = check_random_state(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
-            self._train(*self._distinct(documents, data), again)
-        occurrences = encoded.occurrences(len(self.vocabulary_), codes, len(classes))
-        self.n_texts_ = len(codes)
-        self.token_statistics_ = token_statistics(data.presence, occurrences, codes, self.token_model_)
-        self.__dict__.pop("token_importance_", None)
+            texts, self.n_duplicates_ = distinct_texts(documents, data, seed)
+            before = getattr(self, "_fit", None) if again else None
+            fit, self.chosen_, self.validation_ = fit_and_judge(texts, self._settings(), before=before)
+        if self.verbose:
+            print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
+        self._keep(fit, data, encoded.occurrences(len(self.vocabulary_), codes, len(classes)))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TokenSelectionClassifier:
@@ -195,23 +190,21 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         part = self._labelled(documents, labels, weight)
         self._seen = [*self._seen, part]
         data = join_labelled(self._seen)
+        before = getattr(self, "_fit", None)
         with threadpool_limits(1, user_api="blas"):
-            self.token_model_, self._change, more = self._lower(data, getattr(self, "_change", None), self.max_iter)
-        self.loss_curve_ = [*self.loss_curve_, *more]
-        self.n_iter_, self.n_texts_ = len(self.loss_curve_), len(data.codes)
+            fit = lower(data, self.chosen_, self._settings(), None if before is None else before.change, self.max_iter)
         counts = np.stack([data.presence.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
-        self.token_statistics_ = token_statistics(data.presence, counts, data.codes, self.token_model_)
-        self.__dict__.pop("token_importance_", None)
+        self._keep(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
         return self
 
     def _begin(self, documents: Sequence[Any], classes: Array) -> None:
         """A vocabulary, without training: some classes have not been seen yet."""
         check_settings(self)
         self.vocabulary_, _ = self._learn_words(read_tokens(documents, self.tokenizer), None)
-        given = {name: getattr(self, name) for name in CHOSEN}
-        self.chosen_ = Chosen(**{name: value for name, value in given.items() if value != "auto"})
+        self.chosen_ = Chosen(**self._settings().given)
         self.classes_, self.validation_, self.loss_curve_, self.n_duplicates_ = classes, None, [], 0
         self._seen = []
+        self.__dict__.pop("_fit", None)  # of another vocabulary
 
     def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary, Encoded]:
         return Vocabulary.learn(
@@ -258,69 +251,19 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             raise AttributeError("coef_ is defined for exponent=0 only, where the model is linear; see transform")
         return (np.exp(self.token_model_.logits)[:, None] * self.token_model_.values).T
 
-    def _distinct(self, documents: Sequence[Any], data: Labelled) -> tuple[Labelled, Array, Array]:
-        """Every text once for each label it has, with its weights added up; its random number; one class per text."""
-        group = distinct(documents)
-        self.n_duplicates_ = len(group) - int(group.max()) - 1
-        seed = check_random_state(self.random_state).randint(2**31)
-        _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
-        chance = draw([documents[at] for at in first], seed)
-        # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
-        smallest = np.full(int(group.max()) + 1, data.k)
-        np.minimum.at(smallest, group, data.codes)
-        part = Labelled(data.presence[first], data.codes[first], np.bincount(row, data.weight), data.k)
-        return part, chance, smallest[group[first]]
-
-    def _train(self, data: Labelled, chance: Array, strata: Array, again: bool) -> None:
-        """Choose what is to be chosen, train on the texts not held out, judge on the others, and go on with all."""
-        held = held_out(strata, chance, self.validation_fraction)
-        judged = enough(data.codes, held)
-        part = data.part(~held) if judged else data
-        rows = ~held if judged else np.ones(len(strata), bool)
-        self.chosen_, change = self._choose(part, strata[rows], chance[rows])
-        change = getattr(self, "_change", None) if again else change
-        losses: list[float] = []
-        self.validation_ = None
-        iterations = self.max_iter
-        if judged:
-            found, change, losses = self._lower(part, change, iterations)
-            self.validation_ = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
-            iterations = min(ITERATIONS_AFTER_CHECK, iterations)
-        self.token_model_, self._change, more = self._lower(data, change, iterations)
-        self.loss_curve_ = losses + more
-        self.n_iter_ = len(self.loss_curve_)
-        if self.verbose:
-            print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
-
-    def _choose(self, data: Labelled, strata: Array, chance: Array) -> tuple[Chosen, TokenModel | None]:
-        """What `auto` becomes, and where to start from; what was given stays."""
+    def _settings(self) -> FitSettings:
         given = {name: getattr(self, name) for name in CHOSEN}
-        free = {name for name, value in given.items() if value == "auto"}
-        fixed: dict[str, Any] = {
-            name: value if name == "loss" else float(value) for name, value in given.items() if name not in free
-        }
-        first = Chosen(**fixed)
-        if self.attention == "uniform":
-            first, free = replace(first, start_power=None), free - {"start_power"}
-        if not free or not len(self.vocabulary_) or len(strata) < FEWEST_TO_CHOOSE:
-            return first, None
-        parts, turns = number_of_folds(len(strata), data.presence.nnz)
-        fold_of = fold_numbers(strata, chance, parts)
-        return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=self.tol)
-
-    def _lower(
-        self, data: Labelled, change: TokenModel | None, iterations: int
-    ) -> tuple[TokenModel, TokenModel, list[float]]:
-        """The model after so many iterations, its change since the start that the ridge holds it to, and the losses."""
-        chosen = self.chosen_
-        origin, units = start_model(data, chosen.start)
-        fixed = self.attention != "learned"
-        penalty = Penalty(np.inf if fixed else self.logit_penalty, chosen.value_penalty)
-        objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=chosen.loss)
-        found, losses = fit_token_model(
-            objective, origin.with_change(change), iterations=iterations, tolerance=self.tol, progress=self.progress
+        fixed = {name: value if name == "loss" else float(value) for name, value in given.items() if value != "auto"}
+        return FitSettings(
+            fixed, self.attention, self.logit_penalty, self.max_iter, self.tol, self.validation_fraction, self.progress
         )
-        return found.tempered(chosen.temperature, chosen.offset), found.change_since(origin), losses
+
+    def _keep(self, fit: Fit, data: Labelled, occurrences: Array) -> None:
+        """The attributes that every fit leaves."""
+        self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
+        self.n_iter_, self.n_texts_ = len(fit.losses), len(data.codes)
+        self.token_statistics_ = token_statistics(data.presence, occurrences, data.codes, fit.model)
+        self.__dict__.pop("token_importance_", None)
 
     def _encode(self, documents: Sequence[Any]) -> Encoded:
         return self.vocabulary_.encode(read_tokens(documents, self.tokenizer))
@@ -341,12 +284,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of each class."""
-        return _probabilities(self._outputs(X))
+        return probabilities(self._outputs(X))
 
     def predict(self, X: Any) -> Array:
         """The class of each text."""
         outputs = self._outputs(X)
-        return self.classes_[_decided(outputs)]
+        return self.classes_[decided_classes(outputs)]
 
     def explain(self, X: Any, *, target: Any = None) -> Explanations:
         """Contribution of every word and what its deletion would change, the selected token and its margin.
@@ -363,12 +306,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             return attribute(self._encode(chunk), self.token_model_, column)
 
         outputs, arrays = join_attributions(in_chunks(documents, work, self.n_jobs))
-        decided = _decided(outputs) if asked is None else np.full(len(documents), asked)
+        decided = decided_classes(outputs) if asked is None else np.full(len(documents), asked)
         return Explanations(
             texts=[join_tokens(document) for document in documents],
             names=self.vocabulary_.names,
             labels=self.classes_[decided],
-            probabilities=_probabilities(outputs)[np.arange(len(outputs)), decided],
+            probabilities=probabilities(outputs)[np.arange(len(outputs)), decided],
             tokens_of=self.token_parts,
             documents=documents,
             **arrays,
@@ -403,14 +346,3 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 "this model was saved light, without the statistics of its tokens; fit it without --light to have them"
             )
         return token_table(self.vocabulary_.names, self.token_statistics_, self.token_model_, self.classes_)
-
-
-def _probabilities(outputs: Array) -> Array:
-    if outputs.shape[1] == 1:
-        positive = expit(outputs[:, 0])
-        return np.stack([1 - positive, positive], axis=1)
-    return np.asarray(softmax(outputs, axis=1))
-
-
-def _decided(outputs: Array) -> Array:
-    return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)

@@ -14,6 +14,7 @@ from sklearn.base import ClassifierMixin
 
 from tokenmargin._statistics import spearman, wilson_interval
 from tokenmargin.classifier.importance import TokenTable
+from tokenmargin.classifier.token_model import decided_classes
 
 DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
 COMPARED = 200  # tokens of largest importance whose ranks are compared
@@ -71,8 +72,7 @@ def enough(codes: Array, held: Array) -> bool:
 
 def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
     """Judge decisions on held-out texts; `all_codes` says which class is the most frequent."""
-    decided = (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
-    right = decided == codes
+    right = decided_classes(outputs) == codes
     n, hits = len(codes), int(right.sum())
     most = int(np.bincount(all_codes).argmax())
     majority = float((codes == most).mean())

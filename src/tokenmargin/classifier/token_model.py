@@ -19,8 +19,22 @@ import numpy as np
 import scipy.sparse as sp
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
+from scipy.special import expit, softmax
 
 SMALLEST = 1e-300  # Z of a text without a token where there is no sink; it gets the prior
+
+
+def probabilities(outputs: Float[Array, "n k"]) -> Float[Array, "n classes"]:
+    """Of each class, from f: one column speaks for the second of two classes."""
+    if outputs.shape[1] == 1:
+        positive = expit(outputs[:, 0])
+        return np.stack([1 - positive, positive], axis=1)
+    return np.asarray(softmax(outputs, axis=1))
+
+
+def decided_classes(outputs: Float[Array, "n k"]) -> Int[Array, " n"]:
+    """The number of the class that f decides on."""
+    return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
 
 
 @dataclass(frozen=True, eq=False)

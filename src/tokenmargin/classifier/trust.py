@@ -20,7 +20,7 @@ from sklearn.base import clone
 
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import Deletion, agreement, deletion_test
-from tokenmargin.classifier.splitting import distinct, draw, held_out
+from tokenmargin.classifier.fitting import distinct, draw, held_out
 from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
 SPLITS, HELD = 3, 0.2

@@ -1,4 +1,4 @@
-"""What the commands share: reading problems and numbers, speaking to people and to machines."""
+"""What the commands share: options, reading problems and numbers, speaking to people and to machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias, TypeVar
 
 from cyclopts import Parameter, validators
 
@@ -23,10 +23,23 @@ if TYPE_CHECKING:
     from tokenmargin.engines import AbstractEngine
     from tokenmargin.problem.token_problem import TokenProblem
 
+
 UNBOUNDED = 1 << 14  # columns of a file
 Number = TypeVar("Number", int, float)
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]
 """A seed on the command line."""
+Json: TypeAlias = Annotated[bool, Parameter(help="Write one JSON object to standard output.")]
+ModelFolder: TypeAlias = Annotated[Path, Parameter(help="A model folder, written by tokenmargin fit.")]
+TextColumn: TypeAlias = Annotated[str, Parameter(help="The column with the texts.")]
+LabelColumn: TypeAlias = Annotated[str, Parameter(help="The column with the labels.")]
+Encoding: TypeAlias = Annotated[
+    str | None, Parameter(help="Of a .csv or .tsv file, if it is not UTF-8: utf-16, latin-1, cp1252.")
+]
+Delimiter: TypeAlias = Annotated[str | None, Parameter(help="Of a .csv or .tsv file, if it is not a comma or a tab.")]
+Problem: TypeAlias = Annotated[str, Parameter(help="A .npz or .json file, or the name of a figure, such as fig1c.")]
+Jobs: TypeAlias = Annotated[int, Parameter(help="Processes of the local engine; -1 for one per core.")]
+Address: TypeAlias = Annotated[str | None, Parameter(help="The ray cluster, for --engine ray: auto, or host:port.")]
+RunsFolder: TypeAlias = Annotated[Path, Parameter(help="Folder of all runs.")]
 
 
 class UsageError(Exception):
@@ -128,7 +141,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plugin_lines() -> Iterator[None]:
-    """What is left out of that which other packages add is said in one line each, on standard error."""
+    """Warnings about what other packages add, when it cannot be used, become one line each on standard error."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
         if issubclass(category, PluginWarning):

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmargin.cli._common import (
+    Json,
+    Problem,
     Seed,
     UsageError,
     emit_json,
@@ -17,7 +19,6 @@ from tokenmargin.cli._common import (
     usage_errors,
 )
 from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, save_run
-from tokenmargin.cli._options import Json, Problem
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, complain, emit_json, needs_extra, say, show_facts
+from tokenmargin.cli._common import Json, UsageError, complain, emit_json, needs_extra, say, show_facts
 from tokenmargin.cli._model import dataset
-from tokenmargin.cli._options import Json
 
 
 def data(

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, numbers, progress_bar, read_problem, usage_errors
+from tokenmargin.cli._common import (
+    Json,
+    Problem,
+    UsageError,
+    emit_json,
+    numbers,
+    progress_bar,
+    read_problem,
+    usage_errors,
+)
 from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, save_run
-from tokenmargin.cli._options import Json, Problem
 from tokenmargin.cli._path_report import path_report, print_report
 from tokenmargin.plugins import OWN
 
@@ -157,7 +165,7 @@ class _Draws(NamedTuple):
     seed: int
 
     def after(self, t: int, n: int) -> Generator | None:
-        """The generator as it is after `t` steps."""
+        """The generator in the state that it has after `t` steps."""
         import numpy as np
 
         if self.batch is None:
@@ -205,7 +213,7 @@ def _descend(
 
 
 def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
-    """What a kept run remembers, to go on with."""
+    """What the method remembers at the end of a kept run (momentum, say), to continue it."""
     from tokenmargin.dynamics import Memory
 
     if not before:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmargin.cli._common import (
+    ModelFolder,
     UsageError,
     console_for,
     emit_json,
@@ -19,7 +20,6 @@ from tokenmargin.cli._common import (
     usage_errors,
 )  # fmt: skip
 from tokenmargin.cli._model import command_line, open_model
-from tokenmargin.cli._options import ModelFolder
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,9 +6,22 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
-from tokenmargin.cli._common import Seed, UsageError, complain, emit_json, needs_extra, progress_bar, say, usage_errors
+from tokenmargin.cli._common import (
+    Delimiter,
+    Encoding,
+    Json,
+    LabelColumn,
+    Seed,
+    TextColumn,
+    UsageError,
+    complain,
+    emit_json,
+    needs_extra,
+    progress_bar,
+    say,
+    usage_errors,
+)
 from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
-from tokenmargin.cli._options import Delimiter, Encoding, Json, LabelColumn, TextColumn
 
 
 def fit(

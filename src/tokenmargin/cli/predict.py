@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tokenmargin.cli._common import UsageError, needs_extra, say
+from tokenmargin.cli._common import Delimiter, Encoding, ModelFolder, TextColumn, UsageError, needs_extra, say
 from tokenmargin.cli._model import open_model
-from tokenmargin.cli._options import Delimiter, Encoding, ModelFolder, TextColumn
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -69,7 +68,7 @@ def predict(
 
 
 def _opened(path: Path) -> TextIO:
-    """A file for every row as it came; halves of characters, which UTF-8 does not write, as escapes."""
+    """The output file; half characters, which UTF-8 cannot write, become escapes."""
     return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tokenmargin.cli._common import (
+    Address,
+    Jobs,
+    Json,
     UsageError,
     choose_engine,
     emit_json,
@@ -16,7 +19,6 @@ from tokenmargin.cli._common import (
     show,
     usage_errors,
 )
-from tokenmargin.cli._options import Address, Jobs, Json
 
 if TYPE_CHECKING:
     from tokenmargin.data.pipeline import Pipeline

@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import Seed, UsageError, needs_extra, say
+from tokenmargin.cli._common import (
+    Delimiter,
+    Encoding,
+    LabelColumn,
+    ModelFolder,
+    Seed,
+    TextColumn,
+    UsageError,
+    needs_extra,
+    say,
+)
 from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
-from tokenmargin.cli._options import Delimiter, Encoding, LabelColumn, ModelFolder, TextColumn
 
 if TYPE_CHECKING:
     from tokenmargin.data.sources import LabelledText

@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli._common import UsageError, console_for, emit_json, needs_extra, progress_bar, say, usage_errors
-from tokenmargin.cli._options import RunsFolder
+from tokenmargin.cli._common import (
+    RunsFolder,
+    UsageError,
+    console_for,
+    emit_json,
+    needs_extra,
+    progress_bar,
+    say,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import AbstractExperiment, Result, Run

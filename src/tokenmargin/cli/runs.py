@@ -5,8 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, show, show_facts, show_table, usage_errors
-from tokenmargin.cli._options import RunsFolder
+from tokenmargin.cli._common import (
+    RunsFolder,
+    UsageError,
+    emit_json,
+    needs_extra,
+    say,
+    show,
+    show_facts,
+    show_table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Run
@@ -150,7 +159,7 @@ def _print_details(details: dict[str, Any]) -> None:
 
 
 def _compare(first: Run, second: Run, *, json: bool) -> int:
-    from tokenmargin.experiments.comparison import compare_runs
+    from tokenmargin.experiments.records import compare_runs
 
     comparison = compare_runs(first, second)
     if json:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import emit_json, read_problem, selected_tokens, show_facts, usage_errors
-from tokenmargin.cli._options import Json
+from tokenmargin.cli._common import Json, emit_json, read_problem, selected_tokens, show_facts, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution

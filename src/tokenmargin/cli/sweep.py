@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenmargin.cli._common import choose_engine, emit_json, needs_extra, say, usage_errors
-from tokenmargin.cli._options import Address, Jobs, RunsFolder
+from tokenmargin.cli._common import Address, Jobs, RunsFolder, choose_engine, emit_json, needs_extra, say, usage_errors
 from tokenmargin.cli.reproduce import experiments_named, field_names
 
 if TYPE_CHECKING:

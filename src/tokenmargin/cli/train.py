@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from tokenmargin.cli._common import (
+    Json,
     Seed,
     UsageError,
     complain,
@@ -23,7 +24,6 @@ from tokenmargin.cli._common import (
     show,
     usage_errors,
 )
-from tokenmargin.cli._options import Json
 from tokenmargin.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def train(
         import torch
 
         from tokenmargin.training.batches import truncated
-        from tokenmargin.training.device import choose_device
+        from tokenmargin.training.config import choose_device
         from tokenmargin.training.distributed.ranks import join_ranks
         from tokenmargin.training.distributed.splits import ByDimension, ByTexts
         from tokenmargin.training.trainer import train as run
@@ -182,8 +182,7 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
 
     from tokenmargin.data.prepared import load_prepared
     from tokenmargin.data.sharded.corpus import load_sharded
-    from tokenmargin.training.batches import TokenData
-    from tokenmargin.training.mapped import MappedSequences
+    from tokenmargin.training.batches import MappedSequences, TokenData
 
     if prepared.is_dir():
         corpus = load_sharded(prepared)

@@ -23,21 +23,21 @@ class Euler(OdeSolver):
     field pushes against an edge from both sides they go along it. They stop where the field is zero: the end is exact.
     """
 
-    def __init__(self, fun: Any, t0: float, y0: Array, t_bound: float, *, unit: float, **_: Any) -> None:
+    def __init__(self, fun: Any, t0: float, y0: Array, t_bound: float, *, step: float, unit: float) -> None:
         super().__init__(fun, t0, y0, t_bound, vectorized=False)
-        self.unit, self.scale, self._before = unit, 1.0, self.y
+        self.first, self.unit, self.scale, self._before = step, unit, 1.0, self.y  # t is y's length times the unit
         self._seen, self._anchor, self._way = 0, self.y, 0.0
 
     def _step_impl(self) -> tuple[bool, str | None]:
         direction = self.fun(self.t, self.y)
         if not direction.any():
             return False, "the field is zero"
-        length = self.scale * SHARE * (self.unit + float(np.linalg.norm(self.y)))
+        length = self.scale * SHARE * (self.first + float(np.linalg.norm(self.y))) * self.unit
         self._before = self.y
         self.t, self.y = self.t + length, self.y + length * direction
         self._seen, self._way = self._seen + 1, self._way + length
         if self._seen == _LOOKED_AT:
-            led = float(np.linalg.norm(self.y - self._anchor))
+            led = self.unit * float(np.linalg.norm(self.y - self._anchor))
             self.scale = min(1.0, 2 * self.scale) if led > _GOT * self._way else self.scale / 2
             self._seen, self._anchor, self._way = 0, self.y, 0.0
         return True, None

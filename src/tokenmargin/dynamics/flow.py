@@ -92,6 +92,11 @@ class FlowPath(Tabular, Drawn):
         return self.stop == "interrupted"
 
     @property
+    def unit(self) -> float:
+        """The length in which the path is measured: 1, unless keys are so long or short that logits need another."""
+        return self._field.unit
+
+    @property
     def norm(self) -> float:
         """Length of the whole parameter at the end."""
         return float(np.linalg.norm(self.objective.norms(self.final)))
@@ -110,8 +115,9 @@ class FlowPath(Tabular, Drawn):
     def log_gradient(self) -> float:
         """Logarithm of the gradient norm at the end; beside a finite part, of what is left of it."""
         if self.tail is not None:
-            return self.tail.log_gradient
-        return float(np.logaddexp.reduce(2 * self.objective.descent(self.final).log_norm) / 2)
+            return self.tail.log_gradient - float(np.log(self.unit))
+        with np.errstate(invalid="ignore"):  # "flat" ends may have no gradient
+            return float(np.logaddexp.reduce(2 * self.objective.descent(self.final).log_norm) / 2)
 
     @cached_property
     def log_time(self) -> Float[Array, " knots"]:
@@ -135,7 +141,8 @@ class FlowPath(Tabular, Drawn):
         """Minus the logarithm of the gradient norm at some arcs."""
         slow = -np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2
         if self.tail is not None and (late := arcs > self._settled).any():
-            slow[late] = self.tail._log_slowness(arcs[late] - self._settled)
+            unit = self.unit
+            slow[late] = self.tail._log_slowness((arcs[late] - self._settled) / unit) + np.log(unit)
         return np.asarray(slow)
 
     @property
@@ -160,7 +167,8 @@ class FlowPath(Tabular, Drawn):
         if self.tail is None or self.finite_part is None or found.decided:
             return found
         late = self.tail.rounding
-        return late if not late.decided else replace(late, arc=late.arc + self._settled)
+        unit = self.unit
+        return late if not late.decided else replace(late, arc=unit * late.arc + self._settled, norm=unit * late.norm)
 
     @property
     def rounding_growth(self) -> float:
@@ -211,12 +219,15 @@ class FlowPath(Tabular, Drawn):
     def _with_tail(self, tail: FlowPath) -> FlowPath:
         """This path, and a tail from its end on."""
         assert self.finite_part is not None, "a tail is followed beside a finite part"
-        part, begin = self.finite_part, float(self.arcs[-1])
+        part, begin, unit = self.finite_part, float(self.arcs[-1]), self.unit
         pieces = (BesidePiece(part, tail._field, piece, begin) for piece in tail._pieces)
-        later = (replace(crossing, event=crossing.event.event, arc=begin + crossing.arc) for crossing in tail.crossings)  # type: ignore[attr-defined]
+        later = (
+            replace(crossing, event=crossing.event.event, arc=begin + unit * crossing.arc)  # type: ignore[attr-defined]
+            for crossing in tail.crossings
+        )
         return replace(
             self,
-            arcs=np.concatenate([self.arcs, begin + tail.arcs[1:]]),
+            arcs=np.concatenate([self.arcs, begin + unit * tail.arcs[1:]]),
             final=part.lift(tail.final),
             stop=tail.stop,
             crossings=(*self.crossings, *later),
@@ -250,7 +261,7 @@ class FlowPath(Tabular, Drawn):
         def excess(arc: float) -> float:
             return self._field.norm(piece(arc)) - norm
 
-        return self(high if excess(high) <= 0 else float(brentq(excess, low, high, xtol=1e-15, rtol=1e-15)))
+        return self(high if excess(high) <= 0 else float(brentq(excess, low, high, xtol=1e-15 * high, rtol=1e-15)))
 
     def resume(
         self,
@@ -264,7 +275,7 @@ class FlowPath(Tabular, Drawn):
             return self
         watched = tuple(events)
         if self.tail is not None and self.finite_part is not None:
-            until = checked_norm(until_norm, self.objective.degree)
+            until = checked_norm(until_norm, self.objective.degree, self.unit)
             return self._head._with_tail(self.finite_part.resume(self.tail, until, watched, progress))
         run = Integration(self._field, self.settings, until_norm, watched, progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
@@ -298,7 +309,7 @@ def flow(
       geometry; or a factored one.
     - `start`: first point; the objective's own start by default.
     - `until_norm`: length of the parameter at which to stop; 1e8 by default, 1e4 for a factored one, whose logits
-      grow with its square.
+      grow with its square. Where keys differ by less than 1e-3 or more than 1e3, it is 1e8 over their difference.
     - `events`: what to watch for; see `tokenmargin.dynamics.events`.
     - `settings`: tolerance, coupling of the blocks, step limit.
     - `progress`: called with the norm after each step of the solver.
@@ -322,7 +333,7 @@ def flow(
         )
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    along = UnitField(Reduced.of(objective), theta, settings.coupling)
+    along = UnitField(Reduced.of(objective, in_units=True), theta, settings.coupling)
     watched = tuple(events)
     run = Integration(along, settings, until_norm, watched, progress)
     run.follow(along.reduce(theta), 0.0)

@@ -18,7 +18,7 @@ from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
 from tokenmargin.dynamics.interrupts import interrupted_run
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
-from tokenmargin.dynamics.span import Reduced
+from tokenmargin.dynamics.span import Reduced, longest_difference
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.geometry import Coordinates
 
@@ -35,6 +35,10 @@ _PATIENCE, _HEADWAY = 500, 0.1
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
+# On a line (one dimension, an axis of symmetry) the unit field is constant, and a solver's steps grow without bound: one
+# may leap over a point where the field turns back. The inside of a step is looked at where p has grown by this share of
+# its length (or of the unit); before a point that turns back so many steps are short.
+_LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,10 @@ class FlowSettings:
             raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
-def checked_norm(norm: float | None, degree: int) -> float:
-    largest = LARGEST_NORM ** (1 / degree)
+def checked_norm(norm: float | None, degree: int, unit: float) -> float:
+    largest = LARGEST_NORM ** (1 / degree) * unit
     if norm is None:
-        return DEFAULT_NORM ** (1 / degree)
+        return DEFAULT_NORM ** (1 / degree) * unit
     if not 0 < norm <= largest:
         raise ValueError(
             f"until_norm must lie in 0..{largest:g}, got {norm:g}: beyond it logits of order one are lost to rounding"
@@ -88,15 +92,11 @@ def _across(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array,
     return np.where(known, left, 0.0)
 
 
-def _longest_difference(blocks: list[Coordinates]) -> float:
-    """Longest difference of two tokens of an input, over the blocks; 1 where all are equal."""
-    spread = [np.where(b.mask[..., None], b.laid_out - b.laid_out[:, :1], 0.0) for b in blocks]
-    longest = 2 * max(float(np.linalg.norm(s, axis=-1).max()) for s in spread)
-    return longest if longest > 0 else 1.0
-
-
 class UnitField:
-    """The unit field and its Jacobian in the coordinates of the span, and the way back."""
+    """The unit field and its Jacobian in the coordinates of the span, and the way back.
+
+    Coordinates are in the unit of the span; norms and arc lengths are those of the parameter.
+    """
 
     def __init__(self, reduced: Reduced, theta: Float[Array, " D"], coupling: str) -> None:
         self.reduced = reduced
@@ -106,19 +106,20 @@ class UnitField:
         self.original = reduced.original
         self.rest = theta - reduced.lift(reduced.reduce(theta))  # what the start has outside the span stays
         self._rest_length = float(np.linalg.norm(reduced.original.norms(self.rest)))
-        self._longest = _longest_difference([span.tokens for span in reduced.spans])
+        self.unit = reduced.unit
+        self._longest = max(longest_difference(span.tokens) for span in reduced.spans) or 1.0
 
     def norm(self, y: Float[Array, " r"]) -> float:
         """Length of the whole parameter: the rest is orthogonal to the span."""
-        return float(np.hypot(np.linalg.norm(y), self._rest_length))
+        return float(np.hypot(self.unit * np.linalg.norm(y), self._rest_length))
 
     def reach(self, y: Float[Array, " r"]) -> float:
         """How far the difference of two logits moves, at most, when the parameter moves by one."""
         if isinstance(self.objective, FactoredObjective):
             keys = self.objective.problem.keys
             assert isinstance(keys, Coordinates), "reduced problems have coordinates"
-            return _longest_difference([keys]) * self.objective.reach(y)
-        return self._longest
+            return (longest_difference(keys) or 1.0) * self.objective.reach(y)
+        return self._longest / self.unit
 
     def reduce(self, theta: Float[Array, " D"]) -> Float[Array, " r"]:
         return self.reduced.reduce(theta)
@@ -135,7 +136,7 @@ class UnitField:
 
     def direction(self, _: float, y: Float[Array, " r"]) -> Float[Array, " r"]:
         descent = self.objective.descent(y)
-        return self.shares(descent.log_norm) * descent.direction
+        return self.shares(descent.log_norm) * descent.direction / self.unit
 
     def jacobian(self, _: float, y: Float[Array, " r"]) -> Float[Array, "r r"]:
         """`(I - u u') J / |F|`, for the whole field or block by block."""
@@ -143,7 +144,7 @@ class UnitField:
         shares = self.shares(descent.log_norm)
         u, rows = shares * descent.direction, shares[:, None] * relative
         if self.joint or len(self.sizes) == 1:
-            return _across(rows, u)
+            return _across(rows, u) / self.unit
         ends = np.cumsum(self.sizes)[:-1]
         pairs = zip(np.split(rows, ends), np.split(u, ends), strict=True)
         return np.vstack([_across(block, unit) for block, unit in pairs])
@@ -171,21 +172,23 @@ class Integration:
         progress: Callable[[float], None] | None,
     ) -> None:
         self.field, self.settings, self.events = along, settings, events
-        self.until = checked_norm(until_norm, along.original.degree)
+        self.until = checked_norm(until_norm, along.original.degree, along.unit)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
         self.stop: Stop = "steps"
         self.finite: FinitePart | None = None
         self._balance = 1.0
+        self._turns_back: float | None = None  # how far from the last knot, where a step leapt over such a point
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
         knots = [arc]
         self.final, self._y = self.field.lift(y), y
         self.labels = [event.label(self.field.original, self.final) for event in self.events]
-        if self.field.norm(y) >= self.until:
+        at_rest = self._at_rest(y)
+        if not at_rest and self.field.norm(y) >= self.until:
             self.stop = "norm"
-        elif not self._at_rest(y):
+        elif not at_rest:
             *first, last = self._solvers()
             try:
                 with warnings.catch_warnings():
@@ -214,40 +217,67 @@ class Integration:
     def _follow_by(self, name: str, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
         tolerance, begin = self.settings.tolerance, len(knots)
-        most = self.settings.max_steps
-        if name == "Euler":
-            longest = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
-            unit = 1 / max(2 * longest, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
-            solver: OdeSolver = Euler(self.field.direction, knots[-1], self._y, np.inf, unit=unit)
-            most = min(most, MOST_STEPS)
-        else:
-            solver = SOLVERS[name](
-                self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance,
-                jac=self.field.jacobian,
-            )  # fmt: skip
+        most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
+        solver, short_until = self._solver(name, knots[-1]), np.inf
         while len(knots) <= most:
             if name == "Radau":
                 solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
                 return self.stop != "stalled"
+            if self._turns_back is not None:
+                solver = self._solver(name, knots[-1], longest=self._turns_back / 4)
+                short_until = len(knots) + _SHORT_STEPS
+                continue
+            if len(knots) >= short_until:
+                solver, short_until = self._solver(name, knots[-1]), np.inf
             patience = _PATIENCE if name == "Radau" or self._balance > _CANCELLING else _LESS_PATIENCE
             if len(knots) >= begin + patience:
                 headway = knots[-1] - knots[-1 - patience]
-                if headway < _HEADWAY * max(1.0, knots[-1]):
+                if headway < _HEADWAY * max(self.field.unit, knots[-1]):
                     if name == "Euler" and self._at_rest(self._y, cornered=True) and self.stop != "flat":
                         return True
                     self.stop = "stalled"
                     return False
         return True
 
+    def _solver(self, name: str, arc: float, *, longest: float = np.inf) -> OdeSolver:
+        """A solver that begins where the path has come to, with steps of at most the `longest`."""
+        if name == "Euler":
+            tokens = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
+            step = 1 / max(2 * tokens, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
+            return Euler(self.field.direction, arc, self._y, np.inf, step=step, unit=self.field.unit)
+        tolerance = self.settings.tolerance
+        return SOLVERS[name](
+            self.field.direction, arc, self._y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian,
+            max_step=longest,
+        )  # fmt: skip
+
+    def _leap(self, piece: DenseOutput, begin: float, end: float) -> float | None:
+        """How far into a long step the field first points back along it; None where it does not."""
+        length = self.field.unit + self.field.norm(self._y)
+        if self.field.original.kinked or end - begin <= _LOOKED_AT * length:
+            return None
+        count = int(np.log1p((end - begin) / length) / np.log1p(_LOOKED_AT))
+        inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
+        before = self._y
+        for arc in np.append(inside[inside < end], end).tolist():
+            y = piece(arc)
+            if float(self.field.direction(arc, y) @ (y - before)) < 0:
+                return arc - begin
+            before = y
+        return None
+
     def _step(self, solver: OdeSolver, knots: list[float]) -> bool:
-        """One step of the solver; False when the run is over."""
+        """One step of the solver; False when the run is over. None that leaps over a point that turns back is taken."""
         solver.step()
         if solver.status == "failed":
             if not self._at_rest(solver.y, cornered=self.field.original.kinked):
                 self.stop = "stalled"
             return False
         piece, end = solver.dense_output(), float(solver.t)
+        self._turns_back = self._leap(piece, knots[-1], end)
+        if self._turns_back is not None:
+            return True
         self.stop, end = self._watch(piece, knots[-1], end)
         self.pieces.append(piece)
         knots.append(end)
@@ -264,7 +294,9 @@ class Integration:
         for low, high in pairwise(nodes):
             if self.field.norm(piece(high)) >= self.until:
                 stop = "norm"
-                high = brentq(lambda s: self.field.norm(piece(s)) - self.until, low, high, xtol=1e-15, rtol=1e-15)
+                high = brentq(
+                    lambda s: self.field.norm(piece(s)) - self.until, low, high, xtol=1e-15 * high, rtol=1e-15
+                )
             for crossing in self._crossings(piece, low, high):
                 self.crossings.append(crossing)
                 if crossing.event.stops:

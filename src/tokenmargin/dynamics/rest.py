@@ -44,6 +44,7 @@ _TIED = float(np.sqrt(NEAR_STATIONARY))
 # At a stationary point the pull of the others is zero where Newton's method ends; dropping them from the tied problem
 # moves it by their weights, at most _TIED of its own size. On a path that diverges it is a margin over a key length.
 _DRIFTS = 10 * _TIED
+_SAME = 1e-10  # share of the longest difference of keys below which one is rounding
 
 
 def polish(objective: AbstractObjective, y: Float[Array, " r"]) -> tuple[Float[Array, " r"], float]:
@@ -106,9 +107,15 @@ class FinitePart:
 
     def __repr__(self) -> str:
         return (
-            f"FinitePart({len(self.span)} dimensions, {int(self.tied.sum())} tokens keep their weights, "
+            f"FinitePart({len(self.span)} dimensions, {self.size} tokens keep their weights, "
             f"balance={self.balance:.1e}; the others' pull: balance={self.drift_balance:.2g})"
         )
+
+    @property
+    def size(self) -> int:
+        """Number of tokens that tie with another one of their input."""
+        sizes = self.tied.sum(axis=1)
+        return int(sizes[sizes > 1].sum())
 
     def follow(
         self,
@@ -144,16 +151,21 @@ class FinitePart:
         )
 
     def _farther(self, until_norm: float) -> float:
-        """How long the diverging part is where the whole parameter has length `until_norm`."""
-        beside = self._along.norm(self._settled)
-        return float(np.sqrt(max(until_norm**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
+        """How long the diverging part is, in its unit, where the whole parameter has length `until_norm`."""
+        far, beside = until_norm / self.unit, self._along.norm(self._settled) / self.unit
+        return float(np.sqrt(max(far**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
 
     def _watched(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
         return tuple(_Lifted(event, self) for event in events)
 
     def _reported(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
         beside = self._along.norm(self._settled)
-        return None if progress is None else lambda norm: progress(float(np.hypot(norm, beside)))
+        return None if progress is None else lambda norm: progress(float(np.hypot(self.unit * norm, beside)))
+
+    @property
+    def unit(self) -> float:
+        """Length of the parameter for a diverging part of length one."""
+        return self._along.unit
 
     def lift(self, z: Float[Array, "... q"]) -> Float[Array, "... D"]:
         """The parameter with the diverging part `z` and the finite part beside it."""
@@ -166,7 +178,7 @@ class FinitePart:
     def off(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
         """How far the part of `theta` in the tied span is from w."""
         apart = self._along.reduce(theta) - self._settled
-        return np.asarray(np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
+        return np.asarray(self.unit * np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +191,7 @@ class BesidePiece:
     begin: float
 
     def __call__(self, arc: float) -> Float[Array, " r"]:
-        return self.part.beside(self.along.lift(self.piece(arc - self.begin)))
+        return self.part.beside(self.along.lift(self.piece((arc - self.begin) / self.part.unit)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,13 +215,14 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     if not isinstance(objective, PromptObjective | AbstractLocalObjective | HeadObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
-    tied = problem.mask & (state.weights > _TIED)
     keys = in_coordinates(problem.keys)
-    apart = (keys - keys[state.pivot][:, None])[tied]
+    away = keys - keys[state.pivot][:, None]
+    tied = _mixed(objective, state, problem.mask & (state.weights > _TIED), np.linalg.norm(away, axis=-1))
+    apart = away[tied]
     if not apart.size:  # weights that are no numbers: nothing is known to tie
         return None
     _, sizes, rows = np.linalg.svd(apart)
-    rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
+    rank = int((sizes > _SAME * max(sizes[0], np.finfo(float).tiny)).sum())
     within, across = rows[:rank], rows[rank:]
     if rank == 0 or len(across) == 0:
         return None
@@ -225,9 +238,31 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     back, settled = along.reduced.lift, within.T @ (within @ polished)
     error, curvature = _certified(alone, polished, within)
     return FinitePart(
-        tied, back(within), back(settled), balance, error, curvature, back(across.T @ drift.direction),
-        float(pulls.max()), divergent, z, across, settled, along,
+        tied, back(within) / along.unit, back(settled), balance, error * along.unit, curvature,
+        back(across.T @ drift.direction) / along.unit, float(pulls.max()), divergent, z, across, settled, along,
     )  # fmt: skip
+
+
+def _mixed(
+    objective: PromptObjective | AbstractLocalObjective | HeadObjective,
+    state: Attention,
+    tied: Bool[Array, "n T"],
+    distance: Float[Array, "n T"],
+) -> Bool[Array, "n T"]:
+    """The tied tokens of the inputs in which they score differently; of the others that of largest weight, with copies.
+
+    Tokens of one score do not pull at one another: beside tokens that rest they may still be parting, at any pace.
+    """
+    scores = _scores(objective, state)
+    spread = np.where(tied, scores, -np.inf).max(axis=1) - np.where(tied, scores, np.inf).min(axis=1)
+    return np.where((spread > 0)[:, None], tied, tied & (distance <= _SAME * distance.max()))
+
+
+def _scores(
+    objective: PromptObjective | AbstractLocalObjective | HeadObjective, state: Attention
+) -> Float[Array, "n T"]:
+    around = objective if isinstance(objective, HeadObjective) else objective.problem
+    return np.asarray(around.around(state.weights).scores)
 
 
 def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
@@ -263,8 +298,7 @@ def _divergent(
     if isinstance(objective, Divergent):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
-    around = objective if isinstance(objective, HeadObjective) else problem
-    scores = np.where(state.pivot, state.output[:, None], around.around(state.weights).scores)
+    scores = np.where(state.pivot, state.output[:, None], _scores(objective, state))
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
     return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 

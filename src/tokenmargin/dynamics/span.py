@@ -2,6 +2,9 @@
 
 The gradient in a parameter is a combination of the tokens, so a path moves in their span and what a start has outside
 of it stays as it is. In an orthonormal basis of the span both geometries look alike, and d = 500 becomes n T = 24.
+
+Keys of any length: where they are 1e-30 or 1e20, logits of order one need a p of 1e30 or 1e-20, and a solver that
+takes lengths of order one for granted loses its way. A flow of the prompt is then followed in a unit of its own.
 """
 
 from __future__ import annotations
@@ -18,20 +21,24 @@ from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import Coordinates
 
+_ORDINARY = 10  # keys whose differences are at most 2^10 and at least 2^-10 long are followed as they are
+
 
 @dataclass(frozen=True, eq=False)
 class Span:
     """An orthonormal basis of the span of the tokens of a geometry.
 
     **Attributes**
-    - `tokens`: the same tokens in r coordinates.
+    - `tokens`: the same tokens in r coordinates, times the unit.
     - `basis`: the r basis vectors, as parameters of the geometry; None when its own coordinates serve.
     - `geometry`: where they come from.
+    - `unit`: length of a parameter whose coordinates have length one, so that logits are the same: a power of two.
     """
 
     tokens: Coordinates
     basis: Float[Array, "r D"] | None
     geometry: AbstractGeometry
+    unit: float = 1.0
 
     @classmethod
     def of(cls, geometry: AbstractGeometry, *, exact: bool = False) -> Span:
@@ -45,18 +52,30 @@ class Span:
                 return cls(geometry, None, geometry)
             left, sizes, right = np.linalg.svd(geometry.vectors[used], full_matrices=False)
             kept = sizes > len(used) * np.finfo(float).eps * sizes[0]
+            kept[0] = True  # tokens that are all zero have one coordinate, not none
             vectors, basis = left[:, kept] * sizes[kept], right[kept]
         else:
             values, columns = np.linalg.eigh(geometry.gram_of(used))
             kept = values > len(used) * np.finfo(float).eps * values[-1]
+            kept[-1] = True
             root = np.sqrt(values[kept])
             vectors = columns[:, kept] * root
             coefficients = np.zeros((root.size, geometry.rows))
-            coefficients[:, used] = (columns[:, kept] / root).T
+            coefficients[:, used] = (columns[:, kept] / np.where(root > 0, root, 1.0)).T
             basis = geometry.combine(coefficients)
         rows = np.zeros(geometry.rows, dtype=np.intp)
         rows[used] = np.arange(len(used))
         return cls(Coordinates(vectors, rows[geometry.index], geometry.mask), basis, geometry)
+
+    def in_its_unit(self) -> Span:
+        """The same span in a unit in which the longest difference of two tokens is of order one."""
+        length = longest_difference(self.tokens)
+        exponent = int(np.log2(length)) if length > 0 else 0
+        if abs(exponent) <= _ORDINARY:
+            return self
+        scaled = np.ldexp(self.tokens.vectors, -exponent)
+        tokens = Coordinates(scaled, self.tokens.index, self.tokens.mask)
+        return replace(self, tokens=tokens, unit=float(np.ldexp(1.0, -exponent)))
 
     @property
     def dimension(self) -> int:
@@ -66,12 +85,19 @@ class Span:
     def reduce(self, p: Float[Array, "... D"]) -> Float[Array, "... r"]:
         """Coordinates of the part of `p` in the span."""
         if self.basis is None:
-            return p
-        return np.stack([self.geometry.inner(p, vector) for vector in self.basis], axis=-1)
+            return p / self.unit
+        return np.stack([self.geometry.inner(p, vector) for vector in self.basis], axis=-1) / self.unit
 
     def lift(self, y: Float[Array, "... r"]) -> Float[Array, "... D"]:
         """The parameter with coordinates `y`."""
-        return y if self.basis is None else y @ self.basis
+        return self.unit * (y if self.basis is None else y @ self.basis)
+
+
+def longest_difference(tokens: Coordinates) -> float:
+    """Longest difference of two tokens of an input, up to a factor of two: the first one is in the middle."""
+    apart = np.where(tokens.mask[..., None], tokens.laid_out - tokens.laid_out[:, :1], 0.0)
+    largest = float(np.abs(apart).max(initial=0.0)) or 1.0  # squares of lengths may not be numbers
+    return 2 * largest * float(np.linalg.norm(apart / largest, axis=-1).max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +115,14 @@ class Reduced:
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, original: AbstractObjective) -> Reduced:
-        """Reduce every trained block; what is not trained stays as it is."""
+    def of(cls, original: AbstractObjective, *, in_units: bool = False) -> Reduced:
+        """Reduce every trained block; what is not trained stays as it is. A prompt alone may have its own unit."""
         problem = original.problem
         if isinstance(original, FactoredObjective):
             return cls._factored(original)
         spans = {name: Span.of(geometry) for name, geometry in original.blocks}
+        if in_units and len(spans) == 1:
+            spans = {name: span.in_its_unit() for name, span in spans.items()}
         values = spans["head"].tokens if "head" in spans else problem.values
         reduced = problem.with_keys(spans["prompt"].tokens, values)
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
@@ -113,6 +141,11 @@ class Reduced:
         parts = zip((of_keys, of_queries), objective.spaces, original.spaces, strict=True)
         spans = (Span(to, None if s.basis is None else np.kron(s.basis, columns), space) for s, to, space in parts)
         return cls(original, objective, tuple(spans))
+
+    @property
+    def unit(self) -> float:
+        """Length of a parameter whose coordinates have length one."""
+        return self.spans[0].unit
 
     def reduce(self, theta: Float[Array, "... D"]) -> Float[Array, "... r"]:
         """Coordinates of a parameter, block after block."""

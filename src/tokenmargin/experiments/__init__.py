@@ -80,7 +80,7 @@ EXPERIMENT_PLACES = (
     "methods:MethodMargins",
     "joint_phase:JointPhase",
     "single_location:SingleLocationCurves",
-    "first_step_sharp:FirstStepSharp",
+    "sharpness:FirstStepSharp",
     "theorem5_plus:Theorem5Plus",
 )
 """Our own experiments, in the order of the report: module of `figures`, and class."""

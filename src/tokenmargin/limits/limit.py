@@ -132,7 +132,7 @@ def limit_of(
     *,
     method: None = None,
     loss: AbstractLoss | None = None,
-    until_norm: float = 1e8,
+    until_norm: float | None = None,
     tolerance: float | None = None,
     settings: FlowSettings | None = None,
     progress: Callable[[float], None] | None = None,
@@ -159,7 +159,7 @@ def limit_of(
     method: AbstractMethod | str | None = None,
     steps: int = 100_000,
     loss: AbstractLoss | None = None,
-    until_norm: float = 1e8,
+    until_norm: float | None = None,
     tolerance: float | None = None,
     settings: FlowSettings | None = None,
     progress: Callable[[float], None] | None = None,
@@ -183,7 +183,7 @@ def limit_of(
     - `start`: where the flow begins; zero by default.
     - `loss`: logistic by default, square for real labels; not beside an objective, which has its own.
     - `method`, `steps`: a method of descent, or its name, and the most steps it may take.
-    - `until_norm`: how far to follow a diverging path.
+    - `until_norm`: how far to follow a diverging path; as `flow` does by default.
     - `tolerance`: largest angle called settled, 1e-6; of a method, what may be missing of the margin, 0.02.
     - `settings`: of the flow.
     - `progress`: called with the norm.
@@ -312,7 +312,7 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied)
     off = _off(path, named)
-    held = f"{int(part.tied.sum())} tied tokens keep their weights"
+    held = f"{part.size} tied tokens keep their weights"
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"
         held = f"{held}; beside them, {_where_rounding_decides(path)}"
@@ -330,7 +330,8 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
 def _rate(path: FlowPath, solution: MarginSolution) -> float:
     """Slope of log angle against log norm over the last decades, where the angle is more than rounding."""
     keys = path.objective.problem.keys
-    first = np.log10(max(float(np.linalg.norm(path.objective.norms(path(0.0)))), 1.0)) + 0.5
+    begun = float(np.linalg.norm(path.objective.norms(path(0.0))))
+    first = np.log10(max(begun, path.unit)) + 0.5
     decades = np.linspace(max(np.log10(path.norm) - _FITTED, first), np.log10(path.norm) - 1e-9, 7)
     if decades[0] >= decades[-1]:
         return np.nan

@@ -1,19 +1,34 @@
-"""The first step of paper A: one gradient step on all embeddings teaches them the signed frequencies.
+"""The first gradient step on all embeddings: it teaches them how often a token comes with each label (paper A).
 
 After it, `E_s = E_s^0 + (eta_0 / 2) alpha_s v + err_s` and `p = p^0 + err_p` (5), with errors of at most
 `11 eta_0 d^(-1/4)` with high probability (6). Sequences of different lengths are allowed: alpha_s is then the
 `signed_share` of the corpus.
+
+With k classes the model is `F(X) = sum_t q_t V' E_{x_t}` with `q = softmax(<E_{x_t}, p>)` and a head of k columns
+`v_c`. Its gradient in an embedding lies in the span of p and the heads,
+
+    -dL/dE_s = c_s p + sum_c e_sc v_c,    -dL/dp = sum_s c_s E_s,
+
+and at a start with small overlaps `e_sc` is the *class share*
+
+    alpha_sc = mean_i (1[y_i = c] - 1/k) (share of token s in sequence i),
+
+up to a rest in which nothing cancels. The shares of a token sum to zero over the classes. With two classes
+`alpha_s1 = -alpha_s0` is half of (3) of paper A, and `v_1 - v_0` is its head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
+from scipy.special import softmax
 
 from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
+from tokenmargin.problem.class_problem import checked_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,3 +84,95 @@ def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     objective = EmbeddingObjective(embeddings.corpus)
     gradient = objective.gradient(embeddings)
     return FirstStep(embeddings, embeddings.moved(eta * gradient.c, eta * gradient.e), gradient, eta)
+
+
+def class_shares(
+    sequences: Sequence[Int[Array, " _"]], classes: Int[Array, " n"], size: int, k: int
+) -> Float[Array, "m k"]:
+    """`alpha_sc`: how much more of token s stands in sequences of class c than an even share of it.
+
+    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3)
+    array([[ 0.   ,  0.   ,  0.   ],
+           [ 0.111, -0.056, -0.056],
+           [-0.056,  0.111, -0.056],
+           [-0.056, -0.056,  0.111]])
+    """
+    counts = np.zeros((size, k))
+    for sequence, label in zip(sequences, classes.tolist(), strict=True):
+        counts[:, label] += np.bincount(sequence, minlength=size) / len(sequence)
+    counts /= len(sequences)
+    return np.asarray(counts - counts.mean(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassFirstStep:
+    """The decomposition of one step of length `eta` on all embeddings and the prompt; the heads stay.
+
+    **Attributes**
+    - `alpha`: the class shares; the step moves `E_s` by `eta (c_s p + sum_c (alpha_sc + rest_sc) v_c)`.
+    - `rest`: what the overlaps of the start add to them.
+    - `c`: the coefficients on the prompt; p moves by `eta sum_s c_s E_s`.
+    - `tokens`, `prompt`: the vectors after the step.
+    """
+
+    eta: float
+    alpha: Float[Array, "m k"]
+    rest: Float[Array, "m k"]
+    c: Float[Array, " m"]
+    tokens: Float[Array, "m d"]
+    prompt: Float[Array, " d"]
+    token_errors: Float[Array, " m"]
+    prompt_error: float
+
+
+def class_first_step(
+    sequences: Sequence[Int[Array, " _"]],
+    classes: Int[Array, " n"],
+    tokens: Float[Array, "m d"],
+    prompt: Float[Array, " d"],
+    heads: Float[Array, "d k"],
+    eta: float,
+) -> ClassFirstStep:
+    """One gradient step of the mean cross-entropy on all embeddings and the prompt.
+
+    **Arguments**
+    - `sequences`: token ids, rows of `tokens`.
+    - `classes`: 0..k-1 per sequence, each with an example.
+    - `heads`: the head of each class, a column.
+    """
+    k, m = heads.shape[1], len(tokens)
+    chosen = checked_classes(classes, len(sequences), k)
+    if any(len(sequence) == 0 for sequence in sequences):
+        raise ValueError("a sequence is empty; every sequence needs at least one token")
+    a, b = tokens @ prompt, tokens @ heads
+    rest, c = np.zeros((m, k)), np.zeros(m)
+    for sequence, label in zip(sequences, chosen.tolist(), strict=True):
+        q, above = _weights(a[sequence])
+        F = q @ b[sequence]
+        g = (np.arange(k) == label) - softmax(F)
+        # g = (1[c = y] - 1/k) + (1/k - softmax(F)), and q = 1/T + above: the first product is alpha's, exactly.
+        bend = _below_even(F)
+        even = (np.arange(k) == label) - 1 / k
+        np.add.at(rest, sequence, np.outer(q, bend) + np.outer(above, even))
+        np.add.at(c, sequence, q * ((b[sequence] - F) @ g))
+    rest, c = rest / len(sequences), c / len(sequences)
+    alpha = class_shares(sequences, chosen, m, k)
+    errors = eta * (np.outer(c, prompt) + rest @ heads.T)
+    drift = eta * (c @ tokens)
+    return ClassFirstStep(
+        eta, alpha, rest, c, tokens + eta * alpha @ heads.T + errors, prompt + drift,
+        np.linalg.norm(errors, axis=1), float(np.linalg.norm(drift)),
+    )  # fmt: skip
+
+
+def _weights(logits: Float[Array, " T"]) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
+    """Softmax weights, and what they are above 1/T to full relative precision."""
+    x = np.expm1(logits - logits.max())
+    mean = x.mean()
+    above = (x - mean) / (len(x) * (1 + mean))
+    return 1 / len(x) + above, above
+
+
+def _below_even(F: Float[Array, " k"]) -> Float[Array, " k"]:
+    """`1/k - softmax(F)` to full relative precision."""
+    return -_weights(F)[1]

@@ -90,7 +90,8 @@ def descent_weights(
     state: Attention, log_slope: Float[Array, "... n"]
 ) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
     """Weights `w` on the keys with `sum_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it = exp(log_scale) sum w k`."""
-    logs = log_slope[..., None] + state.log_weights + state.log_lead
+    with np.errstate(invalid="ignore"):  # where an output has underflowed and its slope is infinite there is none
+        logs = log_slope[..., None] + state.log_weights + state.log_lead
     logs[state.pivot] = -np.inf
     sizes, log_scale = shifted(logs, (-2, -1))
     coefficients = np.copysign(sizes, state.lead_sign)

@@ -106,7 +106,8 @@ def prompt_block(
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
     - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
-    logs = state.log_slope[:, None] + state.log_weights + state.log_lead
+    with np.errstate(invalid="ignore"):  # as in `descent_weights`
+        logs = state.log_slope[:, None] + state.log_weights + state.log_lead
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
     logs[idle] = -np.inf
     sizes, scale = shifted(logs, (0, 1))

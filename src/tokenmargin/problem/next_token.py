@@ -20,10 +20,10 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
+from tokenmargin.problem.corpus import EndToEnd
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.problem.problem_files import ProblemFileError
-from tokenmargin.problem.sequences import EndToEnd
 from tokenmargin.problem.token_problem import TokenProblem
 
 

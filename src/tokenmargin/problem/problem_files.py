@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -53,6 +55,11 @@ def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProb
         raise ProblemFileError(f"{source}: not valid JSON ({error})") from error
     if not isinstance(fields, dict):
         raise ProblemFileError(f"{source}: a problem is a JSON object with {', '.join(FIELDS)}")
+    return problem_of(fields, source=source)
+
+
+def problem_of(fields: Mapping[str, Any], *, source: str = "problem") -> TokenProblem:
+    """A problem from the fields of a problem file, as lists; `source` names it in error messages."""
     arrays = {}
     for name, value in fields.items():
         try:

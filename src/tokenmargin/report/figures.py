@@ -22,12 +22,13 @@ from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
 from tokenmargin.report.results import (
     draw_constants,
+    draw_first_step_error,
     draw_first_step_sharp,
     draw_joint_phase,
     draw_saturation,
+    draw_sharpness,
     draw_theorem5_plus,
 )
-from tokenmargin.report.sharpness import draw_first_step_error, draw_sharpness
 from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 

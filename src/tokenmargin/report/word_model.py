@@ -68,3 +68,9 @@ def explore_model(model: TokenSelectionClassifier, *, data: str = "") -> dict[st
     decided = [text for text, quiet in zip(EXAMPLES, silent, strict=True) if not quiet][: SHOWN - 1]
     undecided = [text for text, quiet in zip(EXAMPLES, silent, strict=True) if quiet][-1:]
     return page_model(model, about=about) | {"examples": decided + undecided}
+
+
+def served_model(model: TokenSelectionClassifier) -> dict[str, Any]:
+    """The same for a page with a server behind it, which decides where the page cannot cut a text as the model does."""
+    told = explore_model(model)
+    return told if can_be_read_by_pages(model) else told | {"remote": True, "tokens": "", "numbers": ""}

@@ -1,4 +1,4 @@
-"""The settings of a training run: what decides its result, besides the data. Nothing here needs torch."""
+"""The settings of a training run: what decides its result, besides the data. Importing them does not import torch."""
 
 from __future__ import annotations
 
@@ -107,3 +107,18 @@ class TrainingConfig:
         [0.01, 0.01, 0.001]
         """
         return float(self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones))
+
+
+def choose_device(name: str = "auto") -> str:
+    """`cpu` or `cuda`; `auto` takes a GPU where there is one.
+
+    >>> choose_device("cpu")
+    'cpu'
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device {name}: torch sees no GPU here; use cpu or auto")
+    return name

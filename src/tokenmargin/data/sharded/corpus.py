@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, unsealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
-from tokenmargin.problem.sequences import CountedByLabel
+from tokenmargin.problem.corpus import CountedByLabel
 
 FORMAT = 3
 MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"

@@ -71,7 +71,7 @@ class Numbering:
     firsts: tuple[int, ...]
 
     def save(self, work: Path) -> Path:
-        """Write it beside the plan."""
+        """Write the numbering into the folder of the plan."""
         content = vars(self)
         path = work / f"numbering-{json_digest(content)[:16]}.json"
         write_json(path, content, indent=None)

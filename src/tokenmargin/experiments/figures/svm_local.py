@@ -21,8 +21,7 @@ from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Findi
 from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.factored import FactoredObjective
-from tokenmargin.objective.many_factored import ManyFactored
+from tokenmargin.objective.factored import FactoredObjective, ManyFactored
 from tokenmargin.problem.svm_data import svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import saturation, select
@@ -235,7 +234,7 @@ class SvmKQ(_Local):
 
     @cached_property
     def objective(self) -> ManyFactored:
-        """All runs."""
+        """The risks of all runs in K and Q, as one objective."""
         return ManyFactored.of(self.problems)
 
     def train(self, settings: Settings) -> Points:

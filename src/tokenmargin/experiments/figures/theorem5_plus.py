@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenmargin.dynamics import flow
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.margin import limit_direction
 from tokenmargin.objective.attention import PromptObjective
@@ -25,7 +25,6 @@ NORMS = 10.0 ** np.arange(0.5, 5.01, 0.25)  # in units of |p^|
 @dataclass(frozen=True)
 class Theorem5Plus(AbstractExperiment):
     """`tokenmargin reproduce theorem5-plus`: about 20 s; every flow from below the level goes to the best tokens.
-    scales = Scales(paper={"corpora": 20, "problems": 100})
 
     Left: 1 - cosine with the max-margin direction of the important tokens along the flow, on corpora with unequal
     frequencies after their first step, and the bound of the proof. Right: random problems from random starts, by the
@@ -38,6 +37,7 @@ class Theorem5Plus(AbstractExperiment):
     shows = "a limit direction that is assumed to exist (Theorem 5), selecting only important tokens if mu > 0."
     seconds = (20, 120)
     shown_tables = ("starts",)
+    scales = Scales(paper={"corpora": 20, "problems": 100})
 
     corpora: int = 4
     problems: int = 12

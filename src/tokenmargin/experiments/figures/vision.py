@@ -116,7 +116,7 @@ class VisionAttention(AbstractExperiment):
         """What the figure claims, measured."""
 
     def _device(self) -> str:
-        from tokenmargin.training.device import choose_device
+        from tokenmargin.training.config import choose_device
 
         return choose_device(self.device)
 

@@ -12,12 +12,12 @@ from tokenmargin._files import atomic_path
 from tokenmargin.report.explore.stories import STORIES
 
 STATIC = Path(__file__).parent / "static"
-EXAMPLE = Path(__file__).parent / "example_model.json"  # written by `python -m tokenmargin.report.explore.words`
+EXAMPLE = Path(__file__).parent / "example_model.json"  # `explore_model` of the model in playground/sentences
 MATHEMATICS = ("plane.js", "limits.js", "paths.js", "worker.js")
 """Modules that also run in the worker, each after those it imports."""
 PAGE = (
     *("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js", "wordmodel.js", "sentence.js"),
-    *("page.js", "yourwords.js", "controls.js"),
+    *("page.js", "yourwords.js", "own.js", "controls.js"),
 )
 
 
@@ -35,19 +35,19 @@ def joined(names: tuple[str, ...]) -> str:
 
 
 def explore_page(
-    picture: bytes | str | None = None, model: dict[str, Any] | None = None, *, served: bool = False
+    picture: bytes | str | None = None, model: dict[str, Any] | None = None, *, own: dict[str, Any] | None = None
 ) -> str:
     """The whole page.
 
     **Arguments**
     - `picture`: what a shared link shows: PNG bytes, or the address of a picture.
     - `model`: decides the reader's own words, as `explore_model` gives it; None for the small example in the package.
-    - `served`: whether the playground's server is behind it, for problems the page cannot pose.
+    - `own`: a problem file to open the seventh section with, which asks the server of the playground; None without one.
     """
     told = {
         "stories": [story.to_dict() for story in STORIES],
         "model": model or json.loads(EXAMPLE.read_text()),
-        "served": served,
+        "own": own,
     }
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
     shown = "" if picture is None else picture
@@ -58,6 +58,7 @@ def explore_page(
         "/*DATA*/": data.replace("<", "\\u003c"),
         "/*MATHEMATICS*/": "\n" + joined(MATHEMATICS),
         "/*PAGE*/": "\n" + joined(PAGE),
+        "/*CONNECT*/": "connect-src 'self'; " if own else "",
         "<!--OPEN GRAPH PICTURE-->": f'<meta property="og:image" content="{shown}">' if shown else "",
     }
     text = (STATIC / "article.html").read_text()

@@ -18,8 +18,7 @@ LARGEST_BODY = 256 << 10
 BODY_SECONDS = 10.0
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SECURITY_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -53,7 +52,7 @@ def article_policy(page: str) -> str:
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; worker-src blob:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     )
 
 

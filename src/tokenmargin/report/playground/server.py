@@ -1,86 +1,94 @@
-"""The server of the playground: a few small endpoints, static files from the package, nothing from outside."""
+"""The server of the playground: the article, and what the library answers behind it; nothing from outside."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
-import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tokenmargin._files import plain
-from tokenmargin._version import __version__
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.classifier.what_if import decide_by_words
-from tokenmargin.plugins import names
-from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
+from tokenmargin.problem.problem_files import problem_of
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.explore.page import explore_page
 from tokenmargin.report.playground.guard import LOOPBACK, Guard, article_policy
-from tokenmargin.report.playground.plane import picture
-from tokenmargin.report.playground.presets import PRESETS
-from tokenmargin.report.playground.schema import MOST_INPUTS, MOST_TOKENS, PlaneRequest, TextRequest, plane_inputs
-from tokenmargin.report.word_model import can_be_read_by_pages, class_names, explore_model
+from tokenmargin.report.playground.own_problem import MOST_INPUTS, MOST_TOKENS, answer_about, example, overview
+from tokenmargin.report.word_model import served_model
 
-HOME = Path(__file__).parent
-STATIC = HOME / "static"
-SHARED = HOME.parent / "explore" / "static"
-SENTENCES = HOME / "sentences"  # written by `tokenmargin fit sentences`
+SENTENCES = Path(__file__).parent / "sentences"  # written by `tokenmargin fit sentences`
+MOST_CHARACTERS = 5000
 WAITING = 256  # connections beyond which the server says it is busy
 HEADER_SECONDS = 10.0  # from the opening of a connection, or its last answer, to the end of the next headers
+
+
+class Strict(BaseModel):
+    """Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ProblemRequest(Strict):
+    """The contents of a problem file, and the selection that is asked about: a token of every input."""
+
+    problem: dict[str, Any]
+    asked: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_TOKENS)]], Field(max_length=MOST_INPUTS)] | None = None
+
+
+class TextRequest(Strict):
+    """A text, and the numbers of the words to decide without."""
+
+    text: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+    leave_out: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_CHARACTERS)]], Field(max_length=MOST_CHARACTERS)] = []
 
 
 def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "127.0.0.1") -> FastAPI:
     """The application; `model`, of two classes, explains texts: that of the built-in sentences by default."""
     model = load_model(SENTENCES) if model is None else model
     app = FastAPI(title="tokenmargin playground", docs_url=None, redoc_url=None, openapi_url=None)
-    presets = [preset.to_dict() for preset in PRESETS]
     # The arithmetic holds the interpreter: more threads would only make everyone wait longer. What takes milliseconds
-    # has a thread of its own, so that it does not wait behind whole pictures.
+    # has a thread of its own, so that it does not wait behind what takes a second.
     light, heavy = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
+    article = explore_page(model=served_model(model), own=example())
+    policy = {"content-security-policy": article_policy(article)}
 
-    @app.get("/api/hello")
-    async def hello() -> Response:
-        limits = {"inputs": MOST_INPUTS, "tokens": MOST_TOKENS}
-        known = {"presets": presets, "limits": limits, "losses": names("losses")}
-        return _json({"version": __version__, **known, "model": _about(model)})
+    @app.get("/")
+    async def page() -> Response:
+        return Response(article, media_type="text/html", headers=policy)
 
-    @app.post("/api/plane")
-    async def plane(asked: PlaneRequest, request: Request) -> Response:
-        limiter = light if asked.draft else heavy
+    async def work(limiter: anyio.CapacityLimiter, request: Request, job: Callable[[], Any]) -> Response:
         async with limiter:
-            if await request.is_disconnected():  # while it waited: nobody wants the picture any more
+            if await request.is_disconnected():  # while it waited: nobody wants the answer any more
                 return Response(status_code=499)
-            return _json(await anyio.to_thread.run_sync(picture, asked, limiter=anyio.CapacityLimiter(1)))
+            try:
+                return _json(await anyio.to_thread.run_sync(job, limiter=anyio.CapacityLimiter(1)))
+            except (TypeError, ValueError) as error:  # a problem that cannot be read or shown
+                return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.post("/api/problem")
+    async def problem(asked: ProblemRequest, request: Request) -> Response:
+        return await work(light, request, lambda: answer_about(_parsed(asked), asked.asked))
+
+    @app.post("/api/problem/overview")
+    async def whole(asked: ProblemRequest, request: Request) -> Response:
+        return await work(heavy, request, lambda: overview(_parsed(asked)))
 
     @app.post("/api/text")
-    async def text(request: TextRequest) -> Response:
-        work = partial(decide_by_words, model, request.text, leave_out=request.leave_out)
-        decision = await anyio.to_thread.run_sync(work, limiter=light)
-        return _json(asdict(decision) | {"label": decision.label, "abstains": decision.abstains})
-
-    @app.post("/api/problem/load")
-    async def load(request: Request) -> Response:
-        try:
-            inputs = plane_inputs(parse_problem(await request.body(), source="the file"))
-        except (ProblemFileError, ValueError) as error:
-            return JSONResponse({"detail": str(error)}, status_code=422)
-        return _json({"inputs": [row.model_dump() for row in inputs]})
-
-    @app.post("/api/problem/save")
-    async def save(request: PlaneRequest) -> Response:
-        return _json({name: array.tolist() for name, array in request.problem().fields().items()})
+    async def text(asked: TextRequest, request: Request) -> Response:
+        return await work(light, request, lambda: _decided(model, asked))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -88,31 +96,19 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
         reasons = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()[:8]]
         return JSONResponse({"detail": reasons}, status_code=422)
 
-    article = explore_page(
-        model=explore_model(model) if can_be_read_by_pages(model) and len(model.classes_) == 2 else None, served=True
-    )
-
-    @app.get("/")
-    async def page() -> Response:
-        return Response(article, media_type="text/html", headers={"content-security-policy": article_policy(article)})
-
-    app.mount("/explore", StaticFiles(directory=SHARED), name="explore")  # the drawing that both pages share
-    app.mount("/", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(
         Guard, names=() if host in LOOPBACK else (host, socket.gethostname()), any_address=host not in LOOPBACK
     )
     return app
 
 
-def _about(model: TokenSelectionClassifier) -> dict[str, Any]:
-    """What the page says of a model: where it comes from, its classes, and the tokens with the largest logits."""
-    names = model.vocabulary_.names
-    return {
-        "about": f"One attention layer trained on {model.n_texts_} texts.",
-        "classes": class_names(model),
-        "words": len(names),
-        "heaviest": [names[row] for row in np.argsort(-model.token_model_.logits, kind="stable")[:11]],
-    }
+def _parsed(asked: ProblemRequest) -> TokenProblem:
+    return problem_of(asked.problem, source="the file")
+
+
+def _decided(model: TokenSelectionClassifier, asked: TextRequest) -> dict[str, Any]:
+    decision = decide_by_words(model, asked.text, leave_out=asked.leave_out)
+    return asdict(decision) | {"label": decision.label, "abstains": decision.abstains}
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -16,12 +16,11 @@ from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
-from tokenmargin.theory.limits import FollowedFlow
+from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import mostly, regime, without_subject
-from tokenmargin.theory.paper_a.definitions import choices, local_optimality
 from tokenmargin.theory.paper_a.first_step import risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, limit_seen
-from tokenmargin.theory.paper_a.leading_pairs import Pairs
+from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
 

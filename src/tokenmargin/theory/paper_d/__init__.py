@@ -6,9 +6,7 @@ head reads the weight of the next token off (the paper's assumption on the head)
 sequence (its assumption on labels; problems without it are refused).
 """
 
-from tokenmargin.theory.paper_d import parts, training
 from tokenmargin.theory.paper_d.instance import NextTokenInstance
+from tokenmargin.theory.paper_d.limit import CLAIMS
 
 __all__ = ["CLAIMS", "NextTokenInstance"]
-
-CLAIMS = (*parts.CLAIMS, *training.CLAIMS)

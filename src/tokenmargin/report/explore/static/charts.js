@@ -109,10 +109,10 @@ export function showHull(box, colours, verdict, colour) {
   const hull = convex(ends);
   if (hull.length > 1) shapes.push(svg("path", { d: `M${hull.map((p) => p.map((z) => z.toFixed(1)).join(" ")).join("L")}Z`, fill: colour, "fill-opacity": 0.16, stroke: colour, "stroke-opacity": 0.5 }));
   verdict.rows.forEach((_, j) => {
-    const on = held.has(`${verdict.about[j]}`), [x, y] = ends[j], [i, t] = verdict.about[j];
+    const on = held.has(`${verdict.about[j]}`), [x, y] = ends[j], [i, t] = verdict.about[j], named = on || verdict.rows.length < 25;
     shapes.push(svg("line", { x2: x, y2: y, stroke: on ? colour : colours.soft, "stroke-width": on ? 2.6 : 1, "stroke-opacity": on ? 1 : 0.6 }),
       svg("circle", { cx: x, cy: y, r: on ? 4.5 : 2.5, fill: on ? colour : colours.soft }),
-      svg("text", { x: x + (x < 0 ? -7 : 7), y: y + (y < 0 ? -4 : 11), "text-anchor": x < 0 ? "end" : "start", "font-size": 12, fill: on ? colours.ink : colours.soft, "font-weight": on ? 700 : 400 }, [`−${nameOf(i, t)}`]));
+      svg("text", { x: x + (x < 0 ? -7 : 7), y: y + (y < 0 ? -4 : 11), "text-anchor": x < 0 ? "end" : "start", "font-size": 12, fill: on ? colours.ink : colours.soft, "font-weight": on ? 700 : 400 }, [named ? `−${nameOf(i, t)}` : ""]));
   });
   if (verdict.status === "optimal" && verdict.rows.length) {
     const [x, y] = to(verdict.vector.map((z) => z * verdict.margin ** 2));

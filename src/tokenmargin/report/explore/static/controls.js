@@ -1,15 +1,16 @@
 // Hands on the page: dragging, keys, play, sections, stories, the address, and what can be kept.
 
-import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, openTools, paintGround, promptNow, promptOfCell, storyState, thumbnail, view } from "./page.js";
+import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, openTools, paintGround, promptNow, promptOfCell, selectionButtons, storyState, thumbnail, view } from "./page.js";
 import { element } from "./charts.js";
 import { keyAtPlace, promptAtPlace, RIM, viewOf } from "./drawing.js";
 import { bestOf, selectionAt } from "./model.js";
 import { verdictOn } from "./limits.js";
 import { nameOf } from "./plane.js";
 import { limitWords, tokensOf, tokenWords } from "./words.js";
-import { decode, encode, readAddress } from "./state.js";
+import { decode, DEFAULTS, encode, readAddress } from "./state.js";
 import { asPng, asPython, asSvg, copyText, download } from "./keep.js";
 import { beginWords, drawWords, say, sentence, sentencePython } from "./yourwords.js";
+import { askOwn, drawOwn, own, ownPython, OWN_ACTS, problemFile } from "./own.js";
 
 const states = new Map(); // what a reader has made of each section
 const history_ = { past: [], future: [], group: null };
@@ -48,6 +49,7 @@ function settled() {
 
 const address = () => {
   if (view.section === "words") return sentence.text === sentence.opening ? "#words" : `#words/${encodeURIComponent(sentence.text)}`;
+  if (view.section === "own") return "#own";
   const same = encode(view.state) === encode(opening(view.section));
   return `#${view.section}${same ? "" : `/${encode(view.state)}`}`;
 };
@@ -57,9 +59,16 @@ export function show(section, { scroll = false, push = false } = {}) {
   pause();
   const changed = view.section !== section || !view.state;
   view.section = section;
+  if (section === "words" || section === "own") view.state ??= opening("settle"); // what is saved and taken, until another picture is seen
   if (section === "words") {
     openTools(section);
     drawWords();
+    return arrive({ scroll, push });
+  }
+  if (section === "own") {
+    openTools(section);
+    drawOwn();
+    if (!own.answer) tell(askOwn());
     return arrive({ scroll, push });
   }
   view.state = states.get(section) ?? opening(section);
@@ -182,7 +191,7 @@ const at = (event) => {
 let held = null, drawing = 0;
 
 $("disc").addEventListener("pointerdown", (event) => {
-  if (event.button > 0) return;
+  if (event.button > 0 || view.section === "own") return;
   const grip = event.target.closest(".grip"), ray = event.target.closest(".ray");
   if (grip) held = { what: grip.dataset.token ?? "start", id: event.pointerId };
   else if (ray && view.section !== "proofs") return focusOn(Number(ray.dataset.limit));
@@ -234,7 +243,7 @@ function hover(event) {
   if (token) return card(event, tokenCard(token.dataset.token));
   const word = event.target.closest?.(".word-token");
   if (word) return card(event, word.getAttribute("aria-label").split(/[:,] /));
-  if (ray) {
+  if (ray && view.section !== "own") {
     const limit = view.picture.limits[Number(ray.dataset.limit)];
     return card(event, [tokensOf(limit.sets), ...limitWords(limit, view.state.inputs, view.shares?.get(Number(ray.dataset.limit)))]);
   }
@@ -247,7 +256,9 @@ function hover(event) {
 }
 
 function tokenCard(key) {
-  const [i, t] = key.split(",").map(Number), p = promptNow();
+  const [i, t] = key.split(",").map(Number);
+  if (view.section === "own") return [nameOf(i, t), `score ${own.answer.inputs[i].tokens[t].score.toPrecision(4)}`];
+  const p = promptNow();
   return [nameOf(i, t), ...tokenWords(view.state.inputs, [i, t], { logits: view.picture.plane.logits(...p), weights: view.picture.plane.weights(...p), limit: ["margin", "settle"].includes(view.section) ? view.picture.limits[view.shown] : null })];
 }
 
@@ -270,7 +281,7 @@ addEventListener("scroll", hideCard, { passive: true });
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
 $("disc").addEventListener("keydown", (event) => {
   const grip = event.target.closest(".grip"), arrow = ARROWS[event.key];
-  if (!grip) return;
+  if (!grip || view.section === "own") return;
   const key = grip.dataset.token, far = event.shiftKey ? 5 : 1;
   if (arrow) {
     event.preventDefault();
@@ -289,7 +300,7 @@ $("disc").addEventListener("keydown", (event) => {
   } else if (key && event.key === "Delete") removeToken(key);
   else if (key && event.key === "Enter") choose(key);
 });
-$("disc").addEventListener("focusin", (event) => { const key = event.target.closest("[data-token]")?.dataset.token; if (key) choose(key); });
+$("disc").addEventListener("focusin", (event) => { const key = event.target.closest("[data-token]")?.dataset.token; if (key && view.section !== "own") choose(key); });
 
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
@@ -297,7 +308,7 @@ addEventListener("keydown", (event) => {
     for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
   }
   if (event.target.closest?.("input, select, textarea, summary, button, a")) return;
-  if (event.key === " " && view.section !== "words") { event.preventDefault(); if (view.playing) pause(); else play(); }
+  if (event.key === " " && !["words", "own"].includes(view.section)) { event.preventDefault(); if (view.playing) pause(); else play(); }
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) travel(history_.future, history_.past); else travel(history_.past, history_.future); }
 });
 addEventListener("pointerdown", (event) => { for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false; });
@@ -310,7 +321,7 @@ function focusOn(k) {
   view.focus = view.focus === k ? -1 : k;
   draw();
 }
-$("limits").addEventListener("click", (event) => { const row = event.target.closest(".limit"); if (row) focusOn(Number(row.dataset.limit)); });
+$("limits").addEventListener("click", (event) => { const row = event.target.closest(".limit"); if (row && view.section === "own") tell(askOwn({ asked: own.overview.limits[Number(row.dataset.limit)].selected })); else if (row) focusOn(Number(row.dataset.limit)); });
 
 function choose(key) {
   view.chosen = key;
@@ -333,20 +344,18 @@ function fillPanels() {
   $("step-size").disabled = $("steps").disabled = state.method === "flow";
   for (const button of $("stories").children) button.setAttribute("aria-pressed", button.dataset.story === state.story);
   const chosen = state.asked ?? bestOf(state.inputs);
-  $("asked").replaceChildren(...state.inputs.map(({ tokens }, i) => element("div", { className: "set", role: "group" }, ...tokens.map((_, t) => {
-    const button = element("button", { textContent: nameOf(i, t) });
-    button.dataset.ask = `${i},${t}`;
-    button.setAttribute("aria-pressed", chosen[i] === t);
-    return button;
-  }))));
+  selectionButtons(state.inputs, chosen);
 }
-$("asked").addEventListener("click", (event) => {
-  const key = event.target.closest("button")?.dataset.ask;
+$("asked").addEventListener("click", (event) => select(event.target.closest("button")?.dataset.ask));
+$("asked").addEventListener("change", (event) => select(event.target.value));
+
+function select(key) {
   if (!key) return;
   const [i, t] = key.split(",").map(Number);
+  if (view.section === "own") return void tell(askOwn({ asked: own.asked.map((u, j) => (j === i ? t : u)) }));
   change((state) => { state.asked = (state.asked ?? bestOf(state.inputs)).map((u, j) => (j === i ? t : u)); });
   $("asked").querySelector(`[data-ask="${key}"]`).focus();
-});
+}
 
 for (const name of ["x", "y", "score"]) {
   $(`chosen-${name}`).addEventListener("input", () => {
@@ -440,10 +449,15 @@ const ACTS = {
     return change((state) => { state.asked = next.selected; });
   },
   ties: () => openStory("ties"),
+  "own-move": () => {
+    states.set("settle", { ...structuredClone(DEFAULTS), inputs: structuredClone(own.answer.inputs), method: "flow", story: "" });
+    show("settle", { scroll: true, push: true });
+  },
 };
 $("article").addEventListener("click", (event) => {
   const act = event.target.closest("[data-act]")?.dataset.act;
-  if (act) { view.hinted = true; ACTS[act](); }
+  if (act in ACTS) { view.hinted = true; ACTS[act](); }
+  if (act in OWN_ACTS) tell(OWN_ACTS[act]());
 });
 
 // --- stories, sections, address -----------------------------------------------------------------------------------
@@ -477,7 +491,7 @@ function legend() {
     chosen: ["selected", `<circle r="6" fill="${c.token}" stroke="${c.limit(0)}" stroke-width="3"/>`],
     ground: ["ground: where it ends", `<rect x="-10" y="-6" width="10" height="12" fill="${c.limit(0)}" opacity=".4"/><rect y="-6" width="10" height="12" fill="${c.limit(1)}" opacity=".4"/>`],
   };
-  const shown = { tokens: ["star", "weight", "foot"], training: ["start", "path", "dotted", "pull", "weight"], margin: ["ray", "band", "chosen", "holds"], settle: ["ground", "ray", "start", "path"], proofs: ["chosen", "holds", "band", "ray"], words: ["foot", "weight"] }[view.section];
+  const shown = { tokens: ["star", "weight", "foot"], training: ["start", "path", "dotted", "pull", "weight"], margin: ["ray", "band", "chosen", "holds"], settle: ["ground", "ray", "start", "path"], proofs: ["chosen", "holds", "band", "ray"], own: ["chosen", "holds", "band"], words: ["foot", "weight"] }[view.section];
   $("legend").innerHTML = shown.map((name) => `<li>${swatch(items[name][1])}${items[name][0]}</li>`).join("");
 }
 
@@ -515,7 +529,29 @@ const link = () => { const full = address().includes("/") ? address() : `#${view
 const kept = async (text, words) => toast((await copyText(text)) ? words : "This browser does not let the page copy; use the address bar.");
 $("copy-link").addEventListener("click", () => kept(link(), "Link copied."));
 $("copy-embed").addEventListener("click", () => kept(`<iframe src="${link().replace("#", "?embed#")}" width="900" height="620" style="border:0" title="See attention choose"></iframe>`, "Code copied."));
-$("copy-python").addEventListener("click", () => kept(view.section === "words" ? sentencePython() : asPython(view.state), "Python copied."));
+$("copy-python").addEventListener("click", () => kept(view.section === "words" ? sentencePython() : view.section === "own" ? ownPython() : asPython(view.state), "Python copied."));
+$("save-problem").addEventListener("click", () => download("problem.json", JSON.stringify(view.section === "own" ? own.problem : problemFile(view.state)), "application/json"));
+$("open-problem").addEventListener("click", () => OWN_ACTS["own-open"]());
+$("problem-file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  const text = await file.text();
+  target.value = "";
+  await tell(openFile(file.name, text));
+});
+
+async function openFile(name, text) {
+  let problem;
+  try {
+    problem = JSON.parse(text);
+  } catch {
+    throw new Error(`${name} is not JSON: save the problem with problem.save("problem.json").`);
+  }
+  if (view.section !== "own") show("own", { scroll: true, push: true });
+  return askOwn({ problem, name });
+}
+
+/** Wait for the server; what goes wrong is said. */
+const tell = (work) => Promise.resolve(work).catch((error) => toast(error.message));
 $("typed").addEventListener("input", () => {
   if (view.section !== "words") show("words");
   say($("typed").value);
@@ -538,11 +574,11 @@ function begin() {
   });
   stories();
   beginWords();
-  $("own-problem").hidden = !DATA.served;
+  if (!DATA.own) for (const node of document.querySelectorAll("[data-served]")) node.remove();
   addEventListener("popstate", () => follow());
   follow({ first: true });
   watchSections();
-  const redraw = () => { disc.theme(); if (view.section === "words") drawWords(); else draw(); };
+  const redraw = () => { disc.theme(); if (view.section === "words") drawWords(); else if (view.section === "own") drawOwn(); else draw(); };
   const again = () => { redraw(); stories(); legend(); paintGround(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("resize", redraw);
@@ -560,4 +596,4 @@ function stories() {
 }
 
 begin();
-window.explore = { view, show, change, decode, encode, asPython: () => asPython(view.state), colourOf, picture, asPng };
+window.explore = { view, own, show, change, decode, encode, asPython: () => asPython(view.state), colourOf, picture, asPng };

@@ -226,7 +226,7 @@ export class Disc {
         line(0, 0, x * RIM, -y * RIM, { stroke: "transparent", "stroke-width": 14 }),
         line(0, 0, x * RIM, -y * RIM, { stroke: colour, "stroke-width": k === focus ? 3.4 : 1.8, "stroke-opacity": k === focus ? 1 : 0.8 }),
         svg("circle", { cx: x * badge, cy: -y * badge, r: 11, fill: colour }),
-        this.text(x * badge, -y * badge + 4.2, limit.global ? "★" : `${k + 1}`, { fill: this.c.paper, "font-weight": 700 }),
+        this.text(x * badge, -y * badge + 4.2, limit.name ?? (limit.global ? "★" : `${k + 1}`), { fill: this.c.paper, "font-weight": 700 }),
       ]);
     }));
   }

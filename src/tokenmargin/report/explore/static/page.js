@@ -18,6 +18,7 @@ export const SECTIONS = [
   { id: "settle", title: "Places to settle", story: "three", patch: { start: [-0.3, 0.6], method: "flow" } },
   { id: "proofs", title: "Proofs", story: "three", patch: { start: [-0.3, 0.6], method: "flow" } },
   { id: "words", title: "Your words" },
+  ...(DATA.own ? [{ id: "own", title: "Your problem" }] : []), // with the playground's server behind the page
 ];
 
 export const storyState = (name, patch = {}) => {
@@ -33,6 +34,7 @@ export const FORMULAS = {
   words: `output = start + Σ <span class="c-key">weight</span> · value`,
   proofs: `⟨<span class="c-key">k</span><sub>selected</sub> − <span class="c-key">k</span><sub>other</sub>, <span class="c-prompt">p</span>⟩ ≥ 1`,
 };
+FORMULAS.own = FORMULAS.proofs;
 
 /** The page as it stands. */
 export const view = { section: "tokens", state: null, picture: null, frame: 0, playing: false, scales: null, focus: -1, colours: new Map(), chosen: "0,0", shares: null, hinted: false, moving: false };
@@ -95,7 +97,7 @@ export function draw() {
     disc.prompt(state.start, scales, section === "proofs" ? "p" : "start", `Start of training at ${state.start.map((z) => z.toFixed(2)).join(", ")}. Arrow keys move it.`);
   }
   disc.handle.style.display = section === "proofs" ? "none" : "";
-  disc.tokens(state.inputs, scales, marksOf(limit, colour, weights), describeToken);
+  disc.tokens(state.inputs, scales, marksOf(state.inputs, limit, colour, section === "tokens" || section === "training" ? weights : null), describeToken);
   showHint();
   showSide(p, logits, weights);
   speak();
@@ -109,11 +111,12 @@ function fromVerdict(verdict) {
   return { sets: verdict.selected.map((t) => [t]), unit: verdict.vector.map((z) => z / norm), margin: verdict.margin, neighbours: verdict.neighbours };
 }
 
-function marksOf(limit, colour, weights) {
-  const marks = new Map(), weighed = view.section === "tokens" || view.section === "training";
-  view.state.inputs.forEach(({ tokens }, i) => {
+/** What marks each token: the best of its input, those a limit selects and those that hold it, and weights where given. */
+export function marksOf(inputs, limit, colour, weights = null) {
+  const marks = new Map();
+  inputs.forEach(({ tokens }, i) => {
     const most = Math.max(...tokens.map((k) => k.score));
-    tokens.forEach((k, t) => marks.set(`${i},${t}`, { best: k.score === most && tokens.length > 1, ...(weighed ? { weight: +weights[i][t].toFixed(3) } : {}) }));
+    tokens.forEach((k, t) => marks.set(`${i},${t}`, { best: k.score === most && tokens.length > 1, ...(weights ? { weight: +weights[i][t].toFixed(3) } : {}) }));
   });
   limit?.sets.forEach((set, i) => set.forEach((t) => { marks.get(`${i},${t}`).selected = colour; }));
   limit?.neighbours.forEach(([i, t]) => { marks.get(`${i},${t}`).support = colour; });
@@ -141,7 +144,7 @@ export function openTools(section) {
     $("formula").dataset.section = section;
     $("formula").innerHTML = FORMULAS[section];
   }
-  for (const tool of document.querySelectorAll(".tool[data-in]")) tool.hidden = !tool.dataset.in.split(" ").includes(section) || (section === "proofs" && tool.contains($("bars")));
+  for (const tool of document.querySelectorAll(".tool[data-in]")) tool.hidden = !tool.dataset.in.split(" ").includes(section);
 }
 
 function showSide(p, logits, weights) {
@@ -207,6 +210,22 @@ function marginPlots(limit, curves, p, plane) {
     mark: { point: [now, angleBetween(p, limit.unit)], colour: c },
     notes: [{ point: [to, 1.2], words: "dashed: slope −1", colour: disc.c.ink }],
   });
+}
+
+/** One token of every input to choose: buttons, or lists where there are many. */
+export function selectionButtons(inputs, chosen) {
+  const many = inputs.reduce((sum, { tokens }) => sum + tokens.length, 0) > 40, focused = document.activeElement?.dataset?.ask;
+  $("asked").replaceChildren(...inputs.map(({ tokens }, i) => {
+    if (many) return element("select", { ariaLabel: `Token of ${nameOf(i, 0)[0]}` }, ...tokens.map((_, t) => element("option", { value: `${i},${t}`, textContent: nameOf(i, t), selected: chosen[i] === t })));
+    return element("div", { className: "set", role: "group" }, ...tokens.map((_, t) => {
+      const button = element("button", { textContent: nameOf(i, t) });
+      button.dataset.ask = `${i},${t}`;
+      button.setAttribute("aria-pressed", chosen[i] === t);
+      return button;
+    }));
+  }));
+  $("asked").classList.toggle("lists", many);
+  if (focused) $("asked").querySelector(`[data-ask="${focused}"]`)?.focus();
 }
 
 export function showLimits() {

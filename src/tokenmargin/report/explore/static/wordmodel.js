@@ -68,3 +68,20 @@ export function abstainWords({ tokens }, words) {
   const strong = tokens.filter(({ parts }) => Math.abs(parts[0]) >= LEAST);
   return strong.length ? `Undecided: ${strong.slice(0, 3).map(({ name }) => `“${name}”`).join(", ")} and the others cancel.` : "No word here that decides: together they do not even double the odds.";
 }
+
+/** Words and decisions, with and without those left out, from the server's answers; it counts characters, not their halves. */
+export function fromServer(text, now, all) {
+  const characters = [...text], at = (k) => characters.slice(0, k).join("").length;
+  const words = all.words.map(({ start, end, token }) => ({ start: at(start), raw: text.slice(at(start), at(end)), name: token ?? "" }));
+  const decision = (answer) => {
+    const places = new Map();
+    answer.words.forEach(({ token }, k) => { if (token !== null) places.set(token, [...(places.get(token) ?? []), [k, 1]]); });
+    const tokens = [...places].map(([name, at]) => {
+      const sum = (what) => at.reduce((total, [k]) => total + answer.words[k][what], 0), weight = sum("weight"), part = sum("contribution");
+      return { name, logit: Math.log(Math.max(weight, 1e-12)), weight, values: [weight > 0 ? part / weight : 0], parts: [part], places: at };
+    });
+    const sink = Math.max(0, 1 - tokens.reduce((sum, { weight }) => sum + weight, 0));
+    return { f: [answer.output], start: [answer.start], sink, sinkLogit: Math.log(Math.max(sink, 1e-12)), tokens };
+  };
+  return [words, decision(now), decision(all)];
+}

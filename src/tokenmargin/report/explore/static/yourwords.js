@@ -3,7 +3,8 @@
 import { $, DATA, FORMULAS, disc, view } from "./page.js";
 import { element } from "./charts.js";
 import { sentenceShapes, signed } from "./sentence.js";
-import { abstains, abstainWords, chancesOf, decideOn, openModel, readWords } from "./wordmodel.js";
+import { abstains, abstainWords, chancesOf, decideOn, fromServer, openModel, readWords } from "./wordmodel.js";
+import { ask } from "./own.js";
 
 const model = openModel(DATA.model), left = new Set();
 export const sentence = { text: DATA.model.examples[0] ?? "", opening: DATA.model.examples[0] ?? "" };
@@ -24,7 +25,24 @@ function leaveOut(places) {
 
 /** All of the section: the sentence in the text, the picture, the list beside it, the caption. */
 export function drawWords() {
-  const words = readWords(model, sentence.text), now = decideOn(model, words, { gone: left }), all = decideOn(model, words);
+  if (model.remote) return void askForWords();
+  const words = readWords(model, sentence.text);
+  paintWords(words, decideOn(model, words, { gone: left }), decideOn(model, words));
+}
+
+/** The same where only the library can cut a text as the model does. */
+let newest = 0;
+async function askForWords() {
+  const { text } = sentence, number = ++newest;
+  try {
+    const [all, now] = await Promise.all([[], [...left]].map((leave_out) => ask("api/text", { text, leave_out })));
+    if (number === newest && view.section === "words") paintWords(...fromServer(text, now, all));
+  } catch (error) {
+    $("caption").textContent = error.message;
+  }
+}
+
+function paintWords(words, now, all) {
   const known = new Map(now.tokens.map((token) => [token.name, token]));
   const shown = all.tokens.map((token) => ({ ...token, ...(known.get(token.name) ?? { weight: 0, parts: [0], out: true }), places: token.places }));
   const parts = words.map(() => 0), read = new Set();
@@ -36,7 +54,7 @@ export function drawWords() {
   for (const node of disc.nodes.values()) node.remove();
   disc.nodes.clear();
   const tokens = shown.map((token) => ({ ...token, value: token.values[0], part: token.parts[0] }));
-  disc.layers.sentence.replaceChildren(...sentenceShapes(disc.c, { tokens, sink: model.exponent > 0 && shown.length ? { logit: model.sink, weight: now.sink } : null, sides: model.classes, zoom: disc.zoom }));
+  disc.layers.sentence.replaceChildren(...sentenceShapes(disc.c, { tokens, sink: model.exponent > 0 && shown.length ? { logit: now.sinkLogit ?? model.sink, weight: now.sink } : null, sides: model.classes, zoom: disc.zoom }));
   $("sentence").replaceChildren(...litSentence(words, parts, read));
   showRows(tokens);
   speakOf(now, words, tokens);

@@ -1,22 +1,30 @@
-"""The two parts of the limit by themselves: what can be said of W_mm and W_fin without training."""
+"""The two parts of the limit, W_mm and W_fin: what holds of each, and that gradient descent takes W to them."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tokenmargin.limits.next_token import tied_choice
-from tokenmargin.objective.losses import CustomLoss
+from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
 from tokenmargin.problem.next_token import NextTokenProblem
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, below, equal, sampled, searched, true
+from tokenmargin.selection import angle, attention_weights
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, equal, sampled, searched, seen, true
+from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     independent,
     log_loss,
+    ordered,
     tied_pair,
     twice_forced,
     two_chains,
 )
 
+FLOW = "following descent itself: its norm grows like the logarithm of the number of steps"
+NOT_INDEPENDENT = (
+    "Where they are dependent and the graph problem is feasible all the same, W still goes there; where it is not, "
+    "there is no W_mm for the statement to speak of (then training goes to `next_token_limit`, with further ties)."
+)
 POINTS = 20
 """Points at which a statement about all W is tried."""
 ROUNDING = 1e-12
@@ -107,6 +115,45 @@ def _parts_of_a_cycle() -> NextTokenInstance:
     return NextTokenInstance(NextTokenProblem.of(sequences, labels, embeddings=rows), "a ring, seen in parts")
 
 
+def direction(x: NextTokenInstance) -> Findings:
+    """With linearly independent embeddings, -log, and some order in the graphs, gradient descent with a small step
+    diverges from any start, and its direction converges to that of W_mm. (Gradient flow to |W| = 10^5.)"""
+    hypotheses = (independent(x), log_loss(x), ordered(x))
+    if not x.graph_solution.is_optimal or not hypotheses[-1].holds:
+        return Findings(hypotheses, ())
+    path, keys, target = x.trained.path, x.objective.problem.keys, x.graph_solution.vector
+    if path.stop != "norm":
+        return Findings(hypotheses, (seen(below("angle to W_mm", np.inf, 0), FLOW),))
+    ends = tuple(float(angle(keys, path.at_norm(norm), target)) for norm in (x.norm / 10, x.norm * (1 - 1e-9)))
+    return Findings(hypotheses, vanishing("W_mm", (ends[0], ends[1]), norm=x.norm))
+
+
+def finite(x: NextTokenInstance) -> Findings:
+    """Under the same hypotheses the projection of W onto the cyclic subspace converges to W_fin. (Of the flow at
+    |W| = 10^5, where rounding moves it by eps |W|.)"""
+    hypotheses = (independent(x), log_loss(x))
+    off = x.ties @ (x.trained.point - x.limit.finite.point)
+    return Findings(hypotheses, (_close("distance of the projection to W_fin", float(np.linalg.norm(off))),))
+
+
+def retrieval(x: NextTokenInstance) -> Findings:
+    """Hard retrieval: on every training sequence the weight goes to the tokens of the component that nothing in the
+    sequence is ahead of, that of its next token. (At the end of the flow.)"""
+    problem, graph = x.problem, x.problem.graph
+    codes = graph.last * problem.size + graph.token
+    node = np.searchsorted(codes, problem.last[problem.sequence] * problem.size + problem.tokens)
+    label = np.searchsorted(codes, problem.last * problem.size + problem.labels)
+    inside = graph.component[node] == graph.component[label][problem.sequence]
+    posed = x.objective.problem
+    weights = attention_weights(posed.keys, x.trained.point)[posed.mask]
+    outside = np.bincount(problem.sequence, np.where(inside, 0.0, weights), minlength=problem.n)
+    return Findings((independent(x), log_loss(x)), (_close("largest weight outside that component", outside.max()),))
+
+
+def _close(name: str, value: float) -> Slack:
+    return seen(below(name, value, 1e-6), FLOW)
+
+
 CLAIMS = (
     Claim("D.feasible", feasible, "bounded",
         about="independent embeddings: the graph max-margin problem has one solution", example=tied_pair,
@@ -131,4 +178,17 @@ CLAIMS = (
         note="A corollary in our reading: with the whole component in a sequence the tied problem is a table of odds."),
     Claim("D.acyclic", acyclic, "bounded", about="without cycles the risk has infimum zero", example=two_chains,
         outside=(tied_pair, twice_forced)),
+    Claim("D.direction", direction, "sampled", about="descent diverges along the graph max-margin direction",
+        example=tied_pair, outside=(lambda: tied_pair(CorrelationLoss()),),
+        unneeded={"rank of the embeddings": NOT_INDEPENDENT, "pairs of components in order": NO_SUBJECT}),
+    Claim("D.finite", finite, "sampled", about="the projection onto the cyclic subspace converges to W_fin",
+        example=tied_pair, outside=(lambda: tied_pair(CorrelationLoss()),),
+        unneeded={"rank of the embeddings": NOT_INDEPENDENT}),
+    Claim("D.retrieval", retrieval, "sampled",
+        about="hard retrieval: the weight goes to the first component of the sequence", example=tied_pair,
+        outside=(twice_forced,),
+        unneeded={
+            "the loss is -log": "Other losses select tokens of their own, often within that component; no instance "
+            "that leaves it is shipped."
+        }),
 )  # fmt: skip

@@ -1,0 +1,159 @@
+"""From labelled texts to a trained model: join copies, hold some texts out, choose what is "auto", train, judge.
+
+Copies of a text are held out together, and always the same texts are, whatever the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+from numpy import ndarray as Array
+
+from tokenmargin.classifier.evaluation import Validation, enough, validate
+from tokenmargin.classifier.penalties import Chosen, choose_penalties, number_of_folds
+from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.token_model import TokenModel
+
+CHOSEN = ("value_penalty", "start_power", "exponent", "loss")  # what may be "auto"
+FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
+ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
+
+
+def distinct(documents: Sequence[Any]) -> Int[Array, " n"]:
+    """The number of each document, equal for equal ones, in the order of their first row.
+
+    >>> distinct(["b", "a", "b"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[Any, int] = {}
+    keys = (document if isinstance(document, str) else tuple(document) for document in documents)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def draw(documents: Sequence[Any], seed: int) -> Array:
+    """A random number for each document that depends on the seed and on what it says, not on its row."""
+    key = int(seed).to_bytes(8, "little")
+    written = (document if isinstance(document, str) else " ".join(document) for document in documents)
+    digests = b"".join(blake2b(t.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for t in written)
+    return np.frombuffer(digests, np.uint64)
+
+
+def _ranks(codes: Int[Array, " n"], chance: Array) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """The rank of each row by chance within its class, and the size of that class."""
+    order = np.lexsort((chance, codes))
+    sizes = np.bincount(codes)
+    first = np.cumsum(sizes) - sizes
+    rank = np.empty(len(codes), np.int64)
+    rank[order] = np.arange(len(codes)) - np.repeat(first, sizes)
+    return rank, sizes[codes]
+
+
+def held_out(codes: Int[Array, " n"], chance: Array, fraction: float) -> Bool[Array, " n"]:
+    """A mask of the rows of smallest chance, the same part of every class."""
+    rank, sizes = _ranks(codes, chance)
+    return rank < np.round(fraction * sizes)
+
+
+def fold_numbers(codes: Int[Array, " n"], chance: Array, folds: int) -> Int[Array, " n"]:
+    """For each row the fold that it is held out of, evenly by class.
+
+    >>> fold_numbers(np.array([0, 0, 1, 1]), np.array([3, 1, 4, 2]), 2).tolist()
+    [1, 0, 1, 0]
+    """
+    return _ranks(codes, chance)[0] % folds
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """What decides a fit besides the texts. `given` are those settings among `CHOSEN` that are not "auto"."""
+
+    given: Mapping[str, Any]
+    attention: str
+    logit_penalty: float
+    max_iter: int
+    tolerance: float
+    validation_fraction: float
+    progress: Callable[[int, float], None] | None
+
+
+class Fit(NamedTuple):
+    """A trained model, its change since the start that the ridge holds it to, and the loss of each iteration."""
+
+    model: TokenModel
+    change: TokenModel
+    losses: list[float]
+
+
+class DistinctTexts(NamedTuple):
+    """Every text once for each label it has, with its weights added up.
+
+    - `chance`: its random number. `strata`: one class per text, also where it has two labels.
+    """
+
+    data: Labelled
+    chance: Array
+    strata: Int[Array, " n"]
+
+
+def distinct_texts(documents: Sequence[Any], data: Labelled, seed: int) -> tuple[DistinctTexts, int]:
+    """The distinct texts, and how many were copies of others."""
+    group = distinct(documents)
+    _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
+    chance = draw([documents[at] for at in first], seed)
+    # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
+    smallest = np.full(int(group.max()) + 1, data.k)
+    np.minimum.at(smallest, group, data.codes)
+    joined = Labelled(data.presence[first], data.codes[first], np.bincount(row, data.weight), data.k)
+    return DistinctTexts(joined, chance, smallest[group[first]]), len(group) - int(group.max()) - 1
+
+
+def fit_and_judge(
+    texts: DistinctTexts, settings: FitSettings, *, before: Fit | None
+) -> tuple[Fit, Chosen, Validation | None]:
+    """Choose what is to be chosen, train on the texts not held out, judge on the others, and go on with all.
+
+    **Arguments**
+    - `before`: an earlier fit with the same vocabulary and classes, to go on from.
+    """
+    data, held = texts.data, held_out(texts.strata, texts.chance, settings.validation_fraction)
+    judged = enough(data.codes, held)
+    part, rows = (data.part(~held), ~held) if judged else (data, np.ones(len(held), bool))
+    chosen, change = _choose(part, texts.strata[rows], texts.chance[rows], settings)
+    change = change if before is None else before.change
+    validation, iterations, losses = None, settings.max_iter, list[float]()
+    if judged:
+        found, change, losses = lower(part, chosen, settings, change, iterations)
+        validation = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
+        iterations = min(ITERATIONS_AFTER_CHECK, iterations)
+    found, change, more = lower(data, chosen, settings, change, iterations)
+    return Fit(found, change, losses + more), chosen, validation
+
+
+def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings) -> tuple[Chosen, TokenModel | None]:
+    """What `auto` becomes, and where to start from; what was given stays."""
+    first, free = Chosen(**settings.given), {*CHOSEN} - {*settings.given}
+    if settings.attention == "uniform":
+        first, free = replace(first, start_power=None), free - {"start_power"}
+    if not free or not data.presence.shape[1] or len(strata) < FEWEST_TO_CHOOSE:
+        return first, None
+    parts, turns = number_of_folds(len(strata), data.presence.nnz)
+    fold_of = fold_numbers(strata, chance, parts)
+    return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=settings.tolerance)
+
+
+def lower(data: Labelled, chosen: Chosen, settings: FitSettings, change: TokenModel | None, iterations: int) -> Fit:
+    """Lower the loss by so many iterations at most, from the start and what an earlier fit changed."""
+    origin, units = start_model(data, chosen.start)
+    fixed = settings.attention != "learned"
+    penalty = Penalty(np.inf if fixed else settings.logit_penalty, chosen.value_penalty)
+    objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=chosen.loss)
+    found, losses = fit_token_model(
+        objective, origin.with_change(change), iterations=iterations, tolerance=settings.tolerance,
+        progress=settings.progress,
+    )  # fmt: skip
+    return Fit(found.tempered(chosen.temperature, chosen.offset), found.change_since(origin), losses)

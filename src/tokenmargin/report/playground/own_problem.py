@@ -1,0 +1,189 @@
+"""A problem of the reader's own, in any dimension: certified, trained on, and drawn in the plane of its proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics.evolve import evolve
+from tokenmargin.dynamics.methods import NormalizedGradientDescent
+from tokenmargin.margin import atlas, label_margin, limit_direction, relaxed_max_margin
+from tokenmargin.objective.attention import JointObjective, PromptObjective
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import in_coordinates
+from tokenmargin.problem.instances import random_problem
+from tokenmargin.problem.names import token_name
+from tokenmargin.problem.token_problem import TokenProblem, with_fixed_scores
+from tokenmargin.report.playground.certificate import certified, listed
+from tokenmargin.selection import angle, optimal_tokens
+
+MOST_INPUTS, MOST_TOKENS, MOST_NUMBERS = 26, 40, 50_000
+PLANE_INPUTS, PLANE_TOKENS, PLANE_LARGEST = 6, 10, 1e4  # what the sections of the article take
+BUDGET, SHOWN = 500, 20  # max-margin problems solved to list the limits, and how many are listed
+STEPS, SECONDS = 1000, 0.8  # of training; a run that takes longer ends there
+
+
+def example() -> dict[str, Any]:
+    """The problem file that the section opens with: three inputs of five tokens in ten dimensions."""
+    problem = random_problem(3, 5, 10, rng=np.random.default_rng(3))
+    return {name: problem.fields()[name].round(3).tolist() for name in ("keys", "labels", "head")}
+
+
+def answer_about(problem: TokenProblem, asked: list[int] | None = None) -> dict[str, Any]:
+    """What is drawn: the tokens, and the certificate of a selection (None: the tokens of highest score).
+
+    Raises ValueError or TypeError for a problem that the page does not show.
+    """
+    _check_size(problem)
+    best = optimal_tokens(problem).argmax(axis=1).tolist()
+    verdict = certified(problem, _checked(problem, best if asked is None else asked))
+    places, unit = _drawn(problem, verdict)
+    return {
+        "shape": [problem.n, problem.T, problem.keys.dimension],
+        "best": best,
+        "inputs": _inputs(problem, places),
+        "planar": problem.keys.dimension <= 2 and _fits_the_plane(problem),
+        "unit": unit,
+        "verdict": verdict,
+    }
+
+
+def overview(problem: TokenProblem) -> dict[str, Any]:
+    """What takes longer: all places to settle, as far as a budget goes, and where training went."""
+    _check_size(problem)
+    best = optimal_tokens(problem).argmax(axis=1).tolist()
+    found = atlas(problem, budget=BUDGET)
+    prompt = _trained(problem)
+    return {
+        "limits": [
+            {"selected": limit.selected.tolist(), "margin": limit.solution.margin, "gmm": limit.is_global}
+            for limit in found.limits[:SHOWN]
+        ],
+        "found": len(found.limits),
+        "complete": found.complete,
+        "trained": prompt["selected"],
+        "words": [prompt["words"], *([] if problem.head is None else [_together(problem, best)])],
+    }
+
+
+def _check_size(problem: TokenProblem) -> None:
+    with_fixed_scores(problem, "the page", "use tokenmargin solve, or max_margin and limit_of in Python")
+    numbers = problem.n * problem.T * problem.keys.dimension
+    if problem.n > MOST_INPUTS or problem.T > MOST_TOKENS or numbers > MOST_NUMBERS:
+        raise ValueError(
+            f"the page shows at most {MOST_INPUTS} inputs of {MOST_TOKENS} tokens and {MOST_NUMBERS:,} coordinates, "
+            f"got {problem.n} of {problem.T} in {problem.keys.dimension} dimensions; use tokenmargin solve"
+        )
+
+
+def _checked(problem: TokenProblem, selected: list[int]) -> list[int]:
+    if len(selected) != problem.n or not all(0 <= t < problem.T and problem.mask[i, t] for i, t in enumerate(selected)):
+        raise ValueError(f"asked must name one existing token of each of the {problem.n} inputs")
+    return selected
+
+
+def _drawn(problem: TokenProblem, verdict: dict[str, Any]) -> tuple[Float[Array, "n T 2"], list[float]]:
+    """Where tokens are drawn, and the direction of p there.
+
+    In the plane, where they are. In more dimensions a feasible selection is seen along its direction, so that band and
+    margin are true, and an infeasible one in the plane in which the differences that refute it spread most: they add up
+    to zero there too.
+    """
+    tokens = in_coordinates(problem.keys)
+    d = tokens.shape[-1]
+    direction = np.zeros(d)
+    if verdict["status"] == "optimal" and verdict["margin"] is not None:
+        direction = limit_direction(problem, verdict["selected"]).solution.vector * verdict["margin"]
+    if d <= 2:
+        flat = np.zeros((*tokens.shape[:2], 2))
+        flat[..., :d] = tokens
+        return flat, [*direction.tolist(), *[0.0] * (2 - d)]
+    if direction.any():
+        rest = tokens - (tokens @ direction)[..., None] * direction
+        spread = rest[problem.mask] - rest[problem.mask].mean(axis=0)
+        axes = np.stack([direction, np.linalg.svd(spread, full_matrices=False)[2][0]])
+    else:
+        chosen = tokens[np.arange(problem.n), verdict["selected"]]
+        rows = [chosen[i] - tokens[i, t] for i, t in (one["token"] for one in verdict["evidence"])]
+        axes = np.linalg.svd(np.array([*rows, np.zeros(d), np.zeros(d)]), full_matrices=False)[2][:2]
+    return tokens @ axes.T, [1.0, 0.0]
+
+
+def _inputs(problem: TokenProblem, places: Float[Array, "n T 2"]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": int(problem.labels[i]),
+            "tokens": [
+                {"x": float(x), "y": float(y), "score": float(problem.scores[i, t])}
+                for t, (x, y) in enumerate(places[i])
+                if problem.mask[i, t]
+            ],
+        }
+        for i in range(problem.n)
+    ]
+
+
+def _fits_the_plane(problem: TokenProblem) -> bool:
+    largest = max(np.abs(in_coordinates(problem.keys)).max(), np.abs(problem.scores).max())
+    return problem.n <= PLANE_INPUTS and problem.T <= PLANE_TOKENS and bool(largest <= PLANE_LARGEST)
+
+
+def _step(geometry: AbstractGeometry) -> NormalizedGradientDescent:
+    """Steps that suit the scale of the keys: the longest moves a logit by about a tenth."""
+    return NormalizedGradientDescent(0.1 / max(float(geometry.lengths.max()), 1e-9))
+
+
+def _trained(problem: TokenProblem) -> dict[str, Any]:
+    """Where normalised descent from p = 0 goes, and how far it is from the direction that it turns to."""
+    path = evolve(PromptObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
+    limit = limit_direction(problem, path.selected)
+    favoured = listed(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
+    words = f"After {path.steps} steps of normalised descent from p = 0 attention favours {favoured}"
+    if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
+        off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
+        kind = "the best tokens" if limit.is_global else "not the best, but locally optimal"
+        words += f" ({kind}); p is {off:.3g} degrees from their max-margin direction"
+    else:
+        words += ", which is no place to settle: it has further to go, or rests"
+    return {"selected": path.selected.tolist(), "words": f"{words}."}
+
+
+def _together(problem: TokenProblem, best: list[int]) -> str:
+    """Head and prompt trained together, against the two directions of Theorems 5 and 6, and only what the run did."""
+    head = label_margin(problem, best)
+    names = listed(token_name(i, t) for i, t in enumerate(best))
+    if not head.is_optimal:
+        return f"Trained with the head: the values of {names} cannot be separated by their labels."
+    path = evolve(JointObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
+    relaxed, values, point = relaxed_max_margin(problem, best), problem.values, path.final
+    parts = [f"the head is {_off(values, point[: values.dimension], head.vector)} the max-margin separator of {names}"]
+    if relaxed.is_optimal:
+        off = _off(problem.keys, point[values.dimension :], relaxed.vector)
+        parts.append(f"p is {off} the relaxed direction, which asks a margin only where a token supports the head")
+    end = f"After {path.steps} steps of head and prompt together {' and '.join(parts)}."
+    if path.selected.tolist() == best:
+        return end
+    found = listed(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
+    return f"{end} It favours {found}; Theorems 5 and 6 speak of the best tokens, and say nothing about this run."
+
+
+def _off(geometry: AbstractGeometry, point: Float[Array, " D"], direction: Float[Array, " D"]) -> str:
+    if not (geometry.norm(point) > 0 and geometry.norm(direction) > 0):
+        return "not turned to"
+    return f"{np.degrees(angle(geometry, point, direction)):.3g} degrees from"
+
+
+def _interrupt() -> Callable[[float], None]:
+    """A progress callback that ends a run, as Ctrl-C does, when its time is up."""
+    deadline = time.perf_counter() + SECONDS
+
+    def check(_: float) -> None:
+        if time.perf_counter() > deadline:
+            raise KeyboardInterrupt
+
+    return check

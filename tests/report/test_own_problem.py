@@ -1,0 +1,75 @@
+"""A problem of the reader's own: what is drawn of it is true, in any dimension; what is said is what a run did."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tokenmargin as tm
+from tokenmargin.problem.problem_files import parse_problem
+from tokenmargin.report.playground.own_problem import answer_about, example, overview
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+# Places are products with unit vectors, in double precision, of keys of length about one.
+ROUNDING = 1e-9
+
+
+def drawn_rows(answer: dict) -> dict[tuple[int, int], np.ndarray]:
+    """Selected minus other, as drawn."""
+    places = [[(token["x"], token["y"]) for token in row["tokens"]] for row in answer["inputs"]]
+    selected = answer["verdict"]["selected"]
+    return {(i, t): np.subtract(places[i][selected[i]], places[i][t]) for i, t in answer["verdict"]["against"]}
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 10, 40])
+def test_the_drawing_proves_what_the_library_proves(d: int) -> None:
+    """Feasible: every drawn difference lies beyond the margin, those of the proof on it. Infeasible: they cancel."""
+    rng, seen = np.random.default_rng(d), set()
+    for _ in range(30):
+        problem = tm.random_problem(3, 4, d, rng=rng)
+        asked = rng.integers(4, size=3).tolist()
+        answer = answer_about(problem, asked)
+        rows, verdict, unit = drawn_rows(answer), answer["verdict"], np.array(answer["unit"])
+        weights = {tuple(one["token"]): one["weight"] for one in verdict["evidence"]}
+        seen.add(verdict["status"])
+        total = sum(weight * rows[token] for token, weight in weights.items())
+        if verdict["status"] == "optimal":
+            along = {token: float(row @ unit) for token, row in rows.items()}
+            assert min(along.values()) == pytest.approx(verdict["margin"], abs=ROUNDING)
+            assert all(along[token] == pytest.approx(verdict["margin"], abs=ROUNDING) for token in weights)
+            assert total @ unit == pytest.approx(1 / verdict["margin"], rel=1e-6)
+        elif verdict["status"] == "infeasible":
+            np.testing.assert_allclose(total, 0, atol=ROUNDING * sum(weights.values()))
+    assert {"infeasible", "optimal"} & seen
+
+
+def test_limits_and_training_are_the_library_s() -> None:
+    problem = tm.three_limits()
+    told = overview(problem)
+    limits = tm.atlas(problem).limits
+    assert [limit["selected"] for limit in told["limits"]] == [limit.selected.tolist() for limit in limits]
+    assert told["complete"]
+    assert told["trained"] in [limit["selected"] for limit in told["limits"]]
+    assert "degrees from their max-margin direction" in told["words"][0]
+
+
+def test_words_about_head_and_prompt_look_at_the_run() -> None:
+    """A run that leaves both directions of Theorems 5 and 6 is not said to go there."""
+    words = overview(parse_problem(json.dumps(example())))["words"]
+    assert "head and prompt together" in words[1]
+    assert "Theorems 5 and 6 speak of the best tokens, and say nothing about this run" in words[1]
+    scored = tm.TokenProblem.of([[[1.0, 0.0], [0.0, 0.0]]], [1], scores=[[1.0, 0.0]])
+    assert len(overview(scored)["words"]) == 1  # without a head there is nothing to train with p
+
+
+def test_masks_and_matrices_are_shown() -> None:
+    ragged = tm.TokenProblem.of(
+        [[[1.0, 0], [0, 1]], [[1, 1], [0, 0]]], [1, -1], scores=[[1, 0], [1, 0]], mask=[[True, True], [True, False]]
+    )
+    answer = answer_about(ragged)
+    assert [len(row["tokens"]) for row in answer["inputs"]] == [2, 1]
+    assert answer["planar"]
+    assert not answer_about(tm.figure8().with_matrix(np.ones((2, 3))))["planar"]
+    alone = tm.TokenProblem.of([[[1.0, 0.0]]], [1], scores=[[1.0]])
+    assert answer_about(alone)["verdict"]["why"].startswith("Every input has a single token")
+    assert overview(alone)["limits"] == []
