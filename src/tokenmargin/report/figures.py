@@ -104,6 +104,12 @@ def draw_probabilities(result: Result, ax: Axes) -> None:
 
 
 DASHES = ("-", "--", ":", "-.")
+MOST_TICKS = 6  # different values along the axis that are all written
+
+
+def _words(name: str) -> str:
+    """The name of a column as words."""
+    return name.replace("_", " ")
 
 
 def draw_curves(result: Result, ax: Axes) -> None:
@@ -115,13 +121,19 @@ def draw_curves(result: Result, ax: Axes) -> None:
     for nth, group in enumerate(groups):
         chosen = slice(None) if group is None else table[curves.by or ""] == group
         for column in curves.y:
-            label = column if group is None else f"{curves.by} {group}"
+            label = (
+                _words(column)
+                if group is None
+                else _words(f"{group}" if isinstance(group, str) else f"{curves.by} {group}")
+            )
             look: dict[str, Any] = {}
             if group is not None and len(curves.y) > 1:  # a colour for each column, a dash for each group
                 colour = LIMIT_COLOURS[curves.y.index(column) % len(LIMIT_COLOURS)]
-                label, look = f"{column}, {group}", {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
+                label, look = _words(f"{column}, {group}"), {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
             ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label, **look)
-    ax.set(xlabel=curves.x_label or curves.x, ylabel=curves.y_label or ", ".join(curves.y))
+    ax.set(xlabel=curves.x_label or _words(curves.x), ylabel=curves.y_label or _words(", ".join(curves.y)))
+    if np.issubdtype(table[curves.x].dtype, np.integer) and len(np.unique(table[curves.x])) <= MOST_TICKS:
+        ax.set_xticks(np.unique(table[curves.x]))
     ax.set_xscale("log" if "x" in curves.log else "linear")
     ax.set_yscale("log" if "y" in curves.log else "linear")
     ax.legend()
@@ -224,7 +236,7 @@ def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], produ
         written.append(k)
         right = posterior[k] <= 0
         ax.annotate(
-            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, ha="left" if right else "right",
+            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, path_effects=HALO, ha="left" if right else "right",
             xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
 
