@@ -29,7 +29,18 @@ from tokenmargin.report.results import (
     draw_sharpness,
     draw_theorem5_plus,
 )
-from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
+from tokenmargin.report.style import (
+    GLOBAL,
+    HALO,
+    LIMIT_COLOURS,
+    LOCAL,
+    MUTED,
+    ONE,
+    TWO,
+    legend_below,
+    panels,
+    paper_style,
+)
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 EXTREMES = 2  # words named at either end of a cloud
@@ -236,8 +247,8 @@ def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], produ
         written.append(k)
         right = posterior[k] <= 0
         ax.annotate(
-            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, path_effects=HALO, ha="left" if right else "right",
-            xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
+            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, path_effects=HALO,
+            ha="left" if right else "right", xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
 
 
