@@ -143,8 +143,9 @@ def draw_curves(result: Result, ax: Axes) -> None:
                 label, look = _words(f"{column}, {group}"), {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
             ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label, **look)
     ax.set(xlabel=curves.x_label or _words(curves.x), ylabel=curves.y_label or _words(", ".join(curves.y)))
-    if np.issubdtype(table[curves.x].dtype, np.integer) and len(np.unique(table[curves.x])) <= MOST_TICKS:
-        ax.set_xticks(np.unique(table[curves.x]))
+    values = np.unique(table[curves.x])
+    if len(values) <= MOST_TICKS and (values == values.round()).all():
+        ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xscale("log" if "x" in curves.log else "linear")
     ax.set_yscale("log" if "y" in curves.log else "linear")
     ax.legend()
