@@ -29,8 +29,8 @@ from tests.fuzz.samples import Samples
 SURFACES: dict[str, tuple[Surface, int]] = {
     **FILES,
     "flags": (flags, 12000),
-    "calls": (calls, 30000),
-    "requests": (requests, 12000),
+    "calls": (calls, 20000),
+    "requests": (requests, 10000),
 }
 COLUMNS = ("inputs", "accepted", "refused", "tracebacks", "unclear", "hangs", "memory", "wrong")
 

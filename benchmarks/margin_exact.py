@@ -18,12 +18,13 @@ import argparse
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 from tests.oracles.edge_families import FAMILIES, Family, Posed
-from tests.oracles.exact_margin import ExactAnswer, Row, exact_rows, excess, solve_exactly, worst_violation
+from tests.oracles.exact_margin import ExactAnswer, Row, dot, exact_rows, excess, solve_exactly, worst_violation
 
 from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, max_margin, max_margin_batch
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
@@ -31,8 +32,20 @@ from tokenmargin.problem.token_problem import TokenProblem
 
 WALKS = 10
 """One problem in so many is asked of the atlas, which solves all selections on the way."""
+WAYS = ("single", "batch", "gram", "atlas")
 Tally = Counter[tuple[str, str]]
 """How often each way gave each kind of answer."""
+
+
+@dataclass
+class Audit:
+    """Statuses by way of asking and by truth, the false answers in words, and how hard what was left undecided is."""
+
+    tally: Tally = field(default_factory=Counter)
+    false: list[str] = field(default_factory=list)
+    undecided: float = -1.0
+    """Largest exact margin of a problem that single calls or the batch left undecided, as a share of the shortest row;
+    0 where the undecided ones have none, -1 where there are none."""
 
 
 def posed_problem(keys: np.ndarray) -> TokenProblem:
@@ -83,15 +96,17 @@ def as_gram(problem: TokenProblem) -> TokenProblem | None:
 
 
 def answers(
-    keys: np.ndarray, selected: np.ndarray, batched: MarginSolution, *, walk: bool
+    keys: np.ndarray, selected: np.ndarray, batched: MarginSolution, ways: Collection[str]
 ) -> Iterator[tuple[str, MarginSolution]]:
     problem = posed_problem(keys)
     yield "single", max_margin(problem, selected)
     yield "batch", batched
-    products = as_gram(problem)
+    products = as_gram(problem) if "gram" in ways else None
     if products is not None:
         yield "gram", max_margin(products, selected)
-    if walk and problem.T > 1 and not problem.keys.has_copies:  # it selects copies together, and lists directions
+    if (
+        "atlas" in ways and problem.T > 1 and not problem.keys.has_copies
+    ):  # it selects copies together, and lists directions
         yield "atlas", _of_atlas(problem, selected, batched)
 
 
@@ -130,28 +145,37 @@ def batches(problems: list[Posed]) -> list[MarginSolution]:
     return [found[j] for j in range(len(problems))]
 
 
-def audit(family: Family, count: int, *, rng: np.random.Generator) -> tuple[Tally, list[str]]:
-    """Statuses by way of asking and by truth, and the false answers in words."""
-    tally: Tally = Counter()
-    false: list[str] = []
+def audit(family: Family, count: int, *, rng: np.random.Generator, ways: Collection[str] = WAYS) -> Audit:
+    """Ask so many problems of a family, and compare with the truth."""
+    found = Audit()
     problems = [family(rng) for _ in range(count)]
     for number, ((keys, selected), batched) in enumerate(zip(problems, batches(problems), strict=True)):
         rows = exact_rows(keys, selected.tolist())
-        said = list(answers(keys, selected, batched, walk=number % WALKS == 0))
+        said = list(answers(keys, selected, batched, ways if number % WALKS == 0 else set(ways) - {"atlas"}))
         hints = [solution for _, solution in said if solution.status != "inaccurate"]
         active = next((s.active.tolist() for s in hints if s.status == "optimal"), ())
         farkas = next((np.flatnonzero(s.farkas).tolist() for s in hints if s.farkas is not None), ())
         truth = solve_exactly(rows, active=active, farkas=farkas)
-        tally["truth", "optimal" if truth.feasible else "infeasible"] += 1
+        found.tally["truth", "optimal" if truth.feasible else "infeasible"] += 1
+        if any(solution.status == "inaccurate" for _, solution in said[:2]):
+            found.undecided = max(found.undecided, hardness(rows, truth))
         for way, solution in said:
-            tally[way, solution.status] += 1
+            found.tally[way, solution.status] += 1
             tolerance = PRODUCTS_TOLERANCE if way == "gram" else TOLERANCE
             vector = in_coordinates(solution, keys, gram=way == "gram") if solution.is_optimal else []
             what = falsehood(solution, rows, truth, vector, tolerance)
             if what is not None:
-                tally[way, "false"] += 1
-                false.append(f"{family.__name__}, {way}: {what}: keys={keys.tolist()!r}, selected={selected.tolist()}")
-    return tally, false
+                found.tally[way, "false"] += 1
+                where = f"keys={keys.tolist()!r}, selected={selected.tolist()}"
+                found.false.append(f"{family.__name__}, {way}: {what}: {where}")
+    return found
+
+
+def hardness(rows: list[Row], truth: ExactAnswer) -> float:
+    """The margin as a share of the shortest row, 1 at most; 0 where there is none."""
+    if not truth.feasible:
+        return 0.0
+    return float(1 / (truth.squared * min(dot(row, row) for row in rows))) ** 0.5
 
 
 def main() -> int:
@@ -162,16 +186,15 @@ def main() -> int:
     began = time.perf_counter()
     rng = np.random.default_rng(arguments.seed)
     share, false = arguments.count // len(FAMILIES), []
-    ways = ("single", "batch", "gram", "atlas")
-    print("| family | feasible | infeasible | " + " | ".join(f"{way}: o / i / ?" for way in ways) + " | false |")
-    print("|---|" + "---:|" * (len(ways) + 3))
+    print("| family | feasible | infeasible | " + " | ".join(f"{way}: o / i / ?" for way in WAYS) + " | false |")
+    print("|---|" + "---:|" * (len(WAYS) + 3))
     for family in FAMILIES:
-        tally, found = audit(family, share, rng=rng)
-        false += found
-        said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in ways]
+        found = audit(family, share, rng=rng)
+        tally, false = found.tally, false + found.false
+        said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in WAYS]
         print(
             f"| {family.__name__} | {tally['truth', 'optimal']} | {tally['truth', 'infeasible']} | "
-            + " | ".join(said) + f" | {len(found)} |", flush=True
+            + " | ".join(said) + f" | {len(found.false)} |", flush=True
         )  # fmt: skip
     print("\no / i / ?: optimal, infeasible, inaccurate.")
     print(f"{share * len(FAMILIES)} problems in {time.perf_counter() - began:.0f} s, {len(false)} false answers")

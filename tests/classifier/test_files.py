@@ -94,6 +94,9 @@ def test_earlier_token_models_are_refused_in_one_line(tmp_path):
     [
         ("logits", lambda x: np.append(x, 0.0), "logits must be finite numbers of shape"),
         ("values", lambda x: x * np.nan, "values must be finite numbers"),
+        ("shared", lambda x: np.r_[0.5, 1e5, x[2:]], "of a size that doubles can add up"),  # e^((1 - 0.5) 1e5)
+        ("values", lambda x: x * 1e306, "of a size that doubles can add up"),
+        ("shared", lambda x: np.r_[1.5, x[1:]], "the exponent within 0 and 1"),
         ("selected", lambda x: x[1:], "selected must be finite numbers of shape"),
         ("occurrences", lambda x: x[:, :1], "occurrences must be finite numbers of shape"),
         ("grams_2", lambda x: x + 0.5, "n-grams must be whole numbers"),

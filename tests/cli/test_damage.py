@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmargin as tm
 from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
-from tokenmargin.experiments.sweep_storage import Parts
+from tokenmargin.experiments.sweep_rows import Parts
 
 ROWS = ("damaged record", "full", "readonly")
 
@@ -94,3 +96,22 @@ def test_refusals_are_sentences() -> None:
     for words, call in calls.items():
         with pytest.raises(ValueError, match=words):
             call()
+    with pytest.raises(TypeError, match="vectors must hold real numbers"):
+        tm.Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
+
+
+def test_bytes_that_are_not_utf8_inside_parquet_are_named(tmp_path, capsys) -> None:
+    text = pa.array([b"good", b"\xff\xfe"]).view(pa.string())  # a view: nobody looks whether it is text
+    pq.write_table(pa.table({"text": text, "label": ["pos", "neg"]}), tmp_path / "t.parquet")
+    assert main(["prepare", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "o.safetensors")]) == 2
+    said = capsys.readouterr().err
+    assert "not a readable parquet file" in said
+    assert "Traceback" not in said
+
+
+def test_a_rate_that_is_not_known_is_a_dash(tmp_path, capsys) -> None:
+    """Polyak's steps on keys of 1e-300: the fitted slopes are no numbers."""
+    keys = [[[1e-300, 0.0], [0.0, 1e-300]], [[0.0, 0.0], [1e-300, 1e-300]]]
+    (tmp_path / "p.json").write_text(json.dumps({"keys": keys, "labels": [1, 1], "scores": [[1, 0], [0, 1]]}))
+    assert main(["evolve", str(tmp_path / "p.json"), "--steps", "20", "--method", "polyak", "--rates"]) in (0, 1)
+    assert "nan" not in capsys.readouterr().out

@@ -155,6 +155,14 @@ def test_a_start_at_rest_stays():
     assert path.resume() is path
 
 
+@pytest.mark.parametrize("gram", [False, True])
+def test_tokens_that_are_all_zero_leave_p_where_it_is(gram):
+    problem = TokenProblem.of([[[0.0, 0.0]]], [1], scores=[[1.0]])
+    path = flow(PromptObjective(problem.as_gram() if gram else problem))
+    assert path.stop == "stationary"
+    assert not path.final.any()
+
+
 def test_events_are_found_where_they_happen():
     objective = PromptObjective(figure8())
     direction = max_margin(figure8(), [0, 0]).vector

@@ -81,3 +81,15 @@ def test_a_batch_in_another_norm_is_its_problems_one_by_one(norm: str, scale: fl
             assert (rows @ (batch[b].vector * scale)).min() >= 1 - 1e-12
     assert (batch.optimal ^ batch.infeasible).all()
     assert batch.infeasible[3]
+
+
+def test_problems_of_very_different_size_share_a_stack_in_another_norm() -> None:
+    """Each is solved in its own unit: beside keys of 1e300, those of 1e-20 once lost every digit."""
+    keys = np.random.default_rng(3).standard_normal((3, 1, 2, 2))
+    sizes = np.array([1e300, 1.0, 1e-20])
+    batch = max_margin_batch(keys * sizes[:, None, None, None], np.zeros((3, 1), dtype=int), norm="lp:1.5")
+    alone = max_margin_batch(keys, np.zeros((3, 1), dtype=int), norm="lp:1.5")
+    assert batch.optimal.all()
+    # Both margins are within their certified gap of the least norm; scaling the keys scales the margin.
+    np.testing.assert_allclose(batch.margins, alone.margins * sizes, rtol=2 * batch.tolerance)
+    assert np.isfinite(batch.multipliers).all()

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import norms
 from scipy import sparse
 from scipy.optimize import linprog
+from tests.oracles.edge_families import by_a_hair
 
 import tokenmargin as tm
 from tokenmargin.cli import main
@@ -491,3 +492,11 @@ def test_a_token_and_its_copy_cannot_be_told_apart_in_any_norm(norm: str) -> Non
     """The only difference is zero: infeasible, without a warning on the way."""
     problem = tm.TokenProblem.of([[[1.0, 2], [1, 2]]], [1], scores=[[1, 0]])
     assert tm.max_margin(problem, [0], norm=norm).status == "infeasible"
+
+
+def test_where_no_constraint_is_close_there_are_no_multipliers_to_look_for() -> None:
+    """A margin of 2e-6 between rows of length one: scipy's nnls was asked for no unknowns, and ended the process."""
+    keys, selected = by_a_hair(np.random.default_rng(110))
+    found = tm.max_margin(tm.TokenProblem.of(keys, np.ones(len(keys)), scores=keys[:, :, 0]), selected, norm="lp:3")
+    assert found.status in ("optimal", "inaccurate")
+    assert found.margin == pytest.approx(2.14e-6, rel=0.01)

@@ -1,15 +1,18 @@
 """Samples of the large comparisons: answers at the edges against exact arithmetic, of every kind against clarabel."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from benchmarks.margin_exact import audit
+from benchmarks.margin_oracle import ask, ask_choices, in_norm
 from tests.oracles.by_clarabel import Tally, compare
+from tests.oracles.by_stack import check_stack
 from tests.oracles.edge_families import FAMILIES as EDGES
 from tests.oracles.exact_margin import exact_rows, solve_exactly
-from tests.oracles.margin_families import FAMILIES
+from tests.oracles.margin_families import FAMILIES, sphere
 
 from tokenmargin.margin import max_margin, max_margin_batch, solve
 from tokenmargin.problem.token_problem import TokenProblem
@@ -20,8 +23,9 @@ EXACT = ("plain", "integers", "one_token", "one_dimension", "duplicates")
 
 @pytest.mark.parametrize("family", EDGES, ids=lambda family: family.__name__)
 def test_no_answer_is_false_in_exact_arithmetic(family) -> None:
-    tally, false = audit(family, 25, rng=np.random.default_rng(8))
-    assert not false, false[0]
+    found = audit(family, 25, rng=np.random.default_rng(8))
+    tally = found.tally
+    assert not found.false, found.false[0]
     if family.__name__ in EXACT:
         assert not any(tally[way, "inaccurate"] for way in ("single", "batch", "gram", "atlas"))
     assert tally["single", "optimal"] + tally["single", "infeasible"] > 0
@@ -37,6 +41,36 @@ def test_every_family_agrees_with_another_solver(family) -> None:
     assert tally.wrong == tally.over == 0
     if family.__name__ != "rank_deficient":  # in a subspace up to rounding, what is infeasible there is not proven
         assert tally.statuses["inaccurate"] == 0
+
+
+def test_stacks_and_choices_agree_with_other_ways() -> None:
+    tally, stacked = ask(sphere, 60, 20, np.random.default_rng(2))
+    assert stacked == tally.statuses
+    assert tally.wrong == tally.over == 0
+    choices = ask_choices(15, 1, np.random.default_rng(0))
+    assert choices.wrong == choices.over == 0
+    assert choices.statuses["optimal"] > 0
+
+
+@pytest.mark.parametrize("norm", ["l1", "lp:3", "spectral"])
+def test_answers_in_other_norms_keep_their_bounds(norm: str, capsys) -> None:
+    asked, failures = in_norm(norm, 20, seed=0)
+    assert (asked, failures) == (20, 0)
+    assert f"| {norm} | 20 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["vectors", "multipliers", "farkas"])
+def test_the_check_of_a_stack_sees_what_is_wrong(what: str) -> None:
+    keys = np.random.default_rng(0).standard_normal((30, 3, 3, 2))
+    selected = np.zeros((30, 3), dtype=int)
+    batch = max_margin_batch(keys, selected)
+    claimed = batch.infeasible if what == "farkas" else batch.optimal
+    assert claimed.any()
+    assert check_stack(keys, selected, batch).max() < 1e-9
+    changed = getattr(batch, what).copy()
+    changed[:, 0] += 1e-3 * np.abs(changed).max(axis=1)  # multipliers enter the gap by their square
+    seen = check_stack(keys, selected, replace(batch, **{what: changed}))[claimed]
+    assert (seen > 1e-9).mean() > 0.5  # a constraint that is not active may hold all the same
 
 
 def test_the_exact_oracle_knows_simple_answers() -> None:

@@ -5,6 +5,7 @@ Problems here are too large for exact arithmetic; `exact_margin` is for the smal
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -13,8 +14,9 @@ import numpy as np
 from scipy import sparse
 
 from tokenmargin.margin import MarginSolution
-from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.constraints import Constraints, choice_constraints
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.token_problem import TokenProblem
 
 LARGEST = 1e-9
 """No residual of a claim may be larger: ten times the tolerance, for the rounding of this check itself."""
@@ -92,8 +94,8 @@ def check_proof(constraints: Constraints, solution: MarginSolution) -> float:
     return float(max(primal, negative, abs(1 - bound @ multipliers / (reach * norm))))
 
 
-def compare(constraints: Constraints, solution: MarginSolution, tally: Tally) -> None:
-    """Count one answer, and what the oracle and the check of its proof say of it."""
+def compare(constraints: Constraints, solution: MarginSolution, tally: Tally, *, peer: bool = True) -> None:
+    """Count one answer, and what the check of its proof and (as a `peer`) the oracle say of it."""
     tally.statuses[solution.status] += 1
     if solution.status == "inaccurate":
         return
@@ -101,7 +103,7 @@ def compare(constraints: Constraints, solution: MarginSolution, tally: Tally) ->
     residual = check_proof(constraints, solution)
     tally.residual = max(tally.residual, residual)
     tally.over += residual > allowed
-    if not len(constraints) or not constraints.bound.any():
+    if not peer or not len(constraints) or not constraints.bound.any():
         return
     status, vector = by_clarabel(constraints)
     said = {"Solved": "optimal", "PrimalInfeasible": "infeasible"}.get(status)
@@ -114,3 +116,31 @@ def compare(constraints: Constraints, solution: MarginSolution, tally: Tally) ->
     elif said == "optimal":
         ours = solution.multipliers @ constraints.rows()
         tally.difference = max(tally.difference, float(np.linalg.norm(ours - vector) / np.linalg.norm(vector)))
+
+
+def compare_choice(
+    problem: TokenProblem, sets: np.ndarray, solution: MarginSolution, tally: Tally, *, peer: bool = True
+) -> None:
+    """The same for the least over all choices, of which the oracle tries every one."""
+    tally.statuses[solution.status] += 1
+    if solution.status == "inaccurate":
+        return
+    minima = solution.minima
+    for minimum in minima:
+        constraints = choice_constraints(problem, sets, dict(enumerate(minimum.choice or ())))
+        residual = check_proof(constraints, minimum)
+        tally.residual = max(tally.residual, residual)
+        tally.over += residual > LARGEST
+    if not peer:
+        return
+    lengths = []
+    for chosen in itertools.product(*(np.flatnonzero(row).tolist() for row in sets)):
+        status, vector = by_clarabel(choice_constraints(problem, sets, dict(enumerate(chosen))))
+        tally.oracle_silent += status not in ("Solved", "PrimalInfeasible")
+        if status == "Solved":
+            lengths.append(float(np.linalg.norm(vector)))
+    least = min(lengths, default=np.inf)
+    # The oracle's own accuracy: its default tolerance is 1e-8, on problems whose rows were made of length 1.
+    tally.wrong += (least < np.inf) != solution.is_optimal or least * solution.margin < 1 - 1e-6
+    if solution.is_optimal and least < np.inf:
+        tally.difference = max(tally.difference, abs(least * solution.margin - 1))

@@ -110,6 +110,16 @@ def wide(rng: np.random.Generator) -> Constraints:
     return attention_constraints(*_posed(rng.standard_normal((n, T, int(rng.integers(30, 120)))), rng))
 
 
+def choice(rng: np.random.Generator) -> tuple[tm.TokenProblem, np.ndarray]:
+    """Several optimal tokens per input, one of which must win: a problem and its sets, no input without a rival."""
+    n, T, d = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 7))
+    problem, selected = _posed(rng.standard_normal((n, T, d)), rng)
+    sets = rng.random((n, T)) < 0.4
+    sets[np.arange(n), selected] = True
+    sets[np.arange(n), (selected + 1) % T] = False
+    return problem, sets
+
+
 FAMILIES: tuple[Callable[[np.random.Generator], Constraints], ...] = (
     sphere, planted, duplicates, near_duplicates, rank_deficient, one_hot, scales, gram, tied, relaxed, heads, wide,
 )  # fmt: skip

@@ -26,7 +26,7 @@ from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.importance import TokenStatistics
 from tokenmargin.classifier.penalties import Chosen
-from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.token_model import SMALLEST, TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
@@ -34,6 +34,7 @@ from tokenmargin.data.pipeline import Pipeline
 FORMAT = 4  # 3 had no choice of the loss
 OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
+LARGEST_LOGARITHM = 700.0  # e^709 is the largest double
 FILES = ("model.safetensors", "tokenizer.json", "README.md")
 SETTINGS = (
     "ngrams",
@@ -227,7 +228,7 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
         raise ValueError("the words of the vocabulary must be text")
     _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
-    model.token_model_ = TokenModel.of_tensors(arrays)
+    model.token_model_ = _in_range(TokenModel.of_tensors(arrays))
     model.chosen_ = _chosen(config)
     model.n_duplicates_ = int(config.get("duplicates", 0))
     if "texts" in arrays:  # else the folder is light
@@ -237,6 +238,17 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     model.loss_curve_ = arrays["loss_curve"].tolist()
     model.n_iter_ = len(model.loss_curve_)
     model.validation_ = Validation(**config["validation"]) if config["validation"] else None
+    return model
+
+
+def _in_range(model: TokenModel) -> TokenModel:
+    """The model, if doubles hold what it adds up: |f| is at most the largest |b| times `e^((1 - g) top)` for each token
+    of a text, with the largest logit on top, and on the way to it is a factor `e^((1 - g) top) / Z^g`."""
+    top = max(float(model.logits.max(initial=0.0)), model.sink_logit)
+    depth = min(top - float(model.logits.min(initial=0.0)), -np.log(SMALLEST))
+    size, g = np.log(np.abs(model.values).max(initial=1.0)), model.exponent
+    if not (0 <= g <= 1 and (1 - g) * top + max(size, g * depth) < LARGEST_LOGARITHM):
+        raise ValueError("logits and values must be of a size that doubles can add up, and the exponent within 0 and 1")
     return model
 
 

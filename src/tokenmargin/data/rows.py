@@ -1,4 +1,4 @@
-"""A table of texts with every row and column that it has, in order: what decisions are written beside."""
+"""Read a table of texts with every row and column, in order, so that decisions can be written beside them."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        return {name: table[name].to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    return {name: table[name].to_pylist() for name in table.column_names}

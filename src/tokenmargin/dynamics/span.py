@@ -52,14 +52,16 @@ class Span:
                 return cls(geometry, None, geometry)
             left, sizes, right = np.linalg.svd(geometry.vectors[used], full_matrices=False)
             kept = sizes > len(used) * np.finfo(float).eps * sizes[0]
+            kept[0] = True  # tokens that are all zero have one coordinate, not none
             vectors, basis = left[:, kept] * sizes[kept], right[kept]
         else:
             values, columns = np.linalg.eigh(geometry.gram_of(used))
             kept = values > len(used) * np.finfo(float).eps * values[-1]
+            kept[-1] = True
             root = np.sqrt(values[kept])
             vectors = columns[:, kept] * root
             coefficients = np.zeros((root.size, geometry.rows))
-            coefficients[:, used] = (columns[:, kept] / root).T
+            coefficients[:, used] = (columns[:, kept] / np.where(root > 0, root, 1.0)).T
             basis = geometry.combine(coefficients)
         rows = np.zeros(geometry.rows, dtype=np.intp)
         rows[used] = np.arange(len(used))

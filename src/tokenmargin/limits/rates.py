@@ -190,9 +190,11 @@ class _Far(NamedTuple):
         """The slope of y in x where both are known; None where that is on too few points."""
         known = np.isfinite(x) & np.isfinite(y)
         x, y, sizes = x[known], y[known], self.sizes[known]
-        if len(x) < FEWEST or np.ptp(x) == 0:
+        if len(x) < FEWEST:
             return None
         spread = x - x.mean()
+        if not 0 < spread @ spread < np.inf:  # none, or one whose square doubles do not hold
+            return None
         slope = float(spread @ (y - y.mean()) / (spread @ spread))
         left = y - y.mean() - slope * spread
         error = float(np.sqrt(left @ left / (len(x) - 2) / (spread @ spread)) * student.ppf(0.975, len(x) - 2))

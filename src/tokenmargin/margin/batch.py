@@ -226,12 +226,16 @@ def _answer_in_norm(keys: Array, selected: Array, where: slice, norm: AbstractNo
     which = where.start + np.flatnonzero(answers.residuals[where, 4] != 0)
     if isinstance(norm, LpNorm) and len(which):
         plus, minus = _pairs(keys, selected, which)
-        size = np.ldexp(1.0, np.frexp(max(np.abs(keys).max(), 1e-300))[1])
-        rows, ones = plus / size - minus / size, np.ones(answers.multipliers[which].shape)
-        vectors, multipliers, found = solve_stack(rows, ones, norm.p)
-        with np.errstate(over="ignore", under="ignore"):
-            answers.vectors[which], answers.multipliers[which] = vectors / size, multipliers / size / size
-            answers.norms[which] = found[:, 0] / size
+        # Each problem in its own unit, a power of two: one of 1e300 beside one of 1e-20 would cost that all its digits.
+        most = np.maximum(np.abs(plus).max(axis=(1, 2)), np.abs(minus).max(axis=(1, 2)))
+        size = np.ldexp(0.5, np.frexp(np.maximum(most, 1e-300))[1])[:, None]
+        rows = plus / size[:, :, None] - minus / size[:, :, None]
+        vectors, multipliers, found = solve_stack(rows, np.ones(rows.shape[:2]), norm.p)
+        answers.vectors[which] = in_doubles(vectors, over=size)
+        answers.multipliers[which] = in_doubles(in_doubles(multipliers, over=size), over=size)
+        answers.norms[which] = in_doubles(found[:, 0], over=size[:, 0])
+        longest = np.abs(answers.vectors[which]).max(axis=1)
+        found[(longest > 1e306) | (longest < 1e-290), 1] = np.inf  # near the ends of the doubles digits may be lost
         answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
         which = which[~(found[:, 1] < np.inf)]
     for b in which.tolist():

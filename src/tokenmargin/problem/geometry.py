@@ -62,7 +62,8 @@ class Coordinates(AbstractGeometry):
         if array.ndim != 3 or 0 in array.shape:
             raise ValueError(f"tokens must have shape (n, T, d) with n, T, d >= 1, got {array.shape}")
         n, T, d = array.shape
-        if mask is not None and (there := as_array("mask", mask)).shape == (n, T) and there.dtype.kind == "b":
+        there = None if mask is None or array.dtype.kind not in "fiub" else as_array("mask", mask)
+        if there is not None and there.shape == (n, T) and there.dtype.kind == "b":
             # Padding often holds NaN; it is never read, but the dictionary must be finite.
             array = np.where(there[..., None], array, 0)
         return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)

@@ -89,7 +89,8 @@ def pulled_by_neighbours(
     close = np.flatnonzero(rows @ x - bound < _CLOSE)
     m = np.zeros(len(bound))
     with contextlib.suppress(RuntimeError):  # no convergence: no proposal
-        m[close] = nnls(rows[close].T, gradient)[0]
+        if len(close):  # of no columns at all, scipy 1.17 frees memory twice, which ends the process
+            m[close] = nnls(rows[close].T, gradient)[0]
     return x, m
 
 

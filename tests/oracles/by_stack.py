@@ -1,0 +1,94 @@
+"""The proofs of a whole stack of answers at once, in extended precision on the original rows; nothing of the solver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from tokenmargin.margin import MarginBatch, MarginSolution
+from tokenmargin.margin.constraints import Constraints
+from tokenmargin.problem.geometry import Coordinates
+
+Stack = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Keys (B, n, T, d), selected tokens (B, n), and the number of each problem."""
+
+
+def stacks_of(problems: Iterable[Constraints]) -> list[Stack]:
+    """Those that ask one selection of plain vectors, no ties and no margin of zero, by their shape."""
+    shapes: defaultdict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray, int]]] = defaultdict(list)
+    for number, one in enumerate(problems):
+        keys = one.geometry
+        plain = isinstance(keys, Coordinates) and keys.matrix_shape is None and one.minus is not None
+        if plain and one.equality is None and len(one) and one.bound.all() and keys.mask.all():
+            others = one.token[:, 1].reshape(len(keys.index), -1)
+            selected = np.arange(keys.index.shape[1]).sum() - others.sum(axis=1)
+            shapes[keys.tokens.shape].append((keys.tokens, selected, number))
+    return [tuple(map(np.stack, zip(*group, strict=True))) for group in shapes.values()]  # type: ignore[misc]
+
+
+def rows_of(keys: np.ndarray, selected: np.ndarray) -> np.ndarray:
+    """`k_{i alpha_i} - k_it` for every other token, in extended precision: (B, k, d)."""
+    B, n, T, d = keys.shape
+    exact = keys.astype(np.longdouble)
+    chosen = np.take_along_axis(exact, selected[:, :, None, None], axis=2)
+    others = np.arange(T) != selected[:, :, None]
+    return (chosen - exact)[others].reshape(B, n * (T - 1), d)
+
+
+def length(vectors: np.ndarray, p: float) -> np.ndarray:
+    """The lp norm along the last axis, in units of the largest coordinate."""
+    size = np.abs(vectors)
+    most = size.max(axis=-1, keepdims=True)
+    if p == np.inf:
+        return np.asarray(most[..., 0])
+    unit = np.divide(size, most, out=np.zeros_like(size), where=most > 0)
+    return np.asarray(most[..., 0] * (unit ** np.longdouble(p)).sum(axis=-1) ** (1 / np.longdouble(p)))
+
+
+def check_stack(keys: np.ndarray, selected: np.ndarray, batch: MarginBatch, p: float = 2.0) -> np.ndarray:
+    """The largest residual of each claim; of what is not decided, zero.
+
+    A vector that keeps every margin is an upper bound of the least norm, `sum m / |rows' m|_*` a lower one for any
+    `m >= 0`; weights `m >= 0` that add the rows up to nothing leave no direction.
+    """
+    rows = rows_of(keys, selected)
+    dual = {1.0: np.inf, np.inf: 1.0}.get(p, p / (p - 1) if 1 < p < np.inf else p)
+    vectors, m = batch.vectors.astype(np.longdouble), batch.multipliers.astype(np.longdouble)
+    with np.errstate(all="ignore"):
+        primal = 1 - np.einsum("bkd,bd->bk", rows, vectors).min(axis=1)
+        negative = -m.min(axis=1) / np.abs(m).max(axis=1)
+        lower = m.sum(axis=1) / length(np.einsum("bk,bkd->bd", m, rows), dual)
+        claim = np.maximum(np.maximum(primal, negative), np.abs(1 - lower / length(vectors, p)))
+        f = batch.farkas.astype(np.longdouble)
+        left = length(np.einsum("bk,bkd->bd", f, rows), 2.0) / np.einsum("bk,bk->b", f, length(rows, 2.0))
+        left = np.where((f.min(axis=1) >= 0) & (f.sum(axis=1) > 0), np.where(np.isnan(left), 0, left), np.inf)
+    found = np.where(batch.optimal, np.where(np.isnan(claim), np.inf, claim), 0.0)
+    return np.where(batch.infeasible, left, found).astype(float)
+
+
+def check_in_matrix_norm(constraints: Constraints, solution: MarginSolution, p: float) -> float:
+    """The same of one answer for a matrix, by the singular values; of what is not decided, zero."""
+    rows = constraints.rows().astype(np.longdouble)
+    if solution.status == "infeasible":
+        assert solution.farkas is not None
+        weight = solution.farkas @ length(rows, 2.0)
+        left = length(solution.farkas @ rows, 2.0) / weight if weight > 0 else 0.0
+        return float(left) if (solution.farkas >= 0).all() and solution.farkas.sum() > 0 else np.inf
+    if solution.status == "inaccurate" or not len(rows):
+        return 0.0
+    m = solution.multipliers
+    dual = {1.0: np.inf, np.inf: 1.0}[p]
+    built, vector = m @ rows, solution.vector.astype(np.longdouble)
+    assert solution.shape is not None
+    upper, lower = (_singular(matrix.reshape(solution.shape), q) for matrix, q in ((vector, p), (built, dual)))
+    primal = float(1 - (rows @ vector).min())
+    return max(primal, float(-m.min() / np.abs(m).max()), float(abs(1 - m.sum() / lower / upper)))
+
+
+def _singular(matrix: np.ndarray, p: float) -> np.longdouble:
+    """The lp norm of the singular values, which are taken in units of the largest entry."""
+    size = np.abs(matrix).max()
+    values = np.linalg.svd((matrix / size).astype(float), compute_uv=False)
+    return size * np.longdouble(length(values, p))
