@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-
 import numpy as np
 
 from tokenmargin.margin import MarginBatch, MarginSolution
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.problem.geometry import Coordinates
-
-Stack = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Keys (B, n, T, d), selected tokens (B, n), and the number of each problem."""
-
-
-def stacks_of(problems: Iterable[Constraints]) -> list[Stack]:
-    """Those that ask one selection of plain vectors, no ties and no margin of zero, by their shape."""
-    shapes: defaultdict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray, int]]] = defaultdict(list)
-    for number, one in enumerate(problems):
-        keys = one.geometry
-        plain = isinstance(keys, Coordinates) and keys.matrix_shape is None and one.minus is not None
-        if plain and one.equality is None and len(one) and one.bound.all() and keys.mask.all():
-            others = one.token[:, 1].reshape(len(keys.index), -1)
-            selected = np.arange(keys.index.shape[1]).sum() - others.sum(axis=1)
-            shapes[keys.tokens.shape].append((keys.tokens, selected, number))
-    return [tuple(map(np.stack, zip(*group, strict=True))) for group in shapes.values()]  # type: ignore[misc]
 
 
 def rows_of(keys: np.ndarray, selected: np.ndarray) -> np.ndarray:
