@@ -23,7 +23,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import SYNTHETIC_SIZE, balanced, k_level_corpus, without_rare
+from tokenmargin.problem.corpus_generators import SYNTHETIC_SIZE, balanced, k_level_corpus
 from tokenmargin.training.config import TrainingConfig, choose_device
 from tokenmargin.training.observed_training import Job, machine, run_job
 
@@ -193,6 +193,16 @@ def load_corpus(name: str, folder: Path) -> TokenCorpus:
     size = None if variant[0] == "balanced" else int(variant[0])
     chosen = balanced(corpus, rng, size=size)
     return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES[size])
+
+
+def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:
+    """The corpus without the tokens that occur less than `least` times in it; sequences keep their order."""
+    common = np.bincount(corpus.tokens, minlength=corpus.size) >= least
+    number = np.cumsum(common) - 1
+    kept = common[corpus.tokens]
+    words = tuple(word for word, stays in zip(corpus.vocabulary, common, strict=True) if stays)
+    lengths = np.bincount(corpus.sequence[kept], minlength=corpus.n)
+    return TokenCorpus(number[corpus.tokens[kept]], lengths, corpus.labels, words)
 
 
 def run_plan(

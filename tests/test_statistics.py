@@ -1,4 +1,4 @@
-"""Intervals, correlations and splits against scipy, and at their edges."""
+"""Intervals and correlations against scipy, and at their edges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, spearmanr
 
-from tokenmargin._statistics import spearman, stratified_split, wilson_interval
+from tokenmargin._statistics import spearman, wilson_interval
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 7), (3, 7), (7, 7), (40, 1000), (999, 1000)])
@@ -35,10 +35,3 @@ def test_spearman_is_scipys_row_by_row(values: int) -> None:
 def test_a_constant_has_no_correlation() -> None:
     assert np.isnan(spearman(np.ones(5), np.arange(5.0)))
     assert np.isnan(spearman(np.ones((1, 5)), np.arange(5.0)[None])).all()
-
-
-@pytest.mark.parametrize("rng", [np.random.default_rng(0), np.random.RandomState(0)])
-def test_every_class_gives_its_part(rng: np.random.Generator | np.random.RandomState) -> None:
-    labels = np.repeat(["a", "b", "c"], [30, 7, 1])
-    held = stratified_split(labels, lambda rows: rows // 5, rng)
-    assert [int(held[labels == name].sum()) for name in "abc"] == [6, 1, 0]

@@ -94,7 +94,7 @@ def _raise_of_the_disk(error: BaseException, path: str | Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing; only for who holds the folder's lock."""
+    """Remove what a killed process left half written; the caller must hold the folder's lock."""
     for path in folder.rglob(f"{LEFTOVER}*"):
         path.unlink(missing_ok=True)
 

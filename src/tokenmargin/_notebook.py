@@ -63,7 +63,7 @@ def frame(columns: Mapping[str, Array]) -> Any:
 
 
 def select_columns(**columns: Any) -> dict[str, Array]:
-    """A table of one row, or of as many as the columns have; values alone are repeated."""
+    """Columns of one table; a single value is repeated in every row."""
     arrays = {name: np.atleast_1d(np.asarray(column)) for name, column in columns.items()}
     rows = max(len(array) for array in arrays.values())
     return {name: array if len(array) == rows else np.repeat(array, rows) for name, array in arrays.items()}

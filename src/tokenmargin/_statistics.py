@@ -1,13 +1,11 @@
-"""Statistics that several rooms need: an interval for a share, rank correlation, a split by class, random numbers."""
+"""Statistics that several rooms need: an interval for a share, rank correlation, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float
 from numpy import ndarray as Array
-from numpy.random import Generator, RandomState
+from numpy.random import Generator
 
 Rng = Generator | int
 """Where random numbers come from: a generator, or a seed for a new one."""
@@ -54,19 +52,3 @@ def spearman(x: Float[Array, "*rows n"], y: Float[Array, "*rows n"]) -> Float[Ar
     x, y = (rankdata(values, axis=-1) - middle for values in (x, y))
     scale = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
     return np.divide((x * y).sum(axis=-1), scale, out=np.full(scale.shape, np.nan), where=scale > 0)
-
-
-def stratified_split(
-    labels: Shaped[Array, " n"], size: Callable[[int], int], rng: Generator | RandomState
-) -> Bool[Array, " n"]:
-    """A mask of rows to hold out: of each class, which has so many rows, `size` of them, chosen at random.
-
-    >>> held = stratified_split(np.array(["a", "b", "a", "a"]), lambda rows: rows // 3, np.random.default_rng(0))
-    >>> int(held.sum()), bool(held[1])
-    (1, False)
-    """
-    held = np.zeros(len(labels), bool)
-    for value in np.unique(labels):
-        rows = rng.permutation(np.flatnonzero(labels == value))
-        held[rows[: size(len(rows))]] = True
-    return held

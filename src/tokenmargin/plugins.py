@@ -99,7 +99,7 @@ def own_objects(group: str) -> tuple[tuple[str, Any], ...]:
 
 
 def added_names(group: str) -> tuple[str, ...]:
-    """The names that other packages add to a group, whether or not they can be had."""
+    """The names that other packages add to a group, whether or not they can be loaded."""
     return tuple(sorted({entry.name for entry in _entries(group)}, key=str.lower))
 
 
@@ -175,7 +175,7 @@ def _at(place: str) -> Any:
 
 
 def _as_kind(group: str, found: Any, name: str | None) -> Any:
-    """The object, or its maker called, if it is what the group holds and calls itself by the name it was asked by."""
+    """The object (or what its class or function makes), checked: of the group's kind, and with the name asked for."""
     kind = _at(KIND[group])
     if group in CLASSES:
         fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)

@@ -15,7 +15,7 @@ from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
 from tokenmargin.data.rows import read_text_rows
 from tokenmargin.data.sources import SourceError, read_labelled
-from tokenmargin.experiments.sweep_storage import Parts
+from tokenmargin.experiments.sweep_rows import Parts
 
 ROWS = ("damaged record", "full", "readonly")
 

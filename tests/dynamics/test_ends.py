@@ -7,6 +7,7 @@ from scipy.optimize import nnls
 
 from tokenmargin.dynamics import flow
 from tokenmargin.dynamics.events import NormReached
+from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import CustomLoss, LogisticLoss
@@ -196,3 +197,47 @@ def test_ordinary_paths_do_not_grow_rounding():
         path = flow(PromptObjective(random_problem(3, 4, 4, rng=rng)), start=rng.standard_normal(4), until_norm=1e6)
         assert not path.decided_by_rounding
         assert path.rounding_growth < 10
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("seed", [1, 11, 47, 53, 73, 148])
+def test_no_step_leaps_over_a_rest_point_on_a_line(seed):
+    """In one dimension the unit field is 1 or -1, and p goes to where it first turns back: all can be looked at."""
+    rng = np.random.default_rng([5, seed])
+    n, T = int(rng.integers(1, 5)), int(rng.integers(2, 6))
+    keys = rng.integers(-3, 4, (n, T, 1)) + 0.0 if seed % 2 else rng.normal(size=(n, T, 1))
+    scores = rng.integers(0, 3, (n, T)) + 0.0 if seed % 3 else rng.normal(size=(n, T))
+    problem, start = TokenProblem.of(keys, np.ones(n), scores=scores), rng.normal() * 3
+    objective = PromptObjective(problem.merged)
+    way = float(objective.descent(np.array([start])).direction[0])
+    grid = start + way * np.concatenate([np.linspace(0, 50, 50_001), np.geomspace(50, 1e5, 5_001)[1:]])
+    back = np.flatnonzero(objective.descent(grid[:, None]).direction[:, 0] * way <= 0)
+    limit = limit_of(problem, np.array([start]))
+    if back.size:
+        assert limit.outcome == "bounded"
+        assert float(limit.point[0]) == pytest.approx(grid[back[0]], abs=1.1e-3)  # the grid's own distance, 1e-3
+    else:
+        assert limit.outcome == "direction"
+        assert limit.path.final[0] * way > 0
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_equals_that_part_slowly_do_not_hide_a_finite_part():
+    """Along -x the second input ties four tokens of different scores, whose pulls meet at one height; two of the third
+    input fall behind their equal only like exp(-|p|), while the balance falls like exp(-2 |p|)."""
+    keys = np.array(
+        [
+            [[2, 2], [2, 2], [-2, 0], [2, 0], [2, -2]],
+            [[-2, 0], [-2, -1], [0, 2], [-2, 1], [-2, -2]],
+            [[1, 0], [-1, -2], [2, -2], [-2, 0], [-1, 2]],
+        ]
+    )
+    scores = np.array([[2, 1, 1, 0, 0], [1, 2, 0, 0, 0], [1, 2, 2, 2, 2]]) + 0.0
+    limit = limit_of(TokenProblem.of(keys + 0.0, np.ones(3), scores=scores), np.array([0.2, 0.0]))
+    assert (limit.outcome, limit.named.names) == ("finite part", [2, [0, 1, 3, 4], 3])
+    assert limit.finite.size == 4
+    # Its height y: the pulls of tokens at 0, -1, 1, -2 with scores 1, 2, 0, 0 and weights like e^(y height) cancel.
+    heights, gains = np.array([0.0, -1, 1, -2]), np.array([1.0, 2, 0, 0])
+    weights = np.exp(limit.finite.point[1] * heights)
+    weights /= weights.sum()
+    assert float((weights * (gains - weights @ gains)) @ heights) == pytest.approx(0, abs=1e-12)

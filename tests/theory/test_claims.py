@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from tokenmargin.experiments.figures.claims import table_row
 from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampled, searched, seen, true
-from tokenmargin.theory.probability import rarely
+from tokenmargin.theory.evidence import rarely
 
 DOCS = Path(__file__).parents[2] / "docs"
 AS_PRINTED_WRONG = {
@@ -53,6 +52,16 @@ def test_definitions_and_assumptions_name_what_computes_them():
             for path in statement.where:
                 found = pkgutil.resolve_name(path)
                 assert found.__doc__, path
+
+
+def table_row(known, reports):
+    """The claim's line in the table of the documentation: what it says, its evidence, and the hypotheses shown to be
+    needed by the instances outside."""
+    shown = needed(report for report in reports if report.kind == "outside")
+    needs = "no hypothesis" if known.unconditional else "; ".join(shown) or "-"
+    printed = str(known.refutation()) if known.refutation else "-"
+    cells = (text.replace("|", "\\|") for text in (known.name, known.about, known.evidence, needs, printed))
+    return f"| {' | '.join(cells)} |"
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -13,13 +13,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles.trained_models import selected
 
 from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import MappedSequences, TokenData
 from tokenmargin.training.config import Scales
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
-from tokenmargin.training.probe import evaluate, selected, survey
+from tokenmargin.training.probe import evaluate, survey
 
 
 def shard(ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> PreparedText:

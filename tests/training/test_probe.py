@@ -7,6 +7,7 @@ import pytest
 import torch
 from benchmarks.gpu_training import PLANS, load_corpus, main
 from scipy.stats import spearmanr
+from tests.oracles.trained_models import as_problem, selected
 
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
@@ -20,11 +21,9 @@ from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.probe import (
     alignment,
-    as_problem,
     attention_mass,
     evaluate,
     learned_direction,
-    selected,
     token_scores,
 )
 

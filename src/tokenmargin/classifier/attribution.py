@@ -144,7 +144,7 @@ def _repeats(encoded: Encoded) -> list[Array]:
             asked &= repeats[-1] > 1
             asked[: len(ids) - n] &= repeats[0][n:] > 1
         at = np.flatnonzero(asked)
-        keys = encoded.segment[at].astype(np.int64) << 32 | ids[at]
+        keys = encoded.segment[at].astype(np.int64) << 32 | ids[at]  # text and token in one number
         codes = np.asarray(pa.array(keys).dictionary_encode().indices)
         times = np.ones(len(ids))
         times[at] = np.bincount(codes)[codes] if len(at) else 1.0

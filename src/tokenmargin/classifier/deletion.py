@@ -64,7 +64,7 @@ def deletion_effects(
 
 
 def _rows_of(at: Array, kind: Array, asked: Array) -> list[Array]:
-    """The places of each kind that is asked for."""
+    """For each kind of word in `asked`, the entries of `at` that have it."""
     order = np.argsort(kind, kind="stable") if len(asked) else np.zeros(0, np.int64)
     low, high = (np.searchsorted(kind[order], asked, side) for side in ("left", "right"))
     return [at[order[a:b]] for a, b in zip(low.tolist(), high.tolist(), strict=True)]
@@ -80,7 +80,7 @@ def _word_kinds(encoded: Encoded, new: Bool[Array, " pieces"]) -> Int[Array, " p
         heads = np.append(np.flatnonzero(new), len(new))
         spelled = [tuple(codes[low:high].tolist()) for low, high in pairwise(heads.tolist())]
         codes = np.repeat([table.setdefault(word, len(table)) for word in spelled], np.diff(heads)).astype(np.int64)
-    keys = encoded.segment.astype(np.int64) << 32 | codes
+    keys = encoded.segment.astype(np.int64) << 32 | codes  # text and word in one number
     return np.asarray(pa.array(keys).dictionary_encode().indices)
 
 
@@ -96,6 +96,7 @@ def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_wo
     begin, kind = (np.concatenate(part) for part in zip(*found, strict=True))
     if whole_words:  # every occurrence of an n-gram holds the same words
         return begin, kind
+    # Pieces: a token goes with a word only where the word covers all its occurrences in the text, so both are counted.
     _, token = np.unique(encoded.segment[at].astype(np.int64) << 32 | encoded.levels[n][at], return_inverse=True)
     number = np.zeros(len(kinds), np.int64)
     number[at] = token

@@ -38,7 +38,7 @@ class WordPart:
 
     @property
     def spoken(self) -> float:
-        """The contribution, unless deleting the word would say the opposite."""
+        """The contribution; 0 where deleting the word would move the decision the other way."""
         return self.contribution if self.contribution * self.effect > 0 else 0.0
 
 

@@ -13,11 +13,12 @@ import scipy.sparse as sp
 from jaxtyping import Float, Int, Shaped
 from numpy import ndarray as Array
 
+from tokenmargin._notebook import Tabular
 from tokenmargin.classifier.token_model import TokenModel
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TokenTable:
+class TokenTable(Tabular):
     """Columns of equal length, one row per token, the largest influence first.
 
     >>> table = TokenTable({"token": np.array(["good", "film"]), "count": np.array([3, 5])})
@@ -51,11 +52,8 @@ class TokenTable:
         writer.writerows(zip(*(column.tolist() for column in self.columns.values()), strict=True))
         return None
 
-    def to_pandas(self) -> object:
-        """A pandas DataFrame, where pandas is installed."""
-        import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        return pd.DataFrame(dict(self.columns))
+    def _columns(self) -> Mapping[str, Array]:
+        return self.columns
 
 
 @dataclass(frozen=True, eq=False)

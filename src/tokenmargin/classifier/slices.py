@@ -30,7 +30,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The part of each text, as a number into `names`; `what` says by what they were parted."""
+    """Texts in parts: `of` is the number of each text's part among `names`; `what` says by what they are divided."""
 
     what: str
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Side:
-    """Texts that hold a token, how many of them have the class, and how many of those without it (NaN of none)."""
+    """How many texts hold a token, the share of the class among them, and among the other texts (NaN of none)."""
 
     texts: int
     share: float
@@ -150,13 +150,13 @@ def _log_odds(counts: Array) -> tuple[Array, Array]:
 
 
 def _pooled(ratio: Array, variance: Array) -> tuple[Array, Array]:
-    """The mean of several parts, each counted by its certainty."""
+    """The mean over parts, weighted by the inverse of their variance, and its variance."""
     weight = (1 / variance).sum(0)
     return (ratio / variance).sum(0) / weight, 1 / weight
 
 
 def _judged(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int, tuple[str, int]]:
-    """Of each token that is told its kind and its part."""
+    """Kind and part of every token that is to be named, by its column in `counts`."""
     ratio, variance = _log_odds(counts)
     holds = counts[:, 0].sum(1)
     most = holds.argmax(0)

@@ -141,7 +141,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plugin_lines() -> Iterator[None]:
-    """What is left out of that which other packages add is said in one line each, on standard error."""
+    """Warnings about what other packages add, when it cannot be used, become one line each on standard error."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
         if issubclass(category, PluginWarning):

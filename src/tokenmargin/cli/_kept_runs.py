@@ -1,4 +1,4 @@
-"""Runs kept in a file, to look at and to go on with."""
+"""Runs of `evolve` and `basins` in a file: written with `--save`, continued with `--resume`."""
 
 from __future__ import annotations
 

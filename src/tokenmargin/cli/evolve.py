@@ -165,7 +165,7 @@ class _Draws(NamedTuple):
     seed: int
 
     def after(self, t: int, n: int) -> Generator | None:
-        """The generator as it is after `t` steps."""
+        """The generator in the state that it has after `t` steps."""
         import numpy as np
 
         if self.batch is None:
@@ -213,7 +213,7 @@ def _descend(
 
 
 def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
-    """What a kept run remembers, to go on with."""
+    """What the method remembers at the end of a kept run (momentum, say), to continue it."""
     from tokenmargin.dynamics import Memory
 
     if not before:

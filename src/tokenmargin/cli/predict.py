@@ -68,7 +68,7 @@ def predict(
 
 
 def _opened(path: Path) -> TextIO:
-    """A file for every row as it came; halves of characters, which UTF-8 does not write, as escapes."""
+    """The output file; half characters, which UTF-8 cannot write, become escapes."""
     return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 

@@ -113,7 +113,7 @@ def prepare(
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What words become.
+    """The distinct words of some texts as tokens, and the vocabulary of those that are kept.
 
     **Attributes**
     - `pieces`: the tokens of each word.

@@ -1,4 +1,4 @@
-"""A table of texts with every row and column that it has, in order: what decisions are written beside."""
+"""Read a table of texts with every row and column, in order, so that decisions can be written beside them."""
 
 from __future__ import annotations
 

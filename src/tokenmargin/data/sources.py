@@ -241,7 +241,7 @@ def _lines(first: int, last: int) -> str:
 
 
 def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
-    """How many lines inside a field are rows of the table: of its width, with a label that it has elsewhere."""
+    """How many lines inside a field look like rows of the table (width, a known label): a quote was left open."""
     count = 0
     for line in field.splitlines()[1:]:
         row = next(csv.reader([line], delimiter=delimiter), [])

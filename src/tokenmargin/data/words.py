@@ -139,6 +139,7 @@ def _symbol_breaks(points: Array, kinds: Array) -> Bool[Array, " characters"]:
 
 def _cut(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tuple[object, Array, Array, Array]:
     """Dictionary-encoded words of a chunk, their first and last characters, and how many each text has."""
+    # All texts of the chunk as one array of code points; a word is a run of letters, `heads` to `tails` in `letters`.
     joined = "\n".join(texts)
     points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = (_kinds_with_symbols() if symbols else _kinds())[points]
@@ -160,7 +161,7 @@ def _cut(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tup
     starts, ends = letters[heads], letters[tails] + 1
     bounds = np.searchsorted(starts, begins)
     counts = np.diff(bounds)
-    shift = np.repeat(begins[:-1], counts)
+    shift = np.repeat(begins[:-1], counts)  # from places in the chunk to places in the text
     return _encode(points[letters], heads), (starts - shift).astype(np.int32), (ends - shift).astype(np.int32), counts
 
 

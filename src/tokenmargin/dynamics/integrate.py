@@ -35,6 +35,10 @@ _PATIENCE, _HEADWAY = 500, 0.1
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
+# On a line (one dimension, an axis of symmetry) the unit field is constant, so a solver's steps grow without bound: one
+# may leap over a point where the field turns back. The inside of a step is looked at where p has grown by this share of
+# its length (or of the unit); before a point that turns back so many steps are short.
+_LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class Integration:
         self.stop: Stop = "steps"
         self.finite: FinitePart | None = None
         self._balance = 1.0
+        self._turns_back: float | None = None  # how far from the last knot, where a step leapt over such a point
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
         knots = [arc]
@@ -212,22 +217,19 @@ class Integration:
     def _follow_by(self, name: str, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
         tolerance, begin = self.settings.tolerance, len(knots)
-        most = self.settings.max_steps
-        if name == "Euler":
-            longest = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
-            step = 1 / max(2 * longest, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
-            solver: OdeSolver = Euler(self.field.direction, knots[-1], self._y, np.inf, step=step, unit=self.field.unit)
-            most = min(most, MOST_STEPS)
-        else:
-            solver = SOLVERS[name](
-                self.field.direction, knots[-1], self._y, np.inf, rtol=tolerance, atol=tolerance,
-                jac=self.field.jacobian,
-            )  # fmt: skip
+        most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
+        solver, short_until = self._solver(name, knots[-1]), np.inf
         while len(knots) <= most:
             if name == "Radau":
                 solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
                 return self.stop != "stalled"
+            if self._turns_back is not None:
+                solver = self._solver(name, knots[-1], longest=self._turns_back / 4)
+                short_until = len(knots) + _SHORT_STEPS
+                continue
+            if len(knots) >= short_until:
+                solver, short_until = self._solver(name, knots[-1]), np.inf
             patience = _PATIENCE if name == "Radau" or self._balance > _CANCELLING else _LESS_PATIENCE
             if len(knots) >= begin + patience:
                 headway = knots[-1] - knots[-1 - patience]
@@ -238,14 +240,44 @@ class Integration:
                     return False
         return True
 
+    def _solver(self, name: str, arc: float, *, longest: float = np.inf) -> OdeSolver:
+        """A solver that begins where the path has come to, with steps of at most the `longest`."""
+        if name == "Euler":
+            tokens = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
+            step = 1 / max(2 * tokens, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
+            return Euler(self.field.direction, arc, self._y, np.inf, step=step, unit=self.field.unit)
+        tolerance = self.settings.tolerance
+        return SOLVERS[name](
+            self.field.direction, arc, self._y, np.inf, rtol=tolerance, atol=tolerance, jac=self.field.jacobian,
+            max_step=longest,
+        )  # fmt: skip
+
+    def _leap(self, piece: DenseOutput, begin: float, end: float) -> float | None:
+        """How far into a long step the field first points back along it; None where it does not."""
+        length = self.field.unit + self.field.norm(self._y)
+        if self.field.original.kinked or end - begin <= _LOOKED_AT * length:
+            return None
+        count = int(np.log1p((end - begin) / length) / np.log1p(_LOOKED_AT))
+        inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
+        before = self._y
+        for arc in np.append(inside[inside < end], end).tolist():
+            y = piece(arc)
+            if float(self.field.direction(arc, y) @ (y - before)) < 0:
+                return arc - begin
+            before = y
+        return None
+
     def _step(self, solver: OdeSolver, knots: list[float]) -> bool:
-        """One step of the solver; False when the run is over."""
+        """One step of the solver; False when the run is over. None that leaps over a point that turns back is taken."""
         solver.step()
         if solver.status == "failed":
             if not self._at_rest(solver.y, cornered=self.field.original.kinked):
                 self.stop = "stalled"
             return False
         piece, end = solver.dense_output(), float(solver.t)
+        self._turns_back = self._leap(piece, knots[-1], end)
+        if self._turns_back is not None:
+            return True
         self.stop, end = self._watch(piece, knots[-1], end)
         self.pieces.append(piece)
         knots.append(end)

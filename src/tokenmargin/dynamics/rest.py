@@ -44,6 +44,7 @@ _TIED = float(np.sqrt(NEAR_STATIONARY))
 # At a stationary point the pull of the others is zero where Newton's method ends; dropping them from the tied problem
 # moves it by their weights, at most _TIED of its own size. On a path that diverges it is a margin over a key length.
 _DRIFTS = 10 * _TIED
+_SAME = 1e-10  # share of the longest difference of keys below which one is rounding
 
 
 def polish(objective: AbstractObjective, y: Float[Array, " r"]) -> tuple[Float[Array, " r"], float]:
@@ -106,9 +107,15 @@ class FinitePart:
 
     def __repr__(self) -> str:
         return (
-            f"FinitePart({len(self.span)} dimensions, {int(self.tied.sum())} tokens keep their weights, "
+            f"FinitePart({len(self.span)} dimensions, {self.size} tokens keep their weights, "
             f"balance={self.balance:.1e}; the others' pull: balance={self.drift_balance:.2g})"
         )
+
+    @property
+    def size(self) -> int:
+        """Number of tokens that tie with another one of their input."""
+        sizes = self.tied.sum(axis=1)
+        return int(sizes[sizes > 1].sum())
 
     def follow(
         self,
@@ -208,13 +215,14 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     if not isinstance(objective, PromptObjective | AbstractLocalObjective | HeadObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
-    tied = problem.mask & (state.weights > _TIED)
     keys = in_coordinates(problem.keys)
-    apart = (keys - keys[state.pivot][:, None])[tied]
+    away = keys - keys[state.pivot][:, None]
+    tied = _mixed(objective, state, problem.mask & (state.weights > _TIED), np.linalg.norm(away, axis=-1))
+    apart = away[tied]
     if not apart.size:  # weights that are no numbers: nothing is known to tie
         return None
     _, sizes, rows = np.linalg.svd(apart)
-    rank = int((sizes > 1e-10 * max(sizes[0], np.finfo(float).tiny)).sum())
+    rank = int((sizes > _SAME * max(sizes[0], np.finfo(float).tiny)).sum())
     within, across = rows[:rank], rows[rank:]
     if rank == 0 or len(across) == 0:
         return None
@@ -233,6 +241,28 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
         tied, back(within) / along.unit, back(settled), balance, error * along.unit, curvature,
         back(across.T @ drift.direction) / along.unit, float(pulls.max()), divergent, z, across, settled, along,
     )  # fmt: skip
+
+
+def _mixed(
+    objective: PromptObjective | AbstractLocalObjective | HeadObjective,
+    state: Attention,
+    tied: Bool[Array, "n T"],
+    distance: Float[Array, "n T"],
+) -> Bool[Array, "n T"]:
+    """The tied tokens of the inputs in which they score differently; of the others that of largest weight, with copies.
+
+    Tokens of one score do not pull at one another: beside tokens that rest they may still be parting, at any pace.
+    """
+    scores = _scores(objective, state)
+    spread = np.where(tied, scores, -np.inf).max(axis=1) - np.where(tied, scores, np.inf).min(axis=1)
+    return np.where((spread > 0)[:, None], tied, tied & (distance <= _SAME * distance.max()))
+
+
+def _scores(
+    objective: PromptObjective | AbstractLocalObjective | HeadObjective, state: Attention
+) -> Float[Array, "n T"]:
+    around = objective if isinstance(objective, HeadObjective) else objective.problem
+    return np.asarray(around.around(state.weights).scores)
 
 
 def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
@@ -268,8 +298,7 @@ def _divergent(
     if isinstance(objective, Divergent):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
-    around = objective if isinstance(objective, HeadObjective) else problem
-    scores = np.where(state.pivot, state.output[:, None], around.around(state.weights).scores)
+    scores = np.where(state.pivot, state.output[:, None], _scores(objective, state))
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
     return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 

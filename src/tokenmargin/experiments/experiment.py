@@ -76,7 +76,7 @@ class Finding:
         return BASES[self.basis] if self.judged else ""
 
     def unjudged(self) -> Finding:
-        """The number alone, its bounds named: what they are for is not what was measured."""
+        """The number without bounds, which are for the paper's data and not for what stood in; `source` names them."""
         return replace(self, low=-np.inf, high=np.inf, source=f"on the paper's data: {self.expected}", explanation="")
 
     @property
@@ -125,7 +125,7 @@ class Result:
 
     @property
     def title(self) -> str:
-        """The experiment's title; where data stand in for those it names, they take their place in it."""
+        """The experiment's title; where other data stood in for the paper's, it names those that were used."""
         title, named = self.experiment.title, self.stand_in.rpartition(" standing in for ")[2]
         if not self.stand_in:
             return title

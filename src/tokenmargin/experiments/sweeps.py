@@ -20,8 +20,16 @@ from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.experiment import FINDINGS
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
-from tokenmargin.experiments.sweep_storage import Parts, spans
-from tokenmargin.experiments.sweep_worker import CELL, ROW, CellRunner, Failure, Outcome, describe_settings
+from tokenmargin.experiments.sweep_rows import (
+    CELL,
+    ROW,
+    CellRunner,
+    Failure,
+    Outcome,
+    Parts,
+    describe_settings,
+    spans,
+)
 
 FAILURES = "failures"
 FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
@@ -110,7 +118,7 @@ class _State:
         return Parts(self.run.folder / "failed")
 
     def prepare(self, *, retry_failed: bool) -> list[str]:
-        """Clear away what a killed process was writing, failures to be tried again, and damaged parts: give these."""
+        """Remove what a killed process left half written, failures to try again, damaged parts; returns the last."""
         (self.run.folder / "run.json").unlink(missing_ok=True)
         remove_leftovers(self.run.folder)
         if retry_failed:
@@ -118,7 +126,7 @@ class _State:
         return self.results.drop_damaged() + self.failures.drop_damaged()
 
     def work(self, *, fail_fast: bool) -> bool:
-        """Run what is not done yet; give whether everything is done."""
+        """Run what is not done yet; returns whether everything is done now."""
         over, failed = self.results.done(len(self.grid)), self.failures.done(len(self.grid))
         self.done, self.failed = int((over | failed).sum()), int(failed.sum())
         runner = CellRunner(self.grid, self.table)

@@ -206,8 +206,11 @@ def _positive_multipliers(flat: Float[Array, "k rank"], direction: Float[Array, 
         cost = np.append(np.zeros(k), -1.0)
         above = np.hstack([-np.eye(k), np.ones((k, 1))])
         tied = np.hstack([flat.T, np.zeros((flat.shape[1], 1))])
-        answer = linprog(cost, above, np.zeros(k), tied, direction, bounds=[(None, None)] * (k + 1))
+        sizes = float(np.abs(flat).max()), float(np.abs(direction).max())  # HiGHS takes numbers below 1e-9 for zero
+        answer = linprog(
+            cost, above, np.zeros(k), tied / sizes[0], direction / sizes[1], bounds=[(None, None)] * (k + 1)
+        )
         if answer.x is None:
             return None
-        found = answer.x[:k]
+        found = answer.x[:k] * (sizes[1] / sizes[0])
     return found if found.min() > STRICT * float(np.abs(found).mean()) else None

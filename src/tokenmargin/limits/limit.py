@@ -312,7 +312,7 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied)
     off = _off(path, named)
-    held = f"{int(part.tied.sum())} tied tokens keep their weights"
+    held = f"{part.size} tied tokens keep their weights"
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"
         held = f"{held}; beside them, {_where_rounding_decides(path)}"

@@ -48,8 +48,8 @@ class NextTokenLimit:
 
     @property
     def is_certified(self) -> bool:
-        """Whether both parts are proven: the direction optimal, the finite part within 1e-6 of the minimum."""
-        return self.direction.is_optimal and self.finite.distance <= 1e-6
+        """Whether both parts are proven: the direction optimal, the finite part within 1e-6 units of the minimum."""
+        return self.direction.is_optimal and self.finite.distance <= 1e-6 * self.finite.unit
 
     @cached_property
     def logits(self) -> Float[Array, " nodes"]:
@@ -174,5 +174,6 @@ def _embedded(problem: NextTokenProblem, graph: PriorityGraph, choice: TiedChoic
     if not len(used):
         return replace(choice, features=np.zeros((graph.nodes, 0)), basis=np.zeros((0, vectors.shape[1])))
     _, sizes, rows = np.linalg.svd(used, full_matrices=False)
-    basis = rows[sizes > _RANK * sizes[0]]
-    return replace(choice, features=apart @ basis.T, basis=basis)
+    basis, longest = rows[sizes > _RANK * sizes[0]], float(sizes[0]) or 1.0
+    # In a unit in which logits of order one need coordinates of order one, whatever the length of the embeddings.
+    return replace(choice, features=(apart / longest) @ basis.T, basis=basis, unit=1 / longest)

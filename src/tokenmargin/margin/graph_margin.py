@@ -91,6 +91,8 @@ def forced_ties(problem: NextTokenProblem) -> Bool[Array, " edges"]:
     graph, vectors = problem.graph, node_vectors(problem)
     rows = vectors[graph.source] - vectors[graph.target]
     edges, dimension = rows.shape
+    # Edges count by their direction: HiGHS takes numbers below 1e-9 for zero, and those above 1e15 for a mistake.
+    rows /= np.maximum(np.abs(rows).max(axis=1, keepdims=True, initial=0.0), np.finfo(float).tiny)
     # Maximise the sum of s with s_j <= <row_j, W>, 0 <= s_j <= 1.
     found = linprog(  # type: ignore[call-overload]  # its stubs do not know sparse matrices
         np.concatenate([np.zeros(dimension), -np.ones(edges)]),

@@ -322,6 +322,8 @@ def _slopes_always(terms: _Terms, across: Float[Array, "s r"]) -> bool:
         return False  # q is a combination of the terms' differences, with multipliers of one sign
     signed = (np.sign(terms.pulls)[:, None] * terms.rows[terms.losing]) @ across.T
     level = terms.rows[terms.leading] @ across.T
+    largest = max(float(np.abs(signed).max()), float(np.abs(level).max(initial=0.0)))
+    signed, level = signed / (largest or 1.0), level / (largest or 1.0)  # HiGHS takes numbers below 1e-9 for zero
     answer = linprog(
         -signed.sum(axis=0), A_ub=-signed, b_ub=np.zeros(len(signed)), A_eq=level, b_eq=np.zeros(len(level)),
         bounds=(-1, 1),

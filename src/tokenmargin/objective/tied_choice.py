@@ -32,6 +32,7 @@ class SoftPart(NamedTuple):
     - `balance`: the same over the summed lengths of its terms.
     - `distance`: the minimum is proven to be no farther than this; infinite where that is not proven.
     - `risk`: what the tied tokens leave of the mean loss for ever: its infimum.
+    - `unit`: length of a parameter that changes logits by about one: 1, unless embeddings are long or short.
     """
 
     logits: Float[Array, " nodes"]
@@ -40,6 +41,7 @@ class SoftPart(NamedTuple):
     balance: float
     distance: float
     risk: float
+    unit: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,7 @@ class TiedChoice:
     - `classes`: of every node of the graph; tied nodes share one.
     - `features`: coordinates of every node in an orthonormal basis of the tied span; None for orthonormal tokens.
     - `basis`: that basis, as parameters.
+    - `unit`: length of a parameter whose coordinates have length one.
     """
 
     rows: Int[Array, " entries"]
@@ -63,6 +66,7 @@ class TiedChoice:
     classes: Int[Array, " all"]
     features: Float[Array, "all r"] | None = None
     basis: Float[Array, "r D"] | None = None
+    unit: float = 1.0
 
     @cached_property
     def _starts(self) -> Int[Array, " choices"]:
@@ -154,10 +158,10 @@ class TiedChoice:
         else:
             assert self.basis is not None, "features come with their basis"
             theta = np.linalg.lstsq(self.features, logits, rcond=None)[0]
-            point, length = theta @ self.basis, float(np.linalg.norm(self.features.T @ pull))
+            point, length = self.unit * (theta @ self.basis), float(np.linalg.norm(self.features.T @ pull))
         return SoftPart(
-            logits, point, length / self.n, length / terms if terms else 0.0, self.distance(shares, length),
-            float(losses.sum()) / self.n,
+            logits, point, length / self.unit / self.n, length / terms if terms else 0.0,
+            self.unit * self.distance(shares, length), float(losses.sum()) / self.n, self.unit,
         )  # fmt: skip
 
     def _terms(self, shares: Float[Array, " entries"]) -> float:

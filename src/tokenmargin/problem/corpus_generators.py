@@ -163,16 +163,6 @@ def balanced(corpus: TokenCorpus, rng: Rng, *, size: int | None = None) -> Token
     return subset(corpus, np.flatnonzero(rows))
 
 
-def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:
-    """The corpus without the tokens that occur less than `least` times in it; sequences keep their order."""
-    common = np.bincount(corpus.tokens, minlength=corpus.size) >= least
-    number = np.cumsum(common) - 1
-    kept = common[corpus.tokens]
-    words = tuple(word for word, stays in zip(corpus.vocabulary, common, strict=True) if stays)
-    lengths = np.bincount(corpus.sequence[kept], minlength=corpus.n)
-    return TokenCorpus(number[corpus.tokens[kept]], lengths, corpus.labels, words)
-
-
 def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
     """Some sequences, in their order; the vocabulary stays."""
     kept = np.zeros(corpus.n, dtype=bool)

@@ -145,7 +145,7 @@ def run_epochs(
 
 @contextlib.contextmanager
 def _held(folder: Path | None) -> Iterator[None]:
-    """The folder, where there is one, for this run alone, without what a killed one was writing."""
+    """Hold the folder's lock, if there is a folder, after removing what a killed run left half written."""
     if folder is None:
         yield
         return

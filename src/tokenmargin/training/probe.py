@@ -17,8 +17,6 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.training.batches import Sequences
 from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.one_layer import Model
@@ -94,16 +92,6 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
     )
 
 
-def selected(logits: Float[Array, " m"], corpus: TokenCorpus) -> Int[Array, " n"]:
-    """The token of largest logit `<E_s, p>` in each sequence; the first of them when there are several."""
-    values = logits[corpus.tokens]
-    begin = np.concatenate([[0], np.cumsum(corpus.lengths)[:-1]])
-    best = np.repeat(np.maximum.reduceat(values, begin), corpus.lengths)
-    place = np.flatnonzero(values == best)
-    _, first = np.unique(corpus.sequence[place], return_index=True)
-    return corpus.tokens[place[first]]
-
-
 def attention_mass(logits: Float[Array, " m"], corpus: TokenCorpus) -> dict[str, float]:
     """Mean attention on negative, irrelevant and positive tokens, where clear; one-layer model.
 
@@ -122,12 +110,6 @@ def attention_mass(logits: Float[Array, " m"], corpus: TokenCorpus) -> dict[str,
         mass[name] = float(weights[kind == value].sum() / corpus.n)
         mass[f"{name} uniform"] = float(even[kind == value].sum() / corpus.n)
     return mass
-
-
-def as_problem(state: State, corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenProblem:
-    """Some sequences with the trained embeddings as a TokenProblem: keys and values E, head v. The parameter is p."""
-    geometry = Coordinates(state.embeddings.detach().cpu().double().numpy(), corpus.index[rows], corpus.mask[rows])
-    return TokenProblem(geometry, corpus.labels[rows], head=state.head.detach().cpu().double().numpy())
 
 
 @dataclass(frozen=True, eq=False)

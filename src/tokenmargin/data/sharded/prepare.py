@@ -82,7 +82,7 @@ def _write_corpus(
     positive: str | None,
     tell: Progress,
 ) -> None:
-    """The two passes, for who holds the folder's lock."""
+    """Count, choose the vocabulary, number; the caller holds the folder's lock."""
     of, work = len(slices), place / ".work"
     plan = Plan(tuple(slices), pipeline, columns).save(work)
     counted = _run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))

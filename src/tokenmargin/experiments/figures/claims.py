@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, tracked
 from tokenmargin.experiments.tables import PAPER_A, PAPER_B, PAPER_C, PAPER_D, columns
-from tokenmargin.theory import PAPER_CLAIMS, Claim, Report, needed
-
-
-def table_row(claim: Claim, reports: Iterable[Report]) -> str:
-    """The claim's line in the table of the documentation: what it says, its evidence, and the hypotheses shown to be
-    needed by the instances outside."""
-    shown = needed(report for report in reports if report.kind == "outside")
-    needs = "no hypothesis" if claim.unconditional else "; ".join(shown) or "-"
-    printed = str(claim.refutation()) if claim.refutation else "-"
-    cells = (text.replace("|", "\\|") for text in (claim.name, claim.about, claim.evidence, needs, printed))
-    return f"| {' | '.join(cells)} |"
+from tokenmargin.theory import PAPER_CLAIMS, Report
 
 
 @dataclass(frozen=True)
 class _Claims(AbstractExperiment):
     """Each claim within its hypotheses, outside of them, and, where the printed statement is wrong, as printed."""
 
-    paper_letter: ClassVar[str]
     shown_tables = ("checks",)
     shows = "proofs; no table. Here every hypothesis and conclusion is a number beside its bound."
 
     def run(self, progress: Progress = None) -> Result:
-        claims = [claim for claim in PAPER_CLAIMS if claim.name.startswith(f"{self.paper_letter}.")]
+        paper = f"{self.figure[-1].upper()}."  # as in claims-a
+        claims = [claim for claim in PAPER_CLAIMS if claim.name.startswith(paper)]
         reports: list[Report] = []
         for claim in tracked(claims, progress):
             reports += claim.own()
@@ -81,7 +69,6 @@ class ClaimsA(_Claims):
     figure = "claims-a"
     source = PAPER_A
     title = "Every lemma and theorem on trained embeddings, measured"
-    paper_letter = "A"
     seconds = (17, 17)
 
 
@@ -91,7 +78,6 @@ class ClaimsB(_Claims):
     figure = "claims-b"
     source = PAPER_B
     title = "Every lemma and theorem on max-margin token selection, measured"
-    paper_letter = "B"
     seconds = (40, 40)
 
 
@@ -101,7 +87,6 @@ class ClaimsC(_Claims):
     figure = "claims-c"
     source = PAPER_C
     title = "The main statements on W and on K and Q, measured"
-    paper_letter = "C"
     seconds = (12, 12)
 
 
@@ -111,5 +96,4 @@ class ClaimsD(_Claims):
     figure = "claims-d"
     source = PAPER_D
     title = "The statements on next-token prediction, measured"
-    paper_letter = "D"
     seconds = (7, 7)

@@ -39,7 +39,7 @@ TUNED = {"epochs": 200, "rate": 1e-5, "balanced": True}
 
 
 def _two_layers(**tuned: float) -> Scales:
-    """Of what the printed settings leave open, the reading that gives most (docs/training-readings.md)."""
+    """Scales of a two-layer figure: the printed settings leave choices open, made as in docs/training-readings.md."""
     quick = QUICK | {"texts": 3000, "dimension": 32, "rate": 2e-3, "start_scale": 0.1}
     return Scales(quick=quick, paper={"scaled_logits": True, "affine_norm": True}, tuned=TUNED | tuned)
 
@@ -76,13 +76,13 @@ class TrainedEmbeddings(AbstractExperiment):
 
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         """The sequences, and what should be said of them."""
-        from tokenmargin.data.cached_corpus import find_corpus
+        from tokenmargin.data.datasets import find_corpus
 
         found = find_corpus(self.dataset, substitute=self.substitute)
         return found.prepared.corpus(), found.notes
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.data.cached_corpus import corpus_inputs
+        from tokenmargin.data.datasets import corpus_inputs
 
         return corpus_inputs(self.dataset)
 
@@ -170,7 +170,7 @@ class TrainedEmbeddings(AbstractExperiment):
 
 
 def _noise(tokens: Table) -> str:
-    """How much of a stand-in tells nothing: below this posterior difference the order of tokens is chance."""
+    """A sentence on how many tokens of a stand-in corpus have a posterior difference too small to rank them by."""
     unclear = int((np.abs(tokens["posterior"]) < 0.1).sum())
     return f"{unclear} of the {len(tokens['posterior'])} tokens have a posterior difference below 0.1: ranks are noise"
 
@@ -247,7 +247,7 @@ class FigureA2(TrainedEmbeddings):
         return corpus, ("levels of 4 + 2^k tokens: the printed 4 + 2^(k-1) do not give the printed vocabulary of 2048",)
 
     def further_findings(self, corpus: TokenCorpus, scores: list[Array]) -> tuple[Finding, ...]:
-        """Where the cloud of irrelevant tokens lies: across, in `<E, p>` and in `<E, v>`."""
+        """Where the cloud of irrelevant tokens lies: posterior difference, `<E, p>` and `<E, v>`."""
         cloud = np.array([token.startswith(IRRELEVANT) for token in corpus.vocabulary])
         prompt, head = (np.stack([products[k] for products in scores]).astype(float) for k in (0, 1))
         height, middle = prompt[:, cloud].mean(axis=1), np.median(prompt[:, ~cloud], axis=1)

@@ -60,7 +60,7 @@ class MethodMargins(AbstractExperiment):
 
     @property
     def rule(self) -> AbstractMethod:
-        """The method."""
+        """The method of descent that the settings name."""
         return method_named(self.method, self.step, decay=self.decay)
 
     def run(self, progress: Progress = None) -> Result:

@@ -13,7 +13,7 @@ import numpy as np
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.limits import follow
+from tokenmargin.theory.evidence import follow
 from tokenmargin.theory.results.first_step import deviation, limit_variance, sharp_dimension, token_shares
 from tokenmargin.theory.settings import enough_dimensions, enough_step
 
@@ -21,7 +21,7 @@ ALIGNED = 100.0  # radians times norm: at norm 1e5 a milliradian, where 1 - cosi
 
 
 def conclusion_holds(x: EmbeddingInstance, norm: float) -> bool:
-    """Theorem 5's: flow grows, selects every important token, and aligns with the max-margin direction of its class."""
+    """Whether Theorem 5 is right: flow grows, selects every important token, aligns with the margin of its class."""
     after = x.steps[0].after
     limit = follow(after.problem(), after.prompt, norm=norm)
     important = bool(limit.chosen[x.corpus.important].all())

@@ -16,7 +16,7 @@ SLOWING = 1e-4  # of the steepness, per step: lambda_t = lambda_0 / (1 + 1e-4 t)
 
 
 class Setting(NamedTuple):
-    """One row of panels: where training starts, the steepness of erf and whether it falls, the step, how many."""
+    """One row of panels: does training start on the manifold, the steepness of erf, does it fall, the steps."""
 
     name: str
     on_manifold: bool

@@ -234,7 +234,7 @@ class SvmKQ(_Local):
 
     @cached_property
     def objective(self) -> ManyFactored:
-        """All runs."""
+        """The risks of all runs in K and Q, as one objective."""
         return ManyFactored.of(self.problems)
 
     def train(self, settings: Settings) -> Points:

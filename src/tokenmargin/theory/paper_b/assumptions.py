@@ -142,8 +142,9 @@ def _certified_fall(
 def _multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
     """Multipliers of the SVM, summing to one: the solver's, those largest in each input, and the mean of these."""
     first = head.multipliers / head.multipliers.sum()
-    target = first @ signed
     tight = signed @ head.vector <= 1 + 1e-7
+    signed = signed / np.abs(signed).max()  # HiGHS takes numbers below 1e-9 for zero
+    target = first @ signed
     found = [first]
     for j in np.flatnonzero(tight):
         answer = linprog(

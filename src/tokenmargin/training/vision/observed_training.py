@@ -180,7 +180,7 @@ def _line(row: Mapping[str, float], *, step: int, seconds: float) -> str:
 
 
 def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
-    """This call and those before it that worked in the folder."""
+    """The records of all calls that trained in the folder, this one last."""
     path = folder / "calls.json"
     calls: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     calls.append(call)
