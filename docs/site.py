@@ -21,6 +21,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 HERE = Path(__file__).parent
+LONG_FORMULA = 45  # characters of a formula in the text that may not fit a phone: there it scrolls by itself
 sys.path.insert(0, str(HERE))
 
 from gallery import BY_HAND  # noqa: E402
@@ -125,7 +126,9 @@ def _set_aside(text: str, formulas: list[str]) -> str:
 
     def keep(display: str, kind: str) -> Any:
         def kept(found: re.Match[str]) -> str:
-            formulas.append(convert(found[1].strip(), display=display))
+            formula = convert(found[1].strip(), display=display)
+            long = display == "inline" and len(found[1]) > LONG_FORMULA
+            formulas.append(f'<span class="long">{formula}</span>' if long else formula)
             return f"FORMULA{len(formulas) - 1}{kind}"
 
         return kept
