@@ -255,6 +255,7 @@ class Integration:
     def _leap(self, piece: DenseOutput, begin: float, end: float) -> float | None:
         """How far into a long step the field first points back along it; None where it does not."""
         length = self.field.unit + self.field.norm(self._y)
+        end = min(end, begin + length + self.until)  # farther out it does not matter
         if self.field.original.kinked or end - begin <= _LOOKED_AT * length:
             return None
         count = int(np.log1p((end - begin) / length) / np.log1p(_LOOKED_AT))
@@ -281,8 +282,11 @@ class Integration:
         self.stop, end = self._watch(piece, knots[-1], end)
         self.pieces.append(piece)
         knots.append(end)
-        self._y = piece(end)
+        before, self._y = self._y, piece(end)
         self.final = self.field.lift(self._y)
+        if np.array_equal(before, self._y):  # the gradient is lost to rounding, and reported as zero
+            self.stop = "flat"
+            return False
         if self.progress is not None:
             self.progress(self.field.norm(self._y))
         return self.stop == "steps" and not self._at_rest(self._y)
