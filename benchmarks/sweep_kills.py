@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenmargin._files import file_digest
 from tokenmargin.experiments.records import Run, runs_in
-from tokenmargin.experiments.sweep_storage import Parts
+from tokenmargin.experiments.sweep_rows import Parts
 
 
 def command(out: Path, cells: int) -> list[str]:

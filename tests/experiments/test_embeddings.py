@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tokenmargin.data.cached_corpus import find_corpus
-from tokenmargin.data.datasets import DatasetError, get_dataset
+from tokenmargin.data.datasets import DatasetError, find_corpus, get_dataset
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.experiments.figures.embeddings import FigureA1, FigureA2, FigureA3Imdb, FigureA3Yelp, FigureA4
 from tokenmargin.report.figures import draw

@@ -14,10 +14,9 @@ from tests.experiments.studies import Study
 from tokenmargin._files import atomic_path, read_table, write_table
 from tokenmargin.dynamics import NormalizedGradientDescent
 from tokenmargin.experiments import Finding, Result, Run, find_runs, record, runs_in
-from tokenmargin.experiments.comparison import compare_runs
 from tokenmargin.experiments.experiment import verdict_of
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
-from tokenmargin.experiments.records import hold, run_id
+from tokenmargin.experiments.records import compare_runs, hold, run_id
 
 
 def test_a_record_keeps_everything(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.experiments.studies import Study
 
 from tokenmargin._files import file_digest
 from tokenmargin.experiments import AbstractEngine, Axis, Grid, LocalEngine, sweep
-from tokenmargin.experiments.sweep_storage import Parts
+from tokenmargin.experiments.sweep_rows import Parts
 from tokenmargin.experiments.sweeps import Progress
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_findings_are_kept_by_default(tmp_path: Path) -> None:
 
 def test_the_table_depends_on_the_results_alone(tmp_path: Path, monkeypatch) -> None:
     """Not on the engine, the order in which cells end, the pieces, nor interruptions."""
-    monkeypatch.setattr("tokenmargin.experiments.sweep_storage.WINDOW_ROWS", 25)  # several windows
+    monkeypatch.setattr("tokenmargin.experiments.sweep_rows.WINDOW_ROWS", 25)  # several windows
     digests = {file_digest(sweep(grid(), tmp_path / "whole", engine=InOrder(), table="draws").table_path("draws"))}
     backwards = InOrder(backwards=True)
     digests.add(file_digest(sweep(grid(), tmp_path / "back", engine=backwards, table="draws").table_path("draws")))

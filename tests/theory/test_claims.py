@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampled, searched, seen, true
-from tokenmargin.theory.probability import rarely
+from tokenmargin.theory.evidence import rarely
 
 DOCS = Path(__file__).parents[2] / "docs"
 AS_PRINTED_WRONG = {

@@ -16,13 +16,13 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import EmbeddingInstance, binomial_interval, claim
-from tokenmargin.theory.limits import follow, selected_in_the_limit
+from tokenmargin.theory.evidence import follow, selected_in_the_limit
 from tokenmargin.theory.paper_a.classes import printed_constraints
+from tokenmargin.theory.paper_a.first_step import probability_beyond
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, one_token
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
 from tokenmargin.theory.paper_a.lengths import balanced_flow
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu, smallest_rival
-from tokenmargin.theory.paper_a.start import probability_beyond
 from tokenmargin.theory.settings import enough_dimensions, enough_step
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

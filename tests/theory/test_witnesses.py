@@ -13,7 +13,7 @@ from tokenmargin.margin import class_margin, max_margin
 from tokenmargin.problem.instances import figure1a
 from tokenmargin.selection import cone_constants
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance, claim
-from tokenmargin.theory.limits import follow
+from tokenmargin.theory.evidence import follow
 from tokenmargin.theory.paper_b.confined_paths import WIDTH
 from tokenmargin.theory.paper_b.gradients import printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import cone

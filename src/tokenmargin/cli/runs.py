@@ -159,7 +159,7 @@ def _print_details(details: dict[str, Any]) -> None:
 
 
 def _compare(first: Run, second: Run, *, json: bool) -> int:
-    from tokenmargin.experiments.comparison import compare_runs
+    from tokenmargin.experiments.records import compare_runs
 
     comparison = compare_runs(first, second)
     if json:

@@ -135,7 +135,7 @@ def verify(
     """
     from tokenmargin import theory
     from tokenmargin.dynamics import whole_runs
-    from tokenmargin.theory.probability import enough_draws
+    from tokenmargin.theory.evidence import enough_draws
 
     with usage_errors():
         chosen = theory.CLAIMS if claim is None else (theory.claim(claim),)

@@ -23,7 +23,7 @@ from tokenmargin.problem.corpus_generators import selective_corpus, varied_selec
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
-from tokenmargin.theory.limits import FollowedFlow, follow
+from tokenmargin.theory.evidence import FollowedFlow, follow
 
 Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3

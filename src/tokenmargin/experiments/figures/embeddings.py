@@ -76,13 +76,13 @@ class TrainedEmbeddings(AbstractExperiment):
 
     def corpus(self) -> tuple[TokenCorpus, tuple[str, ...]]:
         """The sequences, and what should be said of them."""
-        from tokenmargin.data.cached_corpus import find_corpus
+        from tokenmargin.data.datasets import find_corpus
 
         found = find_corpus(self.dataset, substitute=self.substitute)
         return found.prepared.corpus(), found.notes
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.data.cached_corpus import corpus_inputs
+        from tokenmargin.data.datasets import corpus_inputs
 
         return corpus_inputs(self.dataset)
 

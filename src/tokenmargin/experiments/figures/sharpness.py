@@ -13,7 +13,7 @@ import numpy as np
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.limits import follow
+from tokenmargin.theory.evidence import follow
 from tokenmargin.theory.results.first_step import deviation, limit_variance, sharp_dimension, token_shares
 from tokenmargin.theory.settings import enough_dimensions, enough_step
 

@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
-from tokenmargin.margin.single.proposals import many_can_wait, propose_by_cuts, shortest_vector
+from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
 from tokenmargin.margin.single.refine import judged, proof, rescue
 
 FEW, MANY = 16, 100
@@ -130,7 +130,7 @@ def _one_by_one(systems: Systems) -> StackResult:
 def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"]:
     """Multipliers from daqp, one system after the other (threads lose: the solver holds the lock half the time)."""
     if systems.equality is None and many_can_wait(*rows.shape[1:]):
-        return np.array([propose_by_cuts(*one) for one in zip(rows, systems.bound, strict=True)])
+        return np.array([propose_from_many(*one) for one in zip(rows, systems.bound, strict=True)])
     multipliers = np.zeros(systems.bound.shape)
     for b, bound in enumerate(systems.bound):
         proposed = shortest_vector(rows[b], bound, systems.equality)

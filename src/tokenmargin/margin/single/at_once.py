@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, kkt_residuals
 from tokenmargin.margin.single.exact import surely_positive
-from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_by_cuts, shortest_vector
+from tokenmargin.margin.single.proposals import least_distance, many_can_wait, propose_from_many, shortest_vector
 from tokenmargin.margin.solution import Certificate
 
 _LARGEST = 10_000  # numbers in the rows, beyond which the general path wins unless most constraints can wait
@@ -50,7 +50,7 @@ def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solve
         return None
     scale = shortest / most  # the solver's tolerances are for vectors of length about 1
     scaled = bound * scale
-    multipliers = propose_by_cuts(rows, scaled) if large else shortest_vector(rows, scaled)
+    multipliers = propose_from_many(rows, scaled) if large else shortest_vector(rows, scaled)
     if multipliers is None:
         return _farkas_vector(rows, bound, longest) if k > r else None
     if not multipliers.any():

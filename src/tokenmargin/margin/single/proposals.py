@@ -1,10 +1,13 @@
 """Multipliers that daqp proposes, by itself or inside cutting planes: every call of that solver is here.
 
+Where most of many constraints can wait, compiled code is faster once it is loaded, and takes over when that pays.
+
 What is proposed proves nothing; the certificates decide.
 """
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -13,10 +16,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+LOADING = 0.6
+"""Seconds that compiled code takes to load, once per process."""
 _INFINITE = 1e30  # what daqp takes for no bound
 _EQUALITY = 5  # daqp's code for an equality row
 _ENOUGH = 1e-12  # violations below this are left to the certificate
 _MANY, _LARGE = 8, 40_000  # constraints per dimension, and numbers in all, from which most constraints can wait
+_CUBED = 3e-9  # seconds that cutting planes take, over the third power of the dimension
 _FIRST, _MORE = 3, 1  # constraints taken into play at first and in later rounds, as multiples of the dimension
 
 
@@ -120,6 +126,27 @@ class RestrictedProblem:
 def many_can_wait(k: int, r: int) -> bool:
     """Whether a system has so many more constraints than dimensions that most of them should not be in play."""
     return k >= _MANY * r and k * r >= _LARGE
+
+
+_waited = 0.0  # seconds that this process has spent on cutting planes
+
+
+def propose_from_many(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"]:
+    """Multipliers of a system with many more constraints than dimensions; zeros when it seems infeasible.
+
+    Compiled code is loaded once cutting planes have cost, or are about to cost, as much as that.
+    """
+    global _waited
+    if _waited + _CUBED * rows.shape[1] ** 3 > LOADING:
+        from tokenmargin.margin.compiled.exchange import propose_by_exchange
+
+        multipliers = propose_by_exchange(rows, bound)
+        if multipliers is not None:
+            return multipliers
+    began = time.perf_counter()
+    multipliers = propose_by_cuts(rows, bound)
+    _waited += time.perf_counter() - began
+    return multipliers
 
 
 def propose_by_cuts(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"]:

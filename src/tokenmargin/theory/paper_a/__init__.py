@@ -9,13 +9,11 @@ from tokenmargin.theory.paper_a import (
     lengths,
     links,
     only_important,
-    start,
 )
 
 __all__ = ["CLAIMS"]
 
 CLAIMS = (
-    *start.CLAIMS,
     *first_step.CLAIMS,
     *gradients.CLAIMS,
     *leading_pairs.CLAIMS,

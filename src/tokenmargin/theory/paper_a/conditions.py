@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from tokenmargin.theory.claim import Findings, Slack, above, below, equal, seen
-from tokenmargin.theory.probability import rarely
+from tokenmargin.theory.evidence import rarely
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 LARGE = 20_000

@@ -13,7 +13,7 @@ from tokenmargin.margin.constraints import class_constraints
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.limits import FollowedFlow
+from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     concentrated,

@@ -16,7 +16,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
-from tokenmargin.theory.limits import FollowedFlow
+from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import mostly, regime, without_subject
 from tokenmargin.theory.paper_a.first_step import risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, limit_seen

@@ -18,7 +18,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled
-from tokenmargin.theory.limits import FollowedFlow
+from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.classes import RESIDUAL
 from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, lacking, regime, typical, without_subject
 from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, limit_seen

@@ -28,7 +28,7 @@ from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, margins
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, seen, true
-from tokenmargin.theory.limits import vanishing
+from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 

@@ -13,7 +13,7 @@ from tokenmargin.objective.nonlinear_heads import NonlinearHead, optimal_sets
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.limits import vanishing
+from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_d, log_outside, values_of
 from tokenmargin.theory.paper_b.directions import three_tokens
 from tokenmargin.theory.paper_b.gradients import mirrored

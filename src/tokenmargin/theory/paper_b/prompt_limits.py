@@ -12,7 +12,7 @@ from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cone_constants, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
-from tokenmargin.theory.limits import FollowedFlow, follow, vanishing
+from tokenmargin.theory.evidence import FollowedFlow, follow, vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal

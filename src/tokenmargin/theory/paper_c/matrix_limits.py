@@ -14,7 +14,7 @@ from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.limits import vanishing
+from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_b.assumptions import assumption_a
 from tokenmargin.theory.paper_b.prompt_limits import elsewhere, path_angles, theorem2, theorem2_direction, theorem3
 from tokenmargin.theory.paper_c.solutions import drawn, matrix_keys

@@ -9,7 +9,7 @@ from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, equal, sampled, searched, seen, true
-from tokenmargin.theory.limits import vanishing
+from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     independent,

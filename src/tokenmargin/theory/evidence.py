@@ -1,12 +1,18 @@
-"""Where training goes, and the max-margin class it is compared with: the two sides of every limit theorem."""
+"""Evidence that many claims share: flows followed to a finite norm, and probabilities from a number of draws.
+
+A flow is compared with the max-margin class of what it selects: the two sides of every limit theorem. Of a probability,
+draws give an exact binomial interval, and a slack made of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
+from scipy.stats import beta
 
 from tokenmargin.dynamics.flow import FlowPath, flow
 from tokenmargin.dynamics.integrate import FlowSettings
@@ -24,6 +30,11 @@ TIE = 1e-2
 # Directions are compared to 1e-6 at best. Corpora under Assumption 4 are symmetric enough to stall LSODA often, so
 # Radau is not kept waiting.
 SETTINGS = FlowSettings(tolerance=1e-8, solver="Radau")
+
+CONFIDENCE = 0.95
+"""How sure the interval of a report is of holding the true probability."""
+REFUTING = 1 - 1e-9
+"""How sure the interval must be before a statement is said to fail: one false refutation in a thousand million."""
 
 
 def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: float = TIE) -> Bool[Array, "n T"]:
@@ -86,3 +97,42 @@ def vanishing(name: str, angles: tuple[float, float], *, norm: float, most: floa
         seen(below(f"angle to {name} at norm {norm:.4g}", late, most), farther),
         seen(below("its exponent in the norm, last decade", exponent, -0.8), farther),
     )
+
+
+def binomial_interval(events: int, draws: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Clopper and Pearson's interval for a probability: exact, so never narrower than the confidence asks.
+
+    >>> low, high = binomial_interval(0, 59)
+    >>> low, round(high, 4)
+    (0.0, 0.0606)
+    """
+    if not 0 <= events <= draws or draws < 1:
+        raise ValueError(f"events: between 0 and the number of draws, which is at least 1; got {events} of {draws}")
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, events, draws - events + 1)) if events > 0 else 0.0
+    high = float(beta.isf(tail, events + 1, draws - events)) if events < draws else 1.0
+    return low, high
+
+
+def enough_draws(delta: float) -> int:
+    """The fewest draws without an event that show `P(event) <= delta`: `(1 - delta)^draws` is at most the tail.
+
+    >>> enough_draws(0.05), enough_draws(0.25)
+    (72, 13)
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta: a probability between 0 and 1, got {delta:g}")
+    return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-delta))
+
+
+def rarely(name: str, events: int, draws: int, delta: float) -> Slack:
+    """`P(event) <= delta`, from independent draws.
+
+    Met when the whole interval lies below delta, which takes about 3.7/delta draws without the event; refuted when an
+    interval of the confidence `REFUTING` lies above it; open in between, as it is for fewer draws than 1/delta.
+    """
+    low, high = binomial_interval(events, draws)
+    sure, _ = binomial_interval(events, draws, REFUTING)
+    shown = f"{name}, {events} of {draws} draws: probability {low:.2g} to {high:.2g}"
+    decide = f"more draws: {draws} leave the probability between {low:.2g} and {high:.2g}"
+    return replace(below(shown, high, delta), conclusive="if broken" if sure > delta else "never", decide=decide)

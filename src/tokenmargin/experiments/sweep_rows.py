@@ -1,4 +1,4 @@
-"""The parts of a running sweep: rows on disk in the order in which cells ended, and one table of them in the end.
+"""The rows of a sweep: what workers make of its cells, the parts on disk while it runs, and one table in the end.
 
 Each part is one parquet file, written whole, that says in its metadata which cells it holds, and in its name a checksum
 of its bytes; so what is done is known after any crash, no cell is in two parts, and a damaged part is seen. The final
@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,101 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import arrow_table, atomic_path, file_digest
-from tokenmargin.experiments.sweep_worker import CELL, ROW
+from tokenmargin.dynamics import whole_runs
+from tokenmargin.experiments.experiment import FINDINGS, Finding, Table, findings_table
+from tokenmargin.experiments.settings import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+CELL, ROW = "cell", "row"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that raised, or took its worker down."""
+
+    cell: int
+    settings: str
+    error: str
+    traceback: str = ""
+
+
+@dataclass
+class Outcome:
+    """What became of a piece: rows in blocks of equal columns, failures, and the time it took."""
+
+    blocks: list[dict[str, Array]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class CellRunner:
+    """Runs cells of a grid and keeps one table of each result."""
+
+    grid: Grid
+    table: str
+
+    def __call__(self, cells: range) -> Outcome:
+        outcome, started = Outcome(), time.perf_counter()
+        findings: list[tuple[int, tuple[Finding, ...]]] = []
+        groups: dict[tuple[str, ...], list[tuple[int, Table]]] = {}
+        for cell in cells:
+            try:
+                with whole_runs():
+                    result = self.grid[cell].run()
+                if self.table == FINDINGS:  # many small tables at once: a cell may take but a millisecond
+                    findings.append((cell, result.findings))
+                else:
+                    table = _checked(self.table, result.table(self.table))
+                    groups.setdefault(tuple(table), []).append((cell, table))
+            except Exception as error:  # one cell must not sink the sweep; the record carries the traceback
+                outcome.failures.append(self.failure(cell, error))
+        outcome.blocks = [self._joined(names, parts) for names, parts in groups.items()]
+        if findings:
+            table = findings_table([finding for _, found in findings for finding in found])
+            outcome.blocks.append(self._block([(cell, len(found)) for cell, found in findings], table))
+        outcome.seconds = time.perf_counter() - started
+        return outcome
+
+    def failure(self, cell: int, error: Exception) -> Failure:
+        """A failure with its traceback, while the exception is handled."""
+        said = f"{type(error).__name__}: {error}"
+        return Failure(cell, describe_settings(self.grid, cell), said, traceback.format_exc())
+
+    def _joined(self, names: tuple[str, ...], parts: list[tuple[int, Table]]) -> dict[str, Array]:
+        table = {name: np.concatenate([table[name] for _, table in parts]) for name in names}
+        return self._block([(cell, len(next(iter(table.values())))) for cell, table in parts], table)
+
+    def _block(self, rows: list[tuple[int, int]], table: Table) -> dict[str, Array]:
+        """Rows of several cells with the cells' settings beside them, given how many rows each cell has."""
+        cells, lengths = zip(*rows, strict=True)
+        settings = [self.grid.settings(cell) for cell in cells]
+        keys: dict[str, Any] = {CELL: cells}
+        keys |= {axis.name: [_scalar(chosen[axis.name]) for chosen in settings] for axis in self.grid.axes}
+        block = {name: np.repeat(np.array(values), lengths) for name, values in keys.items()}
+        ends = np.cumsum(lengths)
+        block[ROW] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        return block | {name if name not in block else f"{self.table}_{name}": table[name] for name in table}
+
+
+def _checked(name: str, table: Table) -> Table:
+    lengths = {len(column) for column in table.values()}
+    if len(lengths) != 1:
+        raise ValueError(f"the columns of table {name!r} have lengths {sorted(lengths)}")
+    return table
+
+
+def describe_settings(grid: Grid, cell: int) -> str:
+    """The settings of a cell in words: `d=2 seed=7`."""
+    return " ".join(f"{name}={_scalar(value)}" for name, value in grid.settings(cell).items())
+
+
+def _scalar(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
 
 WINDOW_ROWS = 200_000
 CELLS_KEY = b"tokenmargin.cells"
