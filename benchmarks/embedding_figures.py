@@ -25,7 +25,7 @@ from PIL import Image
 from benchmarks.gpu_training import load_corpus
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.report.figures import draw_products
-from tokenmargin.report.style import GLOBAL, LOCAL, MUTED
+from tokenmargin.report.style import GLOBAL, LOCAL, MUTED, paper_style
 
 FIGURES = {
     "A1": ("imdb two-layer paper seed 0", "imdb two-layer rate=0.0001 epochs=80"),
@@ -79,7 +79,7 @@ def describe(run: Mapping[str, Any]) -> str:
 
 def draw_scatter(runs: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndarray]) -> Figure:
     """A row a run: products with p and with v against the posterior difference."""
-    figure = Figure(figsize=(6.4, 2.5 * len(runs)), layout="constrained")
+    figure = Figure(figsize=(6.75, 2.6 * len(runs)), layout="constrained")
     for run, row in zip(runs, np.atleast_1d(figure.subfigures(len(runs))), strict=True):
         row.suptitle(describe(run), fontsize=7.5)
         posterior = arrays[f"{run['dataset']}/posterior"]
@@ -92,7 +92,7 @@ def draw_scatter(runs: Sequence[Mapping[str, Any]], arrays: Mapping[str, np.ndar
 
 def draw_along(runs: Runs) -> Figure:
     """Loss, rho_v and rho_p against the epoch; a column a figure of the paper."""
-    figure = Figure(figsize=(11, 6), layout="constrained")
+    figure = Figure(figsize=(6.75, 4.6), layout="constrained")
     figures = {title: names for title, names in FIGURES.items() if title != "small"}
     panels = figure.subplots(3, len(figures), sharex="col", sharey="row")
     for column, (title, names) in zip(panels.T, figures.items(), strict=True):
@@ -201,7 +201,7 @@ def top_weights(logits: np.ndarray, corpus: TokenCorpus) -> np.ndarray:
 
 def save(figure: Figure, path: Path) -> None:
     """A PNG of 64 colours: a third of the size, and points look the same."""
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=160)
     Image.open(path).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
@@ -223,10 +223,12 @@ def main() -> None:
     images.mkdir(parents=True, exist_ok=True)
     there = {figure: names for figure, names in FIGURES.items() if all(name in runs for name in names)}
     for figure, names in there.items():
-        picture = draw_scatter([runs[name] for name in names], arrays)
+        with paper_style():
+            picture = draw_scatter([runs[name] for name in names], arrays)
         save(picture, images / f"embeddings-{figure}.png")
     if there.keys() - {"small"}:
-        save(draw_along(runs), images / "embeddings-along.png")
+        with paper_style():
+            save(draw_along(runs), images / "embeddings-along.png")
     write_tables(runs, chosen.out / "results", chosen.tables)
     print_tables(runs)
     print_at_loss(runs, 0.2)

@@ -44,7 +44,7 @@ class Audit:
     tally: Tally = field(default_factory=Counter)
     false: list[str] = field(default_factory=list)
     undecided: float = -1.0
-    """Largest exact margin of a problem that single calls or the batch left undecided, as a share of the shortest row;
+    """Largest exact margin of a problem that single calls or the batch left undecided, as a share of the longest row;
     0 where the undecided ones have none, -1 where there are none."""
 
 
@@ -172,10 +172,10 @@ def audit(family: Family, count: int, *, rng: np.random.Generator, ways: Collect
 
 
 def hardness(rows: list[Row], truth: ExactAnswer) -> float:
-    """The margin as a share of the shortest row, 1 at most; 0 where there is none."""
+    """The margin as a share of the longest row; 0 where there is none."""
     if not truth.feasible:
         return 0.0
-    return float(1 / (truth.squared * min(dot(row, row) for row in rows))) ** 0.5
+    return float(1 / (truth.squared * max(dot(row, row) for row in rows))) ** 0.5
 
 
 def main() -> int:

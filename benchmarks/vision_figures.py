@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from tokenmargin.experiments import Result, Table
 from tokenmargin.experiments.figures.vision import Figure7, VisionAttention
+from tokenmargin.report.style import ONE, paper_style
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 SETTINGS = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")
@@ -41,17 +42,18 @@ def as_result(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Re
 def save_figures(result: Result, folder: Path, stem: str) -> None:
     """The two figures of the paper, and the layers side by side."""
     folder.mkdir(parents=True, exist_ok=True)
-    maps = Figure(figsize=(7.2, 6.2), layout="constrained")
-    draw_maps(result, maps.add_subplot(), images=False)
-    curves = Figure(figsize=(5.6, 3.8), layout="constrained")
-    draw_sparsity(result, curves.add_subplot())
-    for name, figure in (("fig6", maps), ("fig7", curves), ("layers", draw_layers(result.tables["heads"]))):
-        figure.savefig(folder / f"{stem}-{name}.png", dpi=110)
+    with paper_style():
+        maps = Figure(figsize=(6.75, 5.8), layout="constrained")
+        draw_maps(result, maps.add_subplot(), images=False)
+        curves = Figure(figsize=ONE, layout="constrained")
+        draw_sparsity(result, curves.add_subplot())
+        for name, figure in (("fig6", maps), ("fig7", curves), ("layers", draw_layers(result.tables["heads"]))):
+            figure.savefig(folder / f"{stem}-{name}.png")
 
 
 def draw_layers(heads: Table) -> Figure:
     """Sparsity and norm by epoch, a curve a layer (mean over its heads), and every head at the end."""
-    figure = Figure(figsize=(9.6, 3.2), layout="constrained")
+    figure = Figure(figsize=(6.75, 2.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     layers = np.unique(heads["layer"])
     colours = [(0.15 + 0.75 * k / len(layers), 0.35, 0.75 - 0.6 * k / len(layers)) for k in range(len(layers))]

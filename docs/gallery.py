@@ -18,7 +18,6 @@ FOLDER = HERE / "gallery"
 WIDTH = 1000  # pixels: sharp at the width of a page
 BY_HAND = {
     "A1": ("img/embeddings-A1.png", "training.md"),
-    "A2": ("img/embeddings-A2.png", "training.md"),
     "A3-imdb": ("img/embeddings-A3-imdb.png", "training.md"),
     "A3-yelp": ("img/embeddings-A3-yelp.png", "training.md"),
     "A4": ("img/embeddings-A4.png", "training.md"),

@@ -21,10 +21,12 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 HERE = Path(__file__).parent
+LONG_FORMULA = 45  # characters of a formula in the text that may not fit a phone: there it scrolls by itself
 sys.path.insert(0, str(HERE))
 
 from gallery import BY_HAND  # noqa: E402
 from site_cells import cells_of, notebook_of, run_cells  # noqa: E402
+from site_modules import modules_text  # noqa: E402
 from site_plots import plots  # noqa: E402
 from site_reference import TASKS, task_text  # noqa: E402
 
@@ -42,7 +44,7 @@ MEASURED = (
     "margin.md", "dynamics.md", "limits.md", "theory.md", "figures.md", "training.md", "training-notes.md",
     "training-readings.md", "cluster.md", "faults.md", "vision.md", "vision-results.md", "vision-printed-results.md",
 )  # fmt: skip
-PROJECT = ("checked.md", "changes.md", "map.md", "contributing.md")
+PROJECT = ("checked.md", "changes.md", "map.md", "modules.md", "contributing.md")
 
 
 def on_config(config: Any) -> Any:
@@ -74,6 +76,7 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {f"api/{name}.md": _room_text(name) for name in _rooms()}
     pages |= {f"reference/{task.place}.md": task_text(task) for task in TASKS}
     pages["reference/index.md"] = reference_index()
+    pages["modules.md"] = modules_text()
     pages["changes.md"] = (HERE.parent / "CHANGELOG.md").read_text()
     pages["contributing.md"] = _from_root((HERE.parent / "CONTRIBUTING.md").read_text())
     for folder, names in (("tutorials", [HERE / "tutorials" / f"{name}.py" for name in TUTORIALS]),
@@ -123,7 +126,9 @@ def _set_aside(text: str, formulas: list[str]) -> str:
 
     def keep(display: str, kind: str) -> Any:
         def kept(found: re.Match[str]) -> str:
-            formulas.append(convert(found[1].strip(), display=display))
+            formula = convert(found[1].strip(), display=display)
+            long = display == "inline" and len(found[1]) > LONG_FORMULA
+            formulas.append(f'<span class="long">{formula}</span>' if long else formula)
             return f"FORMULA{len(formulas) - 1}{kind}"
 
         return kept

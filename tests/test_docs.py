@@ -11,6 +11,7 @@ import pytest
 import tokenmargin as tm
 
 DOCS = Path(__file__).parents[1] / "docs"
+PACKAGE = DOCS.parent / "src" / "tokenmargin"
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -75,6 +76,13 @@ def test_mathematics_is_written_while_the_site_is_built(site) -> None:
     assert html.count("<math") == 2
     assert 'display="block"' in html
     assert "<p><math" not in html
+
+
+def test_every_module_is_told_in_a_line(site) -> None:
+    lines = site.modules_text().splitlines()
+    named = [line for line in lines if line.startswith("- `")]
+    assert len(named) == sum(path.name not in ("__init__.py", "_version.py") for path in PACKAGE.rglob("*.py"))
+    assert not [line for line in named if line.endswith("`: ")], "a module without a docstring"
 
 
 def test_the_map_names_every_room_and_nothing_else() -> None:

@@ -39,6 +39,19 @@ def test_weights_are_a_softmax_over_the_visible_tokens() -> None:
     assert saturation(RAGGED.keys, 1e6 * p) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("gram", [False, True])
+def test_weights_are_right_where_logits_overflow(gram: bool) -> None:
+    """Logits of 1e400 and -1e400: no NaN, and no first token for want of a better one."""
+    tokens = [[[0.0, 1.0], [1e150, 0.0], [1e150, 0.0]], [[-1e150, 0.0], [0.0, 1.0], [5.0, 5.0]]]
+    problem = TokenProblem.of(tokens, [1, 1], scores=np.zeros((2, 3)), mask=[[True] * 3, [True, True, False]])
+    keys = problem.as_gram().keys if gram else problem.keys
+    p = np.zeros(keys.dimension)
+    p[1 if gram else 0] = 1e150 if gram else 1e250  # in Gram space, so often the second vector
+    np.testing.assert_array_equal(attention_weights(keys, p), [[0, 0.5, 0.5], [0, 1, 0]])
+    np.testing.assert_array_equal(attention_weights(keys, -p), [[1, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(select(keys, np.stack([p, -p])), [[1, 1], [0, 0]])
+
+
 def test_optimal_tokens_ignore_the_hidden_and_keep_ties() -> None:
     assert optimal_tokens(RAGGED).tolist() == [[False, True, False], [True, True, False]]
     assert is_globally_optimal(RAGGED, [1, 0])

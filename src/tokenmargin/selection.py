@@ -45,14 +45,26 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
 
 def attention_weights(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
     """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token."""
-    logits = keys.logits(checked_point("p", p, keys.dimension))
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    weights = np.exp(_behind(keys, p))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def select(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Int[Array, "... n"]:
     """The token of largest logit in each input, the first of equals: `alpha_i` of (59)."""
-    return np.asarray(keys.logits(checked_point("p", p, keys.dimension)).argmax(axis=-1))
+    return np.asarray(_behind(keys, p).argmax(axis=-1))
+
+
+def _behind(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+    """By how much each logit is behind the largest of its input; right also where doubles do not hold the logits."""
+    p = checked_point("p", p, keys.dimension)
+    with np.errstate(over="ignore", invalid="ignore"):
+        logits = keys.logits(p)
+        behind = logits - logits.max(axis=-1, keepdims=True)
+        if np.isnan(behind).any():
+            size = np.ldexp(0.5, np.frexp(np.abs(p).max(axis=-1, keepdims=True))[1])  # powers of two: no rounding
+            logits = keys.logits(np.ldexp(p / size, -64))
+            behind = np.ldexp(logits - logits.max(axis=-1, keepdims=True), 64) * size[..., None]
+    return np.asarray(behind)
 
 
 def saturation(

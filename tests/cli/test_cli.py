@@ -283,9 +283,11 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path) -> None:
     assert "tokenmargin[report]" in err
 
 
-def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path) -> None:
-    code, out, err = run(capsys, "demo", "--out", str(tmp_path / "demo"), "--json")
+def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "demo", "--out", "demo", "--json")
     assert code == 0
+    assert max(map(len, err.splitlines())) <= 80
     assert json.loads(out)["verdict"] == "as expected"
     assert "10 are proven impossible" in err
     assert "All as the theory says" in err

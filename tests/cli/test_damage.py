@@ -13,6 +13,8 @@ import pytest
 import tokenmargin as tm
 from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
+from tokenmargin.data.rows import read_text_rows
+from tokenmargin.data.sources import SourceError, read_labelled
 from tokenmargin.experiments.sweep_rows import Parts
 
 ROWS = ("damaged record", "full", "readonly")
@@ -100,13 +102,12 @@ def test_refusals_are_sentences() -> None:
         tm.Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
 
 
-def test_bytes_that_are_not_utf8_inside_parquet_are_named(tmp_path, capsys) -> None:
+def test_bytes_that_are_not_utf8_inside_parquet_are_named(tmp_path) -> None:
     text = pa.array([b"good", b"\xff\xfe"]).view(pa.string())  # a view: nobody looks whether it is text
     pq.write_table(pa.table({"text": text, "label": ["pos", "neg"]}), tmp_path / "t.parquet")
-    assert main(["prepare", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "o.safetensors")]) == 2
-    said = capsys.readouterr().err
-    assert "not a readable parquet file" in said
-    assert "Traceback" not in said
+    for read in (read_labelled, read_text_rows):  # as `prepare` reads, and as `predict` does
+        with pytest.raises(SourceError, match="not a readable parquet file"):
+            read(tmp_path / "t.parquet")
 
 
 def test_a_rate_that_is_not_known_is_a_dash(tmp_path, capsys) -> None:

@@ -284,9 +284,11 @@ def test_diverging_training_is_a_status(capsys, tmp_path, corpus) -> None:
     prepared = tmp_path / "text.safetensors"
     run(capsys, "prepare", corpus, "--out", prepared)
     command = ("train", prepared, "--epochs", "5", "--dimension", "4", "--out", tmp_path / "out")
-    for extra in (("--rate", "1e20"), ("--rate", "1e38"), ("--embedding-scale", "1e200")):
-        code, _, error = run(capsys, *command, *extra)
-        assert code in (1, 2), extra
+    last = ("train", prepared, "--epochs", "1", "--dimension", "4", "--batch", "999", "--out", tmp_path / "last")
+    for words in ((*command, "--rate", "1e20"), (*command, "--rate", "1e38"), (*command, "--embedding-scale", "1e200"),
+                  (*last, "--rate", "1e20")):  # fmt: skip
+        code, _, error = run(capsys, *words)
+        assert code in (1, 2), words
         assert "diverged" in error.splitlines()[-1]
     for extra in (("--rate", "inf"), ("--embedding-scale", "nan"), ("--seed", "-1")):
         assert run(capsys, *command, *extra)[0] == 2

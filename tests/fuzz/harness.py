@@ -50,6 +50,8 @@ class Hang(BaseException):
     """An input takes too long."""
 
 
+FAULTS = {Hang: "hangs", WrongAnswer: "wrong", Unclear: "unclear", MemoryError: "memory"}  # others are tracebacks
+
 Surface = Callable[[Generator, Any], bool]
 """Draws one input and gives it: true when it was accepted, false when it was refused with a line of our own."""
 
@@ -102,20 +104,9 @@ def give(surface: Surface, samples: Any, seed: int, number: int, tally: Tally) -
                 tally.accepted += 1
             else:
                 tally.refused += 1
-    except Hang as error:
-        tally.hangs += 1
-        tally.note(number, error)
-    except WrongAnswer as error:
-        tally.wrong += 1
-        tally.note(number, error)
-    except Unclear as error:
-        tally.unclear += 1
-        tally.note(number, error)
-    except MemoryError as error:
-        tally.memory += 1
-        tally.note(number, error)
-    except (Exception, SystemExit) as error:
-        tally.tracebacks += 1
+    except (Hang, Exception, SystemExit) as error:
+        counted = next((name for kind, name in FAULTS.items() if isinstance(error, kind)), "tracebacks")
+        setattr(tally, counted, getattr(tally, counted) + 1)
         tally.note(number, error)
     if _peak() - before > MEMORY:
         tally.memory += 1

@@ -7,14 +7,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from benchmarks.margin_exact import audit
-from benchmarks.margin_oracle import ask, ask_choices, in_norm
-from tests.oracles.by_clarabel import Tally, compare
-from tests.oracles.by_stack import check_stack
+from benchmarks.margin_oracle import in_norm
+from tests.oracles.by_clarabel import Tally, compare, compare_choice
+from tests.oracles.by_stack import check_exactly, check_stack
 from tests.oracles.edge_families import FAMILIES as EDGES
 from tests.oracles.exact_margin import exact_rows, solve_exactly
-from tests.oracles.margin_families import FAMILIES, sphere
+from tests.oracles.margin_families import FAMILIES, choice
 
-from tokenmargin.margin import max_margin, max_margin_batch, solve
+from tokenmargin.margin import choice_margin, max_margin, max_margin_batch, solve
+from tokenmargin.norms import norm_named
 from tokenmargin.problem.token_problem import TokenProblem
 
 EXACT = ("plain", "integers", "one_token", "one_dimension", "duplicates")
@@ -43,20 +44,21 @@ def test_every_family_agrees_with_another_solver(family) -> None:
         assert tally.statuses["inaccurate"] == 0
 
 
-def test_stacks_and_choices_agree_with_other_ways() -> None:
-    tally, stacked = ask(sphere, 60, 20, np.random.default_rng(2))
-    assert stacked == tally.statuses
+def test_choices_are_the_least_of_all() -> None:
+    rng, tally = np.random.default_rng(0), Tally()
+    for _ in range(15):
+        problem, sets = choice(rng)
+        compare_choice(problem, sets, choice_margin(problem, sets), tally)
     assert tally.wrong == tally.over == 0
-    choices = ask_choices(15, 1, np.random.default_rng(0))
-    assert choices.wrong == choices.over == 0
-    assert choices.statuses["optimal"] > 0
+    assert tally.statuses["optimal"] > 0
 
 
-@pytest.mark.parametrize("norm", ["l1", "lp:3", "spectral"])
-def test_answers_in_other_norms_keep_their_bounds(norm: str, capsys) -> None:
-    asked, failures = in_norm(norm, 20, seed=0)
-    assert (asked, failures) == (20, 0)
-    assert f"| {norm} | 20 |" in capsys.readouterr().out
+@pytest.mark.parametrize("norm", ["l2", "l1", "lp:3", "spectral"])
+def test_answers_keep_their_bounds_in_every_norm(norm: str, capsys) -> None:
+    asked, failures = in_norm(norm_named(norm), 20, seed=0)
+    assert asked >= 20
+    assert failures == 0
+    assert f"| {norm}, in stacks |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["vectors", "multipliers", "farkas"])
@@ -69,8 +71,12 @@ def test_the_check_of_a_stack_sees_what_is_wrong(what: str) -> None:
     assert check_stack(keys, selected, batch).max() < 1e-9
     changed = getattr(batch, what).copy()
     changed[:, 0] += 1e-3 * np.abs(changed).max(axis=1)  # multipliers enter the gap by their square
-    seen = check_stack(keys, selected, replace(batch, **{what: changed}))[claimed]
-    assert (seen > 1e-9).mean() > 0.5  # a constraint that is not active may hold all the same
+    wrong = replace(batch, **{what: changed})
+    seen = check_stack(keys, selected, wrong)
+    assert (seen[claimed] > 1e-9).mean() > 0.5  # a constraint that is not active may hold all the same
+    exactly = [check_exactly(keys[b], selected[b], wrong[b]) for b in range(30) if claimed[b]]
+    # The two differ by the rounding of extended precision, 1e-19 times rows and vectors of a size up to 1e3.
+    np.testing.assert_allclose(exactly, seen[claimed], rtol=1e-9, atol=1e-14)
 
 
 def test_the_exact_oracle_knows_simple_answers() -> None:

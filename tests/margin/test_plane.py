@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.oracles.certified import assert_same_vector
 
 import tokenmargin as tm
 from tokenmargin.margin import atlas, plane_atlas
@@ -13,7 +14,7 @@ def assert_same(problem: tm.TokenProblem) -> None:
     fast, slow = plane_atlas(problem), atlas(problem)
     assert [limit.selected.tolist() for limit in fast.limits] == [limit.selected.tolist() for limit in slow.limits]
     for one, other in zip(fast.limits, slow.limits, strict=True):
-        np.testing.assert_allclose(one.solution.vector, other.solution.vector, rtol=1e-8, atol=1e-10)
+        assert_same_vector(one.solution.vector, other.solution.vector, one.solution, other.solution)
         assert (one.neighbours == other.neighbours).all()
         np.testing.assert_array_equal(one.gaps, other.gaps)
         assert one.is_global == other.is_global

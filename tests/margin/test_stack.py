@@ -1,13 +1,18 @@
 """Compiled stacks: the certificate is that of single systems, hard cases are handed on, extremes are no surprise."""
 
+import os
 import subprocess
 import sys
+import tempfile
 
+import numba
 import numpy as np
 import pytest
+from tests.oracles.certified import assert_same_vector
 
 from tokenmargin.margin import max_margin, max_margin_batch
 from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised
+from tokenmargin.margin.compiled import keep_somewhere
 from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED
 from tokenmargin.margin.compiled.stack import solve_stack
 from tokenmargin.margin.compiled.systems import solve_systems
@@ -73,8 +78,9 @@ def test_the_scale_of_the_tokens_does_not_matter(scale: float) -> None:
     plain, scaled = max_margin_batch(keys, selected), max_margin_batch(keys * scale, selected)
     np.testing.assert_array_equal(scaled.optimal, plain.optimal)
     np.testing.assert_array_equal(scaled.infeasible, plain.infeasible)
-    np.testing.assert_allclose(scaled.vectors * scale, plain.vectors, rtol=1e-8, atol=1e-10)
     for b in range(20):
+        if plain.optimal[b]:
+            assert_same_vector(scaled.vectors[b] * scale, plain.vectors[b], scaled[b], plain[b])
         one = max_margin(TokenProblem.of(keys[b] * scale, np.ones(2), scores=np.zeros((2, 3))), selected[b])
         assert one.status == plain[b].status
 
@@ -95,7 +101,7 @@ def test_large_problems_in_a_batch() -> None:
     assert batch.optimal.all()
     for b, solution in enumerate(batch):
         one = max_margin(TokenProblem.of(keys[b], np.ones(30), scores=np.zeros((30, 6))), selected[b])
-        np.testing.assert_allclose(solution.vector, one.vector, rtol=1e-8, atol=1e-10)
+        assert_same_vector(solution.vector, one.vector, solution, one)
 
 
 def test_threads_change_nothing() -> None:
@@ -111,3 +117,20 @@ def test_threads_change_nothing() -> None:
 def test_compiled_code_is_loaded_only_where_it_is_used() -> None:
     check = "import sys, tokenmargin.margin; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_compiled_code_is_kept_for_the_process_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "home").mkdir()
+    allowed = {tmp_path / "home"}
+    monkeypatch.setattr(os, "access", lambda path, _: path in allowed)
+    home = {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    beside = tmp_path / "installed" / "__pycache__"
+    assert keep_somewhere(beside, home) is None  # numba finds the user's cache
+    allowed.clear()
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    assert keep_somewhere(beside, home) == str(tmp_path / "tokenmargin-") == home["NUMBA_CACHE_DIR"]
+    assert keep_somewhere(beside, home) is None  # there is one now
+    allowed.add(tmp_path / "installed")
+    assert keep_somewhere(beside, {"XDG_CACHE_HOME": str(tmp_path / "home")}) is None

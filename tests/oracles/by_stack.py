@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from fractions import Fraction
 
 import numpy as np
+from tests.oracles.exact_margin import dot, exact_rows, worst_violation
 
 from tokenmargin.margin import MarginBatch, MarginSolution
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.problem.geometry import Coordinates
-
-Stack = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Keys (B, n, T, d), selected tokens (B, n), and the number of each problem."""
-
-
-def stacks_of(problems: Iterable[Constraints]) -> list[Stack]:
-    """Those that ask one selection of plain vectors, no ties and no margin of zero, by their shape."""
-    shapes: defaultdict[tuple[int, ...], list[tuple[np.ndarray, np.ndarray, int]]] = defaultdict(list)
-    for number, one in enumerate(problems):
-        keys = one.geometry
-        plain = isinstance(keys, Coordinates) and keys.matrix_shape is None and one.minus is not None
-        if plain and one.equality is None and len(one) and one.bound.all() and keys.mask.all():
-            others = one.token[:, 1].reshape(len(keys.index), -1)
-            selected = np.arange(keys.index.shape[1]).sum() - others.sum(axis=1)
-            shapes[keys.tokens.shape].append((keys.tokens, selected, number))
-    return [tuple(map(np.stack, zip(*group, strict=True))) for group in shapes.values()]  # type: ignore[misc]
 
 
 def rows_of(keys: np.ndarray, selected: np.ndarray) -> np.ndarray:
@@ -47,6 +30,10 @@ def length(vectors: np.ndarray, p: float) -> np.ndarray:
     return np.asarray(most[..., 0] * (unit ** np.longdouble(p)).sum(axis=-1) ** (1 / np.longdouble(p)))
 
 
+def dual_of(p: float) -> float:
+    return {1.0: np.inf, np.inf: 1.0}.get(p) or p / (p - 1)
+
+
 def check_stack(keys: np.ndarray, selected: np.ndarray, batch: MarginBatch, p: float = 2.0) -> np.ndarray:
     """The largest residual of each claim; of what is not decided, zero.
 
@@ -54,18 +41,37 @@ def check_stack(keys: np.ndarray, selected: np.ndarray, batch: MarginBatch, p: f
     `m >= 0`; weights `m >= 0` that add the rows up to nothing leave no direction.
     """
     rows = rows_of(keys, selected)
-    dual = {1.0: np.inf, np.inf: 1.0}.get(p, p / (p - 1) if 1 < p < np.inf else p)
     vectors, m = batch.vectors.astype(np.longdouble), batch.multipliers.astype(np.longdouble)
     with np.errstate(all="ignore"):
         primal = 1 - np.einsum("bkd,bd->bk", rows, vectors).min(axis=1)
         negative = -m.min(axis=1) / np.abs(m).max(axis=1)
-        lower = m.sum(axis=1) / length(np.einsum("bk,bkd->bd", m, rows), dual)
+        lower = m.sum(axis=1) / length(np.einsum("bk,bkd->bd", m, rows), dual_of(p))
         claim = np.maximum(np.maximum(primal, negative), np.abs(1 - lower / length(vectors, p)))
         f = batch.farkas.astype(np.longdouble)
         left = length(np.einsum("bk,bkd->bd", f, rows), 2.0) / np.einsum("bk,bk->b", f, length(rows, 2.0))
         left = np.where((f.min(axis=1) >= 0) & (f.sum(axis=1) > 0), np.where(np.isnan(left), 0, left), np.inf)
     found = np.where(batch.optimal, np.where(np.isnan(claim), np.inf, claim), 0.0)
     return np.where(batch.infeasible, left, found).astype(float)
+
+
+def check_exactly(keys: np.ndarray, selected: np.ndarray, one: MarginSolution, p: float = 2.0) -> float:
+    """The same of one claim, all that may cancel added up in rational numbers.
+
+    Where a row meets a vector 1e10 times as long, extended precision does not tell 1 from 1 + 1e-9.
+    """
+    rows = exact_rows(keys, selected.tolist())
+
+    def combined(weights: np.ndarray) -> np.ndarray:
+        exact = [Fraction(w) for w in weights.tolist()]
+        return np.array([float(dot(exact, column)) for column in zip(*rows, strict=True)])
+
+    if one.farkas is not None:
+        weight = one.farkas @ length(np.array(rows, dtype=float), 2.0)
+        rest = float(length(combined(one.farkas), 2.0) / weight) if weight > 0 else 0.0
+        return rest if one.farkas.min() >= 0 and one.farkas.sum() > 0 else np.inf
+    m, vector = one.multipliers, [Fraction(x) for x in one.vector.tolist()]
+    gap = abs(1 - m.sum() / length(combined(m), dual_of(p)) / length(one.vector, p))
+    return max(worst_violation(rows, vector), float(-m.min() / np.abs(m).max()), float(gap))
 
 
 def check_in_matrix_norm(constraints: Constraints, solution: MarginSolution, p: float) -> float:
@@ -79,10 +85,9 @@ def check_in_matrix_norm(constraints: Constraints, solution: MarginSolution, p: 
     if solution.status == "inaccurate" or not len(rows):
         return 0.0
     m = solution.multipliers
-    dual = {1.0: np.inf, np.inf: 1.0}[p]
     built, vector = m @ rows, solution.vector.astype(np.longdouble)
     assert solution.shape is not None
-    upper, lower = (_singular(matrix.reshape(solution.shape), q) for matrix, q in ((vector, p), (built, dual)))
+    upper, lower = (_singular(matrix.reshape(solution.shape), q) for matrix, q in ((vector, p), (built, dual_of(p))))
     primal = float(1 - (rows @ vector).min())
     return max(primal, float(-m.min() / np.abs(m).max()), float(abs(1 - m.sum() / lower / upper)))
 

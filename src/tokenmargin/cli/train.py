@@ -160,7 +160,8 @@ def train(
                 f"lower --rate or the scales; checkpoints before it are kept in {out}"
             )
             return 1
-        report = _report(result, data, words, frequencies, shared)
+        with usage_errors():  # the last step of all may diverge too, which its loss has not seen
+            report = _report(result, data, words, frequencies, shared)
         if ranks.first and result.config.model == "one-layer" and not prepared.is_dir():
             _keep_model(result, report["scores"], prepared, out)
         del report["scores"]

@@ -91,6 +91,7 @@ def _parquet(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = pq.read_table(path)
-        return {name: table[name].to_pylist() for name in table.column_names}
+        columns = [column.to_pylist() for column in table.columns]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
+    return dict(zip(table.column_names, columns, strict=True))

@@ -35,7 +35,7 @@ _PATIENCE, _HEADWAY = 500, 0.1
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
-# On a line (one dimension, an axis of symmetry) the unit field is constant, and a solver's steps grow without bound: one
+# On a line (one dimension, an axis of symmetry) the unit field is constant, so a solver's steps grow without bound: one
 # may leap over a point where the field turns back. The inside of a step is looked at where p has grown by this share of
 # its length (or of the unit); before a point that turns back so many steps are short.
 _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40

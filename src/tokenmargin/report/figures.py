@@ -29,7 +29,18 @@ from tokenmargin.report.results import (
     draw_sharpness,
     draw_theorem5_plus,
 )
-from tokenmargin.report.style import GLOBAL, LIMIT_COLOURS, LOCAL, MUTED, ONE, TWO, legend_below, panels, paper_style
+from tokenmargin.report.style import (
+    GLOBAL,
+    HALO,
+    LIMIT_COLOURS,
+    LOCAL,
+    MUTED,
+    ONE,
+    TWO,
+    legend_below,
+    panels,
+    paper_style,
+)
 from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 EXTREMES = 2  # words named at either end of a cloud
@@ -104,6 +115,12 @@ def draw_probabilities(result: Result, ax: Axes) -> None:
 
 
 DASHES = ("-", "--", ":", "-.")
+MOST_TICKS = 6  # different values along the axis that are all written
+
+
+def _words(name: str) -> str:
+    """The name of a column as words."""
+    return name.replace("_", " ")
 
 
 def draw_curves(result: Result, ax: Axes) -> None:
@@ -115,13 +132,20 @@ def draw_curves(result: Result, ax: Axes) -> None:
     for nth, group in enumerate(groups):
         chosen = slice(None) if group is None else table[curves.by or ""] == group
         for column in curves.y:
-            label = column if group is None else f"{curves.by} {group}"
+            label = (
+                _words(column)
+                if group is None
+                else _words(f"{group}" if isinstance(group, str) else f"{curves.by} {group}")
+            )
             look: dict[str, Any] = {}
             if group is not None and len(curves.y) > 1:  # a colour for each column, a dash for each group
                 colour = LIMIT_COLOURS[curves.y.index(column) % len(LIMIT_COLOURS)]
-                label, look = f"{column}, {group}", {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
+                label, look = _words(f"{column}, {group}"), {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
             ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label, **look)
-    ax.set(xlabel=curves.x_label or curves.x, ylabel=curves.y_label or ", ".join(curves.y))
+    ax.set(xlabel=curves.x_label or _words(curves.x), ylabel=curves.y_label or _words(", ".join(curves.y)))
+    values = np.unique(table[curves.x])
+    if len(values) <= MOST_TICKS and (values == values.round()).all():
+        ax.set_xticks(values, [f"{value:g}" for value in values])
     ax.set_xscale("log" if "x" in curves.log else "linear")
     ax.set_yscale("log" if "y" in curves.log else "linear")
     ax.legend()
@@ -224,8 +248,8 @@ def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], produ
         written.append(k)
         right = posterior[k] <= 0
         ax.annotate(
-            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, ha="left" if right else "right",
-            xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
+            str(names[k]).replace("$", r"\$"), (posterior[k], products[k]), fontsize=6, path_effects=HALO,
+            ha="left" if right else "right", xytext=(3 if right else -3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
 
 

@@ -91,8 +91,11 @@ def draw_theorem5_plus(result: Result, ax: Axes) -> None:
     left.legend(fontsize=7, frameon=False)
     reached = starts["reached"].astype(bool)
     height = np.where(np.isfinite(starts["angle"]), np.maximum(starts["angle"], 1e-7), np.pi)
-    for chosen, colour, label in ((reached, RELAXED, "reached the best tokens"), (~reached, GLOBAL, "did not")):
-        right.plot(starts["share"][chosen], height[chosen], ".", color=colour, label=label)
+    for chosen, colour, marker, label in (
+        (reached, RELAXED, ".", "reached the best tokens"),
+        (~reached, GLOBAL, "x", "did not"),
+    ):
+        right.plot(starts["share"][chosen], height[chosen], marker, color=colour, label=label)
     right.axvline(1, color=MUTED, linestyle="--", linewidth=0.8)
     right.set(xscale="log", yscale="log", xlabel="excess risk at the start over that of the level",
               ylabel="angle to the best tokens' direction at the end")  # fmt: skip
@@ -125,13 +128,15 @@ def draw_saturation(result: Result, ax: Axes) -> None:
 def draw_sharpness(result: Result, ax: Axes) -> None:
     """Dimension needed and dimension asked for, per size of the corpus and of the first step."""
     table = result.tables["sharpness"]
-    labels = [f"n={n} T={T}\n$\\eta_0$={eta:g}" for n, T, eta in zip(table["n"], table["T"], table["eta"], strict=True)]
+    labels = [
+        f"$n={n}$\n$T={T}$\n$\\eta_0={eta:g}$" for n, T, eta in zip(table["n"], table["T"], table["eta"], strict=True)
+    ]
     at = np.arange(len(labels))
     ax.scatter(at, table["needed"], color=COLOURS[0], marker="o", label="holds in 95% of draws", zorder=3)
     ax.scatter(at, table["asked"], color=COLOURS[2], marker="^", label="asked for by (10)", zorder=3)
     for x, low, high in zip(at, table["needed"], table["asked"], strict=True):
-        ax.plot([x, x], [low, high], color="#8a8a8a", linewidth=0.8)
-    ax.set(yscale="log", ylabel="dimension d", xticks=at)
+        ax.plot([x, x], [low, high], color=MUTED, linewidth=0.8)
+    ax.set(yscale="log", ylabel="dimension $d$", xticks=at)
     ax.set_xticklabels(labels, fontsize=6.5)
     ax.legend()
 
@@ -142,7 +147,9 @@ def draw_first_step_error(result: Result, ax: Axes) -> None:
     sizes = sorted({(int(n), int(T)) for n, T in zip(table["n"], table["T"], strict=True)})
     for colour, (n, T) in zip(COLOURS, sizes, strict=False):
         here = (table["n"] == n) & (table["T"] == T)
-        ax.plot(table["d"][here], table["median"][here], ".-", color=colour, linewidth=1, label=f"n={n} T={T}, median")
+        ax.plot(
+            table["d"][here], table["median"][here], ".-", color=colour, linewidth=1, label=f"$n={n}$, $T={T}$, median"
+        )
     ax.plot(table["d"][here], table["bound"][here], "--", color="#000000", linewidth=1, label="bound $11 d^{-1/4}$")
-    ax.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="largest error / $\\eta_0$")
+    ax.set(xscale="log", yscale="log", xlabel="dimension $d$", ylabel="largest error / $\\eta_0$")
     ax.legend()

@@ -13,6 +13,7 @@ from cycler import cycler
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter
 from numpy import ndarray as Array
 
@@ -28,6 +29,7 @@ LIMIT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#B58900", "#3A95CC
 GLOBAL, LOCAL, RELAXED, MUTED, INK = *LIMIT_COLOURS[:3], "#8a8a8a", "#1d2327"
 MOST_SCORES = 6  # tokens that have room for their scores beside them
 MOST_NAMES = 16  # ... and for their names
+HALO = [withStroke(linewidth=2, foreground="white")]  # so that names can be read over lines
 
 PAPER: Any = MappingProxyType(
     {
@@ -115,7 +117,7 @@ def _write_name(ax: Axes, tokens: Table, here: Bool[Array, " m"], places: Float[
     push = (off / np.sum(off**2, axis=1, keepdims=True) ** 1.5).sum(axis=0)
     x, y = push / max(float(np.hypot(*push)), 1e-300)
     ax.annotate(
-        names, place, xytext=(6 * x, 6 * y), textcoords="offset points", fontsize=7, zorder=6,
+        names, place, xytext=(6 * x, 6 * y), textcoords="offset points", fontsize=7, zorder=6, path_effects=HALO,
         ha="left" if x > 0.4 else "right" if x < -0.4 else "center",
         va="bottom" if y > 0.4 else "top" if y < -0.4 else "center",
     )  # fmt: skip

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure, SubFigure
 
 from tokenmargin.data.images import CIFAR10_CLASSES
 from tokenmargin.experiments import Result, Table
+from tokenmargin.report.style import LIMIT_COLOURS
 
-SPARSITY, NORM = "#D55E00", "#0072B2"
+SPARSITY, NORM = LIMIT_COLOURS[:2]
 ROWS = 5
 
 
@@ -62,9 +63,9 @@ def draw_sparsity(result: Result, ax: Axes) -> None:
     curves = result.tables["curves"]
     ax.plot(curves["epoch"], curves["sparsity"], color=SPARSITY, marker=".", markersize=3)
     ax.set_xlabel("epoch")
-    ax.set_ylabel("sparsity level of attention, $|s|_1 / |s|_2^2$ over T", color=SPARSITY)
+    ax.set_ylabel(r"sparsity of attention, $\|s\|_1 / (T \|s\|_2^2)$", color=SPARSITY)
     ax.set_ylim(0, None)
     right = ax.twinx()
     right.plot(curves["epoch"], curves["norm"], color=NORM, marker=".", markersize=3)
-    right.set_ylabel("$|W|_F$ of the last layer", color=NORM)
+    right.set_ylabel(r"$\|W\|_F$ of the last layer", color=NORM)
     right.set_ylim(0, None)

@@ -176,6 +176,7 @@ class TwoLayer:
         batches = [part[torch.argsort(self._widths[part], stable=True)] for part in torch.split(rows, batch)]
         plan, begin = [], 0
         for part in batches:
+            # A batch takes places `begin ..` of all rows; within it the last of a group, sorted by size, is the widest.
             cuts = [slice(begin + i, begin + min(i + self.group, len(part))) for i in range(0, len(part), self.group)]
             largest = [int(self._widths[part[cut.stop - begin - 1]]) for cut in cuts]
             plan.append([(cut, -(-u // self.multiple) * self.multiple) for cut, u in zip(cuts, largest, strict=True)])
@@ -274,7 +275,7 @@ class TwoLayer:
 def _distinct(data: TokenData) -> tuple[Tensor, Tensor, Tensor]:
     """Distinct tokens of each row with their counts, ragged."""
     row = torch.repeat_interleave(torch.arange(data.n, device=data.ids.device), data.offsets.diff())
-    keys, counts = torch.unique(row * data.m + data.ids, return_counts=True)
+    keys, counts = torch.unique(row * data.m + data.ids, return_counts=True)  # row and token in one number
     lengths = torch.bincount(keys // data.m, minlength=data.n)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return keys % data.m, counts, offsets

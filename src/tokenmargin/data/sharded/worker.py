@@ -159,6 +159,7 @@ def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
     import polars as pl
 
     lengths = np.diff(shard.offsets)
+    # 1/T as an integer, in two halves that are summed apart: sums stay below 2^63 and are the same in any order.
     share = (1 << 2 * BITS) // np.maximum(lengths, 1)
     y = shard.labels.astype(np.int64)
     terms = {"negative": y < 0, "positive": y > 0, "high": y * (share >> BITS), "low": y * (share & (1 << BITS) - 1)}
@@ -219,7 +220,7 @@ def _words(texts: list[str], labels: list[str], pipeline: Pipeline) -> pl.DataFr
     found = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
     names, side = np.unique(np.array(labels, dtype=str), return_inverse=True)
     columns = len(names)
-    cells = found.codes.astype(np.int64) * columns + np.repeat(side, np.diff(found.offsets))
+    cells = found.codes.astype(np.int64) * columns + np.repeat(side, np.diff(found.offsets))  # word, then label
     counts = np.bincount(cells, minlength=len(found.distinct) * columns)
     lower = pl.Series("word", [fold(word) for word in found.distinct], dtype=pl.String)
     tables = [

@@ -36,7 +36,14 @@ class MethodMargins(AbstractExperiment):
         "steepest descent in a norm, and mirror descent with its potential, tend to the largest margin in that norm: "
         "theorems for linear models, and for attention by mirror descent. No numbers are printed."
     )
-    curves = Curves("looks", "norm", ("least", "median"))
+    curves = Curves(
+        "looks",
+        "norm",
+        ("least", "median"),
+        x_label="norm of $p$ in the method's own norm",
+        y_label="share of the largest margin",
+        log="x",
+    )
     scales = Scales(paper={"steps": 64_000, "problems": 100, "within": 0.02})
 
     method: str = "sign"

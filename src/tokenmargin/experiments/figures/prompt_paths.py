@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import AbstractMethod, GradientDescent, NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
+from tokenmargin.experiments.experiment import AbstractExperiment, Basis, Finding, Progress, Result, Table
 from tokenmargin.experiments.tables import (
     ALIGNED,
     PAPER_B,
@@ -143,6 +143,15 @@ def _rises_from(paths: Table) -> float:
     return float(last)
 
 
+def _all_global(limits: Table, paths: Table, source: str, basis: Basis, rises: str) -> tuple[Finding, ...]:
+    """Every start reaches the GMM, and from some step on turns to it without turning back."""
+    return (
+        Finding("starts that reach the GMM, of 6", _reached(limits, "GMM"), 6, 6, source, basis=basis),
+        *_aligned(limits),
+        Finding("step from which the cosine with the GMM rises for every start", _rises_from(paths), source=rises),
+    )
+
+
 class Figure1a(PromptPaths):
     """`tokenmargin reproduce fig1a`: about 0.7 s; every start at cosine 0.9997 or more with the GMM."""
 
@@ -155,17 +164,8 @@ class Figure1a(PromptPaths):
     directions = (("GMM", (0,)),)
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
-        return (
-            Finding(
-                "starts that reach the GMM, of 6", _reached(limits, "GMM"), 6, 6, "Theorem 2: every start",
-                basis="theorem",
-            ),
-            *_aligned(limits),
-            Finding(
-                "step from which the cosine with the GMM rises for every start", _rises_from(paths),
-                source="the text says that it consistently increases; two starts begin close to the GMM",
-            ),
-        )  # fmt: skip
+        rises = "the text says that it consistently increases; two starts begin close to the GMM"
+        return _all_global(limits, paths, "Theorem 2: every start", "theorem", rises)
 
 
 class Figure1b(PromptPaths):
@@ -210,17 +210,8 @@ class Figure1c(PromptPaths):
     hyperplane = True
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
-        return (
-            Finding(
-                "starts that reach the GMM, of 6", _reached(limits, "GMM"), 6, 6, "the text: from various starts",
-                basis="printed",
-            ),
-            *_aligned(limits),
-            Finding(
-                "step from which the cosine with the GMM rises for every start", _rises_from(paths),
-                source="before, the paths cross the ray; the text says gradual alignment",
-            ),
-        )  # fmt: skip
+        rises = "before, the paths cross the ray; the text says gradual alignment"
+        return _all_global(limits, paths, "the text: from various starts", "printed", rises)
 
 
 @dataclass(frozen=True)

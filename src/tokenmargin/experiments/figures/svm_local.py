@@ -38,7 +38,9 @@ class _Local(AbstractExperiment):
 
     source = PAPER_C
     shown_tables = ("means",)
-    curves = Curves("means", "step", ("frobenius", "nuclear"), by="settings", x_label="step")
+    curves = Curves(
+        "means", "step", ("frobenius", "nuclear"), by="settings", y_label="correlation with the limit in its norm"
+    )
     scales = Scales(quick={"runs": 10, "followed": 1})
 
     runs: int = 100

@@ -42,7 +42,7 @@ class SvmPaths(AbstractExperiment):
     seconds = (1, 1)
     shown_tables = ("ends",)
     curves = Curves(
-        "along", "step", ("error",), by="run", y_label="1 - correlation with its global direction", log="xy"
+        "along", "step", ("error",), by="run", y_label="1 − correlation with its global direction", log="xy"
     )
 
     steps: int = 2000

@@ -47,7 +47,7 @@ class KQRate(AbstractExperiment):
         "norm",
         ("share",),
         by="value",
-        x_label="|(K, Q)|",
+        x_label=r"norm of $(K, Q)$",
         y_label="singular value over their sum",
         log="xy",
     )

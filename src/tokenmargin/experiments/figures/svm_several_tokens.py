@@ -61,7 +61,9 @@ class SvmTokens(AbstractExperiment):
         "W_mm; such runs are most of the error.",
     )
     shown_tables = ("means",)
-    curves = Curves("means", "d", DIRECTIONS, by="settings", x_label="dimension", log="y")
+    curves = Curves(
+        "means", "d", DIRECTIONS, by="settings", x_label="dimension $d$", y_label="1 − correlation of $W$", log="y"
+    )
     scales = Scales(quick={"dimensions": (4, 6), "runs": 10})
 
     dimensions: tuple[int, ...] = (4, 6, 8, 10)

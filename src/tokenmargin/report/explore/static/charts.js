@@ -75,7 +75,7 @@ export function plot(box, colours, { x, y, lines, mark, notes = [] }) {
     const [cx, cy] = at(mark.point);
     if (cx <= W - RIGHT + 1) inside.append(svg("circle", { cx, cy: Math.min(cy, H - BOTTOM), r: 4.5, fill: mark.colour, stroke: colours.card, "stroke-width": 1.5 }));
   }
-  for (const { point, words, colour } of notes) shapes.push(label(words, at(point)[0] - 4, at(point)[1] - 5, { fill: colour, "text-anchor": "end", "font-weight": 600 }));
+  for (const { point, words, colour, below = false } of notes) shapes.push(label(words, at(point)[0] - 4, at(point)[1] + (below ? 12 : -5), { fill: colour, "text-anchor": "end", "font-weight": 600 }));
   box.setAttribute("viewBox", `0 0 ${W} ${H}`);
   box.replaceChildren(...shapes, inside);
 }

@@ -527,7 +527,7 @@ export function toast(words) {
 
 const link = () => { const full = address().includes("/") ? address() : `#${view.section}`; return `${location.href.split("#")[0]}${full}`; };
 const kept = async (text, words) => toast((await copyText(text)) ? words : "This browser does not let the page copy; use the address bar.");
-$("copy-link").addEventListener("click", () => kept(link(), "Link copied."));
+$("copy-link").addEventListener("click", () => kept(link(), DATA.own ? "Link copied. It opens on this computer while the playground runs; pages that can be sent are written by tokenmargin explore." : "Link copied."));
 $("copy-embed").addEventListener("click", () => kept(`<iframe src="${link().replace("#", "?embed#")}" width="900" height="620" style="border:0" title="See attention choose"></iframe>`, "Code copied."));
 $("copy-python").addEventListener("click", () => kept(view.section === "words" ? sentencePython() : view.section === "own" ? ownPython() : asPython(view.state), "Python copied."));
 $("save-problem").addEventListener("click", () => download("problem.json", JSON.stringify(view.section === "own" ? own.problem : problemFile(view.state)), "application/json"));

@@ -55,6 +55,15 @@ export function outlineOf(i, r) {
   return `M${Array.from({ length: corners }, (_, k) => at(k)).join("L")}Z`;
 }
 
+/** How far the nearest other token is from each, in the drawing; tokens at one place fan out and do not count. */
+function roomOf(inputs, { scale }) {
+  const all = inputs.flatMap(({ tokens }) => tokens);
+  return (i, t) => {
+    const { x, y } = inputs[i].tokens[t];
+    return Math.min(...all.map((k) => Math.hypot(k.x - x, k.y - y) * scale || Infinity));
+  };
+}
+
 const line = (x1, y1, x2, y2, more) => svg("line", { x1, y1, x2, y2, ...more });
 const degreesOf = ([x, y]) => (Math.atan2(y, x) * 180) / Math.PI;
 
@@ -105,7 +114,7 @@ export class Disc {
 
   /** Tokens: drawn anew only where their looks change, moved otherwise. */
   tokens(inputs, view, marks, describe) {
-    const seen = new Set();
+    const seen = new Set(), room = roomOf(inputs, view);
     inputs.forEach(({ tokens }, i) => tokens.forEach((token, t) => {
       const key = `${i},${t}`;
       seen.add(key);
@@ -117,9 +126,10 @@ export class Disc {
       }
       // Tokens at one place fan out, so that each can be seen and taken.
       const before = inputs.flatMap((row, j) => row.tokens.filter((k, u) => (j < i || (j === i && u < t)) && k.x === token.x && k.y === token.y)).length;
-      node.setAttribute("transform", `translate(${token.x * view.scale + 15 * before} ${-token.y * view.scale + 9 * before}) scale(${this.zoom})`);
+      const crowd = Math.max(0.66, Math.min(1, room(i, t) / (2 * TOKEN * this.zoom))); // in a crowd smaller, and the best alone with its score
+      node.setAttribute("transform", `translate(${token.x * view.scale + 15 * before} ${-token.y * view.scale + 9 * before}) scale(${this.zoom * crowd})`);
       node.setAttribute("aria-label", describe(i, t));
-      const mark = marks.get(key) ?? {}, looks = JSON.stringify([token.score, mark, this.zoom]);
+      const mark = { ...marks.get(key), crowded: crowd < 0.9 }, looks = JSON.stringify([token.score, mark, this.zoom]);
       if (node.looks !== looks) {
         node.looks = looks;
         node.replaceChildren(...this.tokenShapes(i, t, token, mark));
@@ -132,15 +142,15 @@ export class Disc {
     }
   }
 
-  tokenShapes(i, t, token, { selected, support, best, weight }) {
+  tokenShapes(i, t, token, { selected, support, best, weight, crowded }) {
     const { c } = this, ring = selected ?? support;
     const shapes = [
       svg("path", { class: "halo", d: outlineOf(i, TOKEN + 6), fill: "transparent", stroke: "none" }),
       svg("path", { d: outlineOf(i, TOKEN), fill: c.token, stroke: ring ?? c.ink, "stroke-width": selected ? 4 : ring ? 2.6 : 1.3, ...(support && !selected ? { "stroke-dasharray": "4 3" } : {}) }),
     ];
     if (weight !== undefined) shapes.splice(1, 0, svg("path", { d: outlineOf(i, TOKEN + 11 * Math.sqrt(weight)), fill: c.key, "fill-opacity": 0.25 }));
-    shapes.push(
-      this.text(0, 3.8, nameOf(i, t), { "font-weight": 650, "font-size": 10.5 }),
+    shapes.push(this.text(0, 3.8, nameOf(i, t), { "font-weight": 650, "font-size": crowded ? 12 : 10.5 }));
+    if (!crowded || best) shapes.push(
       svg("text", { y: TOKEN + 13, "text-anchor": "middle", "font-size": 10.5, fill: c.score, "font-weight": 600, stroke: c.card, "stroke-width": 3, "paint-order": "stroke" }, [`${best ? "★ " : ""}${+token.score.toFixed(2)}`]),
     );
     return shapes;

@@ -134,7 +134,7 @@ function showHint() {
   const place = disc.handle.getAttribute("transform").match(/translate\(([-\d.e]+) ([-\d.e]+)\)/).slice(1).map(Number);
   disc.layers.front.replaceChildren(svg("g", { class: "hint", transform: `translate(${place[0]} ${place[1]})`, "pointer-events": "none" }, [
     svg("circle", { r: 18, fill: "none", stroke: disc.c.prompt, "stroke-width": 2 }),
-    svg("text", { x: 0, y: -23, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 13 * Math.sqrt(disc.zoom), "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
+    svg("text", { x: 0, y: -30, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 13 * Math.sqrt(disc.zoom), "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
   ]));
 }
 
@@ -169,7 +169,7 @@ const norm = (p) => {
 };
 
 function lossPlot(run, frame, plane) {
-  const least = plane.infimum(), most = Math.max(...run.risk), low = Math.min(least, ...run.risk), pad = 0.08 * (most - low || 1), end = run.risk.length - 1 || 1;
+  const least = plane.infimum(), most = Math.max(...run.risk), low = Math.min(least, ...run.risk), pad = 0.15 * (most - low || 1), end = run.risk.length - 1 || 1;
   plot($("loss-plot"), disc.c, {
     x: { from: 0, to: end, label: view.state.method === "flow" ? "along the path" : "steps", ticks: ticksOf(0, end) },
     y: { from: low - pad, to: most + 2 * pad, label: "", ticks: ticksOf(low - pad, most + pad) },
@@ -179,7 +179,7 @@ function lossPlot(run, frame, plane) {
       { points: run.risk.slice(0, frame + 1).map((z, k) => [k, z]), colour: disc.c.limit(1), width: 2.5 },
     ],
     mark: { point: [frame, run.risk[frame]], colour: disc.c.limit(1) },
-    notes: [{ point: [end, least], words: "the best tokens alone", colour: disc.c.soft }],
+    notes: [{ point: [end, least], words: "the best tokens alone", colour: disc.c.soft, below: true }],
   });
 }
 
