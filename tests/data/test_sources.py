@@ -101,7 +101,7 @@ def test_what_cannot_be_read_at_all_is_named(tmp_path):
     )
     pq.write_table(pa.table({"text": written, "label": ["1"]}), tmp_path / "bytes.parquet")
     for read in (read_labelled, read_text_rows):
-        with pytest.raises(SourceError, match="not a readable parquet file .*decode"):
+        with pytest.raises(SourceError, match=r"not a readable parquet file .*decode"):
             read(tmp_path / "bytes.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"one folder of \.txt files for each label"):
