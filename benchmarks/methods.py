@@ -36,7 +36,7 @@ OPEN = {  # where the theory is silent, or asks for steps that shrink
     "sign, 1/sqrt t": (1.0, 0.5, 64_000),
     "momentum": (0.3, 0.0, 16_000),
     "adam:0.95, 1/sqrt t": (1.0, 0.5, 64_000),
-    "adam": (0.01, 0.0, 64_000),
+    "adam": (0.01, 0.0, 1_024_000),
     "adam, 1/sqrt t": (1.0, 0.5, 64_000),
 }
 

@@ -108,9 +108,7 @@ class Deletion:
     random: Float[Array, " points"]
 
 
-def deletion_test(
-    model: ClassifierMixin, texts: Sequence[str], *, k: Sequence[int] = DELETED, rng: np.random.Generator
-) -> Deletion:
+def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.random.Generator) -> Deletion:
     """Delete the words that speak most for each decision, and as many chosen by chance; count decisions that stay."""
     found = model.explain(texts)
     decided = found.labels
@@ -120,11 +118,11 @@ def deletion_test(
     chance = rng.random(len(towards))
     top: list[float] = []
     random: list[float] = []
-    for number in k:
+    for number in DELETED:
         for score, kept in ((towards, top), (chance, random)):
             cut = [_without(texts[i], found, i, score, number) for i in range(len(texts))]
             kept.append(float((model.predict(cut) == decided).mean()))
-    return Deletion(tuple(k), np.array(top), np.array(random))
+    return Deletion(DELETED, np.array(top), np.array(random))
 
 
 def _without(text: str, found: Any, i: int, score: Array, number: int) -> str:

@@ -81,9 +81,9 @@ def name_slices(what: str, values: Sequence[Any]) -> Slices:
     return Slices(what, (*(str(names[row]) for row in kept), *rest), rank[number])
 
 
-def by_length(documents: Sequence[Any], tokenizer: Any = "words") -> Slices:
+def by_length(documents: Sequence[Any]) -> Slices:
     """Three parts of about equal size, by the number of words."""
-    lengths = np.diff(read_tokens(documents, tokenizer).offsets)
+    lengths = np.diff(read_tokens(documents, "words").offsets)
     low, high = np.quantile(lengths, [1 / 3, 2 / 3], method="lower")
     number = (lengths > low).astype(int) + (lengths > high)
     names = (f"up to {low:.0f} words", f"up to {high:.0f} words", f"over {high:.0f} words")

@@ -25,6 +25,7 @@ from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
 SPLITS, HELD = 3, 0.2
 MOST_TEXTS = 20_000
+DOUBTED = 0.02  # probability of a text's own label
 DELETED_FROM = 1000  # texts of the deletion test
 OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-IDF and logistic regression"
 
@@ -79,10 +80,10 @@ class HeldOut:
         wrong = np.flatnonzero(self.probabilities.argmax(1) != self.truths)
         return wrong[np.argsort(-self.probabilities[wrong].max(1), kind="stable")][:number]
 
-    def suspects(self, bound: float = 0.02) -> Int[Array, " s"]:
-        """Places of texts whose own label was given less than `bound`: look whether the label is right."""
+    def suspects(self) -> Int[Array, " s"]:
+        """Places of texts whose own label was given less than `DOUBTED`: look whether the label is right."""
         own = self.probabilities[np.arange(len(self.truths)), self.truths]
-        found = np.flatnonzero(own < bound)
+        found = np.flatnonzero(own < DOUBTED)
         return found[np.argsort(own[found], kind="stable")]
 
 

@@ -106,7 +106,7 @@ def get_dataset(
     return target
 
 
-def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_SIZE, seed: int = 0) -> LabelledText:
+def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_SIZE) -> LabelledText:
     """Paper A, appendix E: 1000 to 1500 characters, 1/2 stars are -1, 4/5 are +1, 3 dropped, subsampled to `size`.
 
     >>> yelp_rules(["x" * 1000, "y" * 999, "z" * 1500], [1, 5, 4]).labels
@@ -118,7 +118,7 @@ def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_S
         if 1000 <= len(text) <= 1500 and star in (1, 2, 4, 5)
     ]
     if len(kept) > size:
-        chosen = np.sort(np.random.default_rng(seed).choice(len(kept), size, replace=False))
+        chosen = np.sort(np.random.default_rng(0).choice(len(kept), size, replace=False))
         kept = [kept[i] for i in chosen]
     return LabelledText([text for text, _ in kept], [label for _, label in kept])
 
@@ -250,9 +250,7 @@ class CachedCorpus:
     notes: tuple[str, ...] = ()
 
 
-def find_corpus(
-    name: str, *, substitute: bool, cache: Path | None = None, progress: Callable[[str], None] | None = None
-) -> CachedCorpus:
+def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] | None = None) -> CachedCorpus:
     """A dataset of paper A through its pipeline, from the cache.
 
     **Arguments**
@@ -261,7 +259,7 @@ def find_corpus(
 
     BERT's vocabulary is used when it is in the cache; otherwise tokens are stems, and a note says so.
     """
-    folder = cache or cache_folder()
+    folder = cache_folder()
     source = folder / "datasets" / f"{name}.parquet"
     if not source.is_file():
         if not substitute:
@@ -283,9 +281,9 @@ def find_corpus(
     return CachedCorpus(load_prepared(kept), notes)
 
 
-def corpus_inputs(name: str, *, cache: Path | None = None) -> dict[str, str]:
+def corpus_inputs(name: str) -> dict[str, str]:
     """The files that `find_corpus` reads, with a digest of each, or "absent"."""
-    folder = (cache or cache_folder()) / "datasets"
+    folder = cache_folder() / "datasets"
     files = {name: folder / f"{name}.parquet", "bert-vocabulary": folder / "bert-vocabulary.txt"}
     return {known: file_digest(path)[:16] if path.is_file() else ABSENT for known, path in files.items()}
 

@@ -113,21 +113,21 @@ def noted_images(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held
     return ImageSet(images, labels, held_out, (note,))
 
 
-def make_glyphs(n: int, *, rng: Rng, size: int = 32, classes: int = 10) -> ImageSet:
+def make_glyphs(n: int, *, rng: Rng) -> ImageSet:
     """Images whose class is a small glyph at a place of its own, on a background that says nothing.
 
     The glyph is 8 pixels wide; five shapes in two colours give ten classes. Attention does well to look there alone.
     """
-    rng = generator(rng)
+    rng, size = generator(rng), 32
     coarse = rng.integers(40, 216, (n, size // 8, size // 8, 3))
     images = np.kron(coarse, np.ones((1, 8, 8, 1), dtype=np.int64)) + rng.integers(-25, 26, (n, size, size, 3))
-    labels = np.arange(n) % classes
+    labels = np.arange(n) % 10
     row, column = rng.integers(0, size // 4 - 1, (2, n)) * 4  # whole patches of 4
     shapes = _glyph_shapes()
     for i in range(n):
         paint = np.array([250, 230, 40] if labels[i] % 2 else [30, 240, 250])
         window = images[i, row[i] : row[i] + 8, column[i] : column[i] + 8]
-        window[shapes[labels[i] // 2 % 5]] = paint
+        window[shapes[labels[i] // 2]] = paint
     return ImageSet(images.clip(0, 255).astype(np.uint8), labels, 0)
 
 

@@ -16,7 +16,7 @@ from tokenmargin.objective.jacobian import (
     linearisation,
     pivoted,
     prompt_block,
-    seen_from_pivot,
+    differences_from_pivot,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -179,7 +179,7 @@ class PromptObjective(AbstractObjective):
         return prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state = seen_from_pivot(self.problem.keys, self.forward(theta), self.loss)
+        state = differences_from_pivot(self.problem.keys, self.forward(theta), self.loss)
         return linearisation((prompt_block(state),), self.problem.n)
 
     def excess(
@@ -287,7 +287,7 @@ class JointObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         attention = self.forward(theta)
-        state = seen_from_pivot(self.problem.keys, attention, self.loss)
+        state = differences_from_pivot(self.problem.keys, attention, self.loss)
         values = in_coordinates(self.problem.values)
         offsets = pivoted(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)

@@ -144,7 +144,8 @@ def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[
     return vectors - vectors[pivot][:, None]
 
 
-def seen_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
+def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
+    """The forward pass with every key as its difference to the selected one's, and the loss's slope and bend."""
     return Pivoted(
         keys=pivoted(in_coordinates(keys), state.pivot),
         weights=state.weights,

@@ -23,7 +23,7 @@ from tokenmargin.objective.jacobian import (
     linearisation,
     pivoted,
     prompt_block,
-    seen_from_pivot,
+    differences_from_pivot,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
@@ -84,7 +84,7 @@ class ClassObjective(AbstractLocalObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
-        seen = seen_from_pivot(self.problem.keys, state, self.loss)
+        seen = differences_from_pivot(self.problem.keys, state, self.loss)
         offsets = pivoted(self.problem.rivals, state.pivot)
         mean = np.einsum("nt,ntc->nc", state.weights, offsets)
         moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)

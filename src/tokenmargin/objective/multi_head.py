@@ -16,7 +16,7 @@ from scipy.linalg import block_diag
 
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, linearisation, prompt_block, seen_from_pivot
+from tokenmargin.objective.jacobian import Linearisation, linearisation, prompt_block, differences_from_pivot
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram
@@ -114,7 +114,7 @@ class MultiHeadObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self._forward(theta)
         state = state._replace(output=self._to_heads(self._summed(state.output)))
-        seen = seen_from_pivot(self.problem.keys, state, self.loss)
+        seen = differences_from_pivot(self.problem.keys, state, self.loss)
         apart = seen.slope.reshape(len(self.heads), -1, self.dimension)
         slope = np.tile(apart.sum(axis=0), (len(self.heads), 1))
         return linearisation((prompt_block(seen, slope=slope),), self.problem.n // len(self.heads))

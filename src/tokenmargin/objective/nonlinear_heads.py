@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, linearisation, pivoted, prompt_block, seen_from_pivot
+from tokenmargin.objective.jacobian import Linearisation, linearisation, pivoted, prompt_block, differences_from_pivot
 from tokenmargin.objective.local_scores import weighed
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
@@ -113,7 +113,7 @@ class HeadObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state, output, attended = self._state(theta)
-        seen = seen_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
+        seen = differences_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
         offsets = pivoted(_values(self.problem.values), state.pivot)
         spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector

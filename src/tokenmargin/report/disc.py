@@ -48,10 +48,10 @@ class Disc:
         norms = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points / (norms + HALF_WAY / self.farthest))
 
-    def tokens(self, tokens: Table, *, scores: bool = False) -> None:
+    def tokens(self, tokens: Table) -> None:
         """The tokens, the farthest at a fixed place."""
         scale = SPREAD / self.farthest
-        draw_tokens(self.ax, {**tokens, "x": tokens["x"] * scale, "y": tokens["y"] * scale}, scores=scores)
+        draw_tokens(self.ax, {**tokens, "x": tokens["x"] * scale, "y": tokens["y"] * scale}, scores=False)
 
     def ray(self, direction: Float[Array, " 2"], *, colour: str, label: str) -> None:
         """A direction from the middle to the rim, with a mark at its end."""
@@ -59,10 +59,10 @@ class Disc:
         self.ax.plot([0, end[0]], [0, end[1]], "--", color=colour, linewidth=1.1, label=label, zorder=2)
         self.ax.plot(*end, marker="o", color=colour, markersize=5, zorder=5, clip_on=False)
 
-    def path(self, points: Float[Array, "k 2"], *, colour: str, label: str | None = None) -> None:
+    def path(self, points: Float[Array, "k 2"], *, colour: str) -> None:
         """A path of p, with a ring at its start; arrow heads where a third and two thirds of it are drawn."""
         drawn = self.place(points)
-        self.ax.plot(*drawn.T, color=colour, linewidth=1.0, alpha=0.9, label=label, zorder=3)
+        self.ax.plot(*drawn.T, color=colour, linewidth=1.0, alpha=0.9, zorder=3)
         self.ax.plot(*drawn[0], marker="o", color="white", markeredgecolor=colour, markersize=3.5, zorder=5)
         lengths = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(drawn, axis=0).T))])
         for share in (0.35, 0.75):

@@ -116,9 +116,9 @@ def sampled(slack: Slack, decide: str = "a proof for every point") -> Slack:
     return replace(slack, conclusive="if broken", decide=decide)
 
 
-def searched(slack: Slack, decide: str = "a wider search") -> Slack:
+def searched(slack: Slack) -> Slack:
     """A statement that something exists: what is found is proof, what is not found may yet be there."""
-    return replace(slack, conclusive="if met", decide=decide)
+    return replace(slack, conclusive="if met", decide="a wider search")
 
 
 def seen(slack: Slack, decide: str = "following it farther") -> Slack:

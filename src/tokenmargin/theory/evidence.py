@@ -37,11 +37,11 @@ REFUTING = 1 - 1e-9
 """How sure the interval must be before a statement is said to fail: one false refutation in a thousand million."""
 
 
-def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"], tie: float = TIE) -> Bool[Array, "n T"]:
-    """`S_X(p)` (8) for the direction that a long p stands for: behind by less than `tie` of the largest gap."""
+def selected_in_the_limit(problem: TokenProblem, p: Float[Array, " D"]) -> Bool[Array, "n T"]:
+    """`S_X(p)` (8) for the direction that a long p stands for: behind by less than `TIE` of the largest gap."""
     logits = problem.keys.logits(p)
     behind = logits.max(axis=1, keepdims=True) - logits
-    return np.asarray((behind <= tie * behind[problem.mask].max()) & problem.mask)
+    return np.asarray((behind <= TIE * behind[problem.mask].max()) & problem.mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def follow(
     return FollowedFlow(path, chosen, solution, late, early)
 
 
-def vanishing(name: str, angles: tuple[float, float], *, norm: float, most: float = 1e-2) -> tuple[Slack, Slack]:
+def vanishing(name: str, angles: tuple[float, float], *, norm: float) -> tuple[Slack, Slack]:
     """An angle that goes to zero: small at `norm`, and falling like a power of the norm over the decade before.
 
     A limit is seen, not proven, by a path of finite length: broken, these leave a claim undecided.
@@ -94,7 +94,7 @@ def vanishing(name: str, angles: tuple[float, float], *, norm: float, most: floa
     exponent = float(np.log10(late / earlier)) if late > 1e-7 and earlier > 0 else -1.0
     farther = "following the path to larger norms"
     return (
-        seen(below(f"angle to {name} at norm {norm:.4g}", late, most), farther),
+        seen(below(f"angle to {name} at norm {norm:.4g}", late, 1e-2), farther),
         seen(below("its exponent in the norm, last decade", exponent, -0.8), farther),
     )
 

@@ -43,7 +43,7 @@ SOLVER = 1e-4  # relative accuracy of the solver behind the printed numbers: the
 SELECTED = 1e-2  # weight from which the local notebook takes a token for selected
 
 
-def drawn_problems(count: int, *, unused: int, seed: int = 1) -> Iterator[tuple[NextTokenProblem, Float[Array, "d d"]]]:
+def drawn_problems(count: int, *, unused: int) -> Iterator[tuple[NextTokenProblem, Float[Array, "d d"]]]:
     """The notebooks' problems and starts in their order: torch's generator, asked for the same numbers.
 
     Sequences are drawn again until some graph has a cycle. After each start, as many layers as are `unused` here are
@@ -51,7 +51,7 @@ def drawn_problems(count: int, *, unused: int, seed: int = 1) -> Iterator[tuple[
     """
     import torch
 
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(1)
     layer = 1 / np.sqrt(DIMENSION)  # torch's default for a linear layer: uniform up to this
 
     def uniform() -> Float[Array, "d d"]:

@@ -275,7 +275,7 @@ def _spread(what: str, values: Array) -> tuple[str, int, tuple[float, float, flo
 
 
 def correlation_interval(
-    x: Float[Array, " n"], y: Float[Array, " n"], *, block: int | None = None, draws: int = 2000, seed: int = 0
+    x: Float[Array, " n"], y: Float[Array, " n"], *, block: int | None = None, draws: int = 2000
 ) -> tuple[float, float, float]:
     """Spearman's correlation with a 95 % interval by resampling blocks of neighbouring points.
 
@@ -286,7 +286,7 @@ def correlation_interval(
     if n < 2:
         return float("nan"), float("nan"), float("nan")
     block = max(1, round(n ** (1 / 3))) if block is None else block
-    starts = np.random.default_rng(seed).integers(0, n, (draws, -(-n // block)))
+    starts = np.random.default_rng(0).integers(0, n, (draws, -(-n // block)))
     places = ((starts[..., None] + np.arange(block)) % n).reshape(draws, -1)[:, :n]
     found = spearman(x[places], y[places])
     found = found[np.isfinite(found)]

@@ -50,7 +50,9 @@ def gap_tolerance(norm: AbstractNorm) -> float:
     return MATRIX_GAP if isinstance(norm, SchattenNorm) else GAP
 
 
-def judge(one: Systems, norm: AbstractNorm, vector: Float[Array, " r"], multipliers: Float[Array, " k"]) -> Judged:
+def judge_proposal(
+    one: Systems, norm: AbstractNorm, vector: Float[Array, " r"], multipliers: Float[Array, " k"]
+) -> Judged:
     """What a proposal proves about the first system of a stack, once scaled.
 
     An inner product of r terms, each a rounded difference times a rounded number, is off by at most `(r + 4) eps` times

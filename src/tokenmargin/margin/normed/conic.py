@@ -129,7 +129,7 @@ def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[
         gap = float(X.ravel() @ S.ravel() + s @ m)
         if gap < close * np.trace(X) and not best.goes_on(2 * X[:a, a:], m):
             return
-        factors = _inverse_factors(np.stack([X, S]))
+        factors = _inverse_factors(X, S)
         Z = factors[1].T @ factors[1]
         schur = _schur(core, outer, X, Z, a)
         over = np.divide(1.0, m, out=np.zeros(k), where=free)
@@ -142,7 +142,7 @@ def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[
             dS = -off(dm)
             dX = _symmetric(lead - X @ dS @ Z)
             ds = (change - s * dm) * over
-            of_X, of_S = _longest(factors, np.stack([dX, dS]))
+            of_X, of_S = _longest(factors, dX, dS)
             forward = min(1.0, _NEAR * min(of_X, _longest_vector(s, ds, free)))
             backward = min(1.0, _NEAR * min(of_S, _longest_vector(m, dm, free)))
             if not corrected:
@@ -165,7 +165,7 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
         gap = float(np.sum(X * S) + s @ m)
         if gap < _CLOSE * t and not best.goes_on(w, m):
             return
-        factors = _inverse_factors(np.stack([X, S]))
+        factors = _inverse_factors(X, S)
         Z = factors[1].T @ factors[1]
         # Equalities enter as inequalities with a very stiff spring; the slack of an equality is zero.
         stiff = np.where(tied, 1e10 * np.abs(m).max(), np.divide(m, s, out=np.ones(k), where=free))
@@ -188,7 +188,7 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
             moved = flat @ dw.ravel()
             ds = np.where(tied, 0.0, moved + short)
             dm = pushed - stiff * moved
-            of_X, of_S = _longest(factors, np.stack([dX, dS]))
+            of_X, of_S = _longest(factors, dX, dS)
             forward = min(1.0, _NEAR * min(of_S, _longest_vector(s, ds, free)))
             backward = min(1.0, _NEAR * min(of_X, _longest_vector(m, dm, free)))
             if not corrected:
@@ -290,9 +290,12 @@ def _schur(
 def _kronecker(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[Array, "c c"]:
     """The same, as a matrix on W row by row."""
     (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
-    size = X12.size
-    crossed = np.einsum("ac,eb->abec", X12, Z12) + np.einsum("ac,eb->abec", Z12, X12)
-    return np.kron(X11, Z22) + np.kron(Z11, X22) + crossed.reshape(size, size)
+    # Entry (i, j), (l, m) by broadcasting, which costs a fraction of np.kron on small matrices.
+    out = X11[:, None, :, None] * Z22[None, :, None, :]
+    out += Z11[:, None, :, None] * X22[None, :, None, :]
+    out += X12[:, None, None, :] * Z12.T[None, :, :, None]
+    out += Z12[:, None, None, :] * X12.T[None, :, :, None]
+    return out.reshape(X12.size, X12.size)
 
 
 def _parts(matrix: Float[Array, "n n"], a: int) -> tuple[Array, Array, Array]:
@@ -310,9 +313,17 @@ def _symmetric(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     return (matrix + matrix.T) / 2
 
 
-def _inverse_factors(matrices: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
-    """R with `R' R` the inverse."""
-    return np.asarray(np.linalg.inv(np.linalg.cholesky(matrices)))
+def _inverse_factors(*matrices: Float[Array, "n n"]) -> Float[Array, "2 n n"]:
+    """R with `R' R` the inverse, of each; by LAPACK itself, since the checks around it cost more than the work."""
+    from scipy.linalg.lapack import dpotrf, dtrtri
+
+    inverse = np.empty((len(matrices), *matrices[0].shape))
+    for out, matrix in zip(inverse, matrices, strict=True):
+        factor, failed = dpotrf(matrix, lower=1)
+        if failed:
+            raise np.linalg.LinAlgError("not positive definite")
+        out[:] = dtrtri(factor, lower=1, overwrite_c=1)[0]
+    return inverse
 
 
 def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
@@ -331,12 +342,15 @@ def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
     return solve
 
 
-def _longest(factors: Float[Array, "2 n n"], changes: Float[Array, "2 n n"]) -> list[float]:
+def _longest(factors: Float[Array, "2 n n"], *changes: Float[Array, "n n"]) -> list[float]:
     """The largest steps that keep matrices positive semidefinite, by the factors of their inverses."""
-    least = np.linalg.eigvalsh(factors @ changes @ factors.mT)[:, 0].tolist()
+    from scipy.linalg.lapack import dsyevd
+
+    scaled = (factor @ change @ factor.T for factor, change in zip(factors, changes, strict=True))
+    least = (dsyevd(matrix, compute_v=0)[0].item(0) for matrix in scaled)
     return [-1 / value if value < 0 else 1e10 for value in least]
 
 
 def _longest_vector(x: Float[Array, " k"], dx: Float[Array, " k"], free: Bool[Array, " k"]) -> float:
-    steepest = float(np.divide(dx, x, out=np.zeros(len(x)), where=free).min())
+    steepest = (dx[free] / x[free]).min(initial=0.0).item()
     return -1 / steepest if steepest < 0 else 1e10

@@ -102,3 +102,48 @@ def longest_step(x, dx):
         if dx[i] < 0.0:
             step = min(step, -x[i] / dx[i])
     return step
+
+
+@summing
+@no_type_check
+def longest_multiplier_step(tied, m, dm):
+    """As `longest_step`, for the multipliers of inequalities: those of ties may have either sign."""
+    step = 1e10
+    for j in range(len(m)):
+        if dm[j] < 0.0 and not tied[j]:
+            step = min(step, -m[j] / dm[j])
+    return step
+
+
+@summing
+@no_type_check
+def step_by_rows(rows, matrix, asked, start, dm, pulled):
+    """The multipliers' change `dm`, by the factor of a system of their size, and `rows' dm`."""
+    products(rows, start, dm)
+    for j in range(len(dm)):
+        dm[j] = asked[j] - dm[j]
+    substitute(matrix, dm)
+    pulled_back(rows, dm, pulled)
+
+
+@summing
+@no_type_check
+def step_by_coordinates(rows, matrix, ratio, asked, start, dm, dx):
+    """The coordinates' change `dx`, by the factor of a system of their size, and then that of the multipliers."""
+    for j in range(len(dm)):
+        dm[j] = ratio[j] * asked[j]
+    pulled_back(rows, dm, dx)
+    for i in range(len(dx)):
+        dx[i] += start[i]
+    substitute(matrix, dx)
+    products(rows, dx, dm)
+    for j in range(len(dm)):
+        dm[j] = ratio[j] * (asked[j] - dm[j])
+
+
+@summing
+@no_type_check
+def slack_changes(tied, s, m, product, dm, out):
+    """The change of the slacks with which the products `s m` change by `product`, to first order; ties have none."""
+    for j in range(len(out)):
+        out[j] = 0.0 if tied[j] else (product[j] - s[j] * dm[j]) / m[j]

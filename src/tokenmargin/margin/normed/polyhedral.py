@@ -19,9 +19,13 @@ from numpy import ndarray as Array
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
     factor,
+    longest_multiplier_step,
     longest_step,
     products,
     pulled_back,
+    slack_changes,
+    step_by_coordinates,
+    step_by_rows,
     step_system,
     substitute,
 )
@@ -80,7 +84,9 @@ def interior_point(rows, bound, tied, common):
         for corrected in range(2):
             _direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
             forward = min(longest_step(y[U], y[DU]), longest_step(y[V], y[DV]), longest_step(z[S], z[DS]))
-            backward = min(longest_step(y[A], y[DA]), longest_step(y[C], y[DC]), _multiplier_step(tied, z))
+            backward = min(
+                longest_step(y[A], y[DA]), longest_step(y[C], y[DC]), longest_multiplier_step(tied, z[M], z[DM])
+            )
             if corrected == 0:
                 _corrected(tied, gap, gap / (2 * r + k - free), min(1.0, forward), min(1.0, backward), y, z)
         _moved(min(1.0, _NEAR * forward), min(1.0, _NEAR * backward), y, z)
@@ -168,11 +174,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
             y[START, i] *= y[INV, i]
             if common:
                 y[START, i] += y[TILT, i] * (pull + lead) / stiff
-        products(rows, y[START], z[DM])
-        for j in range(k):
-            z[DM, j] = z[ASK, j] - z[DM, j]
-        substitute(matrix, z[DM])
-        pulled_back(rows, z[DM], y[DX])
+        step_by_rows(rows, matrix, z[ASK], y[START], z[DM], y[DX])
         _by_multipliers(common, y, stiff)
         if fine:  # the system is nearly singular by now: once more, for what is missing
             products(rows, y[DX], z[MORE])
@@ -183,18 +185,9 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
                 z[DM, j] += z[MORE, j]
             pulled_back(rows, z[DM], y[DX])
             _by_multipliers(common, y, stiff)
-        for j in range(k):
-            z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+        slack_changes(tied, z[S], z[M], z[WS], z[DM], z[DS])
         return
-    for j in range(k):
-        z[DM, j] = z[RATIO, j] * z[ASK, j]
-    pulled_back(rows, z[DM], y[DX])
-    for i in range(r):
-        y[DX, i] += y[START, i]
-    substitute(matrix, y[DX])
-    products(rows, y[DX], z[DM])
-    for j in range(k):
-        z[DM, j] = z[RATIO, j] * (z[ASK, j] - z[DM, j])
+    step_by_coordinates(rows, matrix, z[RATIO], z[ASK], y[START], z[DM], y[DX])
     for i in range(r):
         lead += y[DIF, i] * y[DX, i]
     for i in range(r):
@@ -202,8 +195,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
         y[DT, i] = lead / total if common else (cu + cv - y[RT, i]) / y[SUM, i] + y[TILT, i] * y[DX, i]
         y[DU, i], y[DV, i] = y[DT, i] - y[DX, i], y[DT, i] + y[DX, i]
         y[DA, i], y[DC, i] = cu - y[A, i] / y[U, i] * y[DU, i], cv - y[C, i] / y[V, i] * y[DV, i]
-    for j in range(k):
-        z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+    slack_changes(tied, z[S], z[M], z[WS], z[DM], z[DS])
 
 
 @summing
@@ -233,16 +225,6 @@ def _by_multipliers(common, y, stiff):
             y[DU, i], y[DV, i] = (cu - y[DA, i]) / a, (cv - y[DC, i]) / c
             y[DT, i] = (y[DU, i] + y[DV, i]) / 2
         y[DX, i] = y[DT, i] - y[DU, i] if y[U, i] < y[V, i] else y[DV, i] - y[DT, i]
-
-
-@summing
-@no_type_check
-def _multiplier_step(tied, z):
-    step = 1e10
-    for j in range(z.shape[1]):
-        if z[DM, j] < 0.0 and not tied[j]:
-            step = min(step, -z[M, j] / z[DM, j])
-    return step
 
 
 @summing

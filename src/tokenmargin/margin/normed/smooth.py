@@ -15,11 +15,14 @@ import numpy as np
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
     factor,
+    longest_multiplier_step,
     longest_step,
     products,
     pulled_back,
+    slack_changes,
+    step_by_coordinates,
+    step_by_rows,
     step_system,
-    substitute,
 )
 
 _ROUNDS = 100
@@ -74,7 +77,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
         mean = gap / max(k - free, 1)
         for corrected in range(2):
             _direction(rows, tied, by_rows, matrix, kappa, y, z)
-            step = min(longest_step(z[S], z[DS]), _multiplier_step(tied, z))
+            step = min(longest_step(z[S], z[DS]), longest_multiplier_step(tied, z[M], z[DM]))
             if corrected == 0:
                 _corrected(tied, gap, mean, min(1.0, step), z)
         _moved(rows, bound, p, min(1.0, _NEAR * step), y, z)
@@ -176,26 +179,13 @@ def _direction(rows, tied, by_rows, matrix, kappa, y, z):
         z[ASK, j] = z[RS, j] + (0.0 if tied[j] else z[WS, j] / z[M, j])
     if by_rows:
         _applied(kappa, y, RX, START)
-        products(rows, y[START], z[DM])
-        for j in range(k):
-            z[DM, j] = z[ASK, j] - z[DM, j]
-        substitute(matrix, z[DM])
-        pulled_back(rows, z[DM], y[GRAD])
+        step_by_rows(rows, matrix, z[ASK], y[START], z[DM], y[GRAD])
         _applied(kappa, y, GRAD, DX)
         for i in range(r):
             y[DX, i] += y[START, i]
     else:
-        for j in range(k):
-            z[DM, j] = z[RATIO, j] * z[ASK, j]
-        pulled_back(rows, z[DM], y[DX])
-        for i in range(r):
-            y[DX, i] += y[RX, i]
-        substitute(matrix, y[DX])
-        products(rows, y[DX], z[DM])
-        for j in range(k):
-            z[DM, j] = z[RATIO, j] * (z[ASK, j] - z[DM, j])
-    for j in range(k):
-        z[DS, j] = 0.0 if tied[j] else (z[WS, j] - z[S, j] * z[DM, j]) / z[M, j]
+        step_by_coordinates(rows, matrix, z[RATIO], z[ASK], y[RX], z[DM], y[DX])
+    slack_changes(tied, z[S], z[M], z[WS], z[DM], z[DS])
 
 
 @summing
@@ -207,16 +197,6 @@ def _applied(kappa, y, source, target):
         along += y[V, i] * y[source, i]
     for i in range(y.shape[1]):
         y[target, i] = y[E, i] * y[source, i] + kappa * along * y[V, i]
-
-
-@summing
-@no_type_check
-def _multiplier_step(tied, z):
-    step = 1e10
-    for j in range(z.shape[1]):
-        if z[DM, j] < 0.0 and not tied[j]:
-            step = min(step, -z[M, j] / z[DM, j])
-    return step
 
 
 @summing

@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, Systems, in_doubles
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.normed.certificate import Judged, judge
+from tokenmargin.margin.normed.certificate import Judged, judge_proposal
 from tokenmargin.margin.normed.faces import Face
 from tokenmargin.margin.normed.polish import polished, pulled_by_neighbours, trimmed
 from tokenmargin.margin.single.solver import solve
@@ -119,7 +119,7 @@ def _best(systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]) -
     looked, best = [], Judged(np.zeros(systems.rows.shape[2]), np.zeros(systems.rows.shape[1]), 0.0, np.inf, np.inf)
     for vector, multipliers in proposals:
         looked.append((vector, multipliers))
-        judged = judge(systems, norm, vector, multipliers)
+        judged = judge_proposal(systems, norm, vector, multipliers)
         best = min(best, judged, key=lambda one: one.residual)
         if judged.passes(norm):
             break

@@ -39,13 +39,13 @@ def lemma1(x: ProblemInstance) -> Findings:
     )
 
 
-def _same_path(x: ProblemInstance, u: Float[Array, " k"], head: NonlinearHead | None, steps: int = 50) -> Slack:
+def _same_path(x: ProblemInstance, u: Float[Array, " k"], head: NonlinearHead | None) -> Slack:
     """The largest difference of W(t) and u p(t)'/|u|^2, relative to the largest entry seen."""
 
     def risk(problem: TokenProblem) -> AbstractObjective:
         return PromptObjective(problem, x.loss) if head is None else HeadObjective(problem, x.loss, head=head)
 
-    squared, p = float(u @ u), 0.1 * x.sphere(1, x.rng)[0]
+    steps, squared, p = 50, float(u @ u), 0.1 * x.sphere(1, x.rng)[0]
     on_p, on_W = risk(x.problem), risk(x.problem.with_matrix(u))
     # Errors grow by (1 + eta L)^t at most: with eta L = 1/50 by a factor e.
     eta = 1 / (steps * max(x.objective.smoothness(), 1e-3))

@@ -81,10 +81,7 @@ def confine(x: ProblemInstance, path: RidgePath) -> RidgePath:
 
 
 def quadrant_point(
-    x: ProblemInstance,
-    start: tuple[Float[Array, " V"], Float[Array, " P"]],
-    radii: Float[Array, " 2"],
-    rounds: int = 30,
+    x: ProblemInstance, start: tuple[Float[Array, " V"], Float[Array, " P"]], radii: Float[Array, " 2"]
 ) -> tuple[Float[Array, " V"], Float[Array, " P"]]:
     """`argmin L(v, p)` over |v| <= r and |p| <= R with p in the quadrant, by turns, as the ridge path does."""
     if not isinstance(x.problem.keys, Coordinates):
@@ -92,7 +89,7 @@ def quadrant_point(
     objective, walls = JointObjective(x.problem, x.loss), attention_constraints(x.problem, x.alpha).rows()
     walls = walls / np.maximum(np.linalg.norm(walls, axis=1, keepdims=True), 1e-300)
     v, p = start[0], Joint(x).relaxed.vector
-    for k in range(rounds):
+    for k in range(30):
         before = p / np.linalg.norm(p)
         v = minimise(head_landscape(x.problem, objective.loss, p), v, sphere=Sphere(float(radii[0]))).point
         scores = x.problem.labels[:, None] * x.problem.values.gather(x.problem.values.project(v))

@@ -125,11 +125,11 @@ def conditions(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _at(n: int, T: int, *, share: float = 1.0, draws: int = 100, delta: float = 0.05) -> EmbeddingInstance:
+def _at(n: int, T: int, *, share: float = 1.0) -> EmbeddingInstance:
     """A varied corpus at a share of the dimension that the sharp conditions ask for."""
-    x = EmbeddingInstance.of(n, T, varied=True, draws=draws, delta=delta)
-    least = sharp_dimension(x.corpus.size, x.step, delta)
-    return EmbeddingInstance.about(x.corpus, dimension=float(np.ceil(share * least)), draws=draws, delta=delta)
+    x = EmbeddingInstance.of(n, T, varied=True, draws=100, delta=0.05)
+    least = sharp_dimension(x.corpus.size, x.step, x.delta)
+    return EmbeddingInstance.about(x.corpus, dimension=float(np.ceil(share * least)), draws=100, delta=x.delta)
 
 
 def _ragged() -> EmbeddingInstance:
