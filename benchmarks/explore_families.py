@@ -73,6 +73,13 @@ def symmetric(rng: np.random.Generator) -> Inputs:
     return _inputs(rows)
 
 
+def on_a_line(rng: np.random.Generator) -> Inputs:
+    """Keys on one axis: p moves along it, and rests where pulls cancel."""
+    axis = np.array([[1.0, 0.0], [0.0, 1.0]])[rng.integers(2)]
+    drawn = [(rng.integers(-3, 4, T) / 2, rng.integers(0, 4, T) / 4) for T in _sizes(rng)]
+    return _inputs([(places[:, None] * axis, scores) for places, scores in drawn])
+
+
 def of_any_size(rng: np.random.Generator) -> Inputs:
     """Keys a thousand times smaller to a thousand times larger, far from the origin."""
     scale = 10 ** rng.uniform(-3, 3)
@@ -91,5 +98,6 @@ PLANE_FAMILIES: tuple[Callable[[np.random.Generator], Inputs], ...] = (
     tied_scores,
     repeated_tokens,
     symmetric,
+    on_a_line,
     of_any_size,
 )

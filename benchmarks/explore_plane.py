@@ -110,7 +110,7 @@ def page_answers(asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
     """One problem: the page's answers against the library's."""
     problem = problem_of(asked["inputs"])
-    objective = PromptObjective(problem, dict(LOSSES)[asked["loss"]])
+    objective = PromptObjective(problem.merged, dict(LOSSES)[asked["loss"]])
     _compare_limits(objective, asked, answer, tally)
     _compare_verdicts(problem, asked, answer, tally)
     _compare_field(objective, asked, answer, tally)

@@ -1,7 +1,8 @@
 """The pictures of the gallery, remade: `python docs/gallery.py [FIGURE ...]` runs the figures at their quick scale.
 
-Each run leaves a small picture and its findings, expected beside measured, in `docs/gallery/`. What takes a GPU or data
-that are not ours to ship has its picture from the runs described under *Measured*; those are listed in `BY_HAND`.
+Each run leaves a small picture and its findings, expected beside measured, in `docs/gallery/`. What takes a GPU has its
+picture from the runs described under *Measured*, listed in `BY_HAND`; A1, A3 and A4 are run here too when they are
+named and their data are in the cache (`tokenmargin data get imdb`).
 """
 
 from __future__ import annotations

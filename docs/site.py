@@ -199,7 +199,10 @@ def _picture(experiment: type[AbstractExperiment]) -> tuple[str, str]:
     """Where the picture of a figure is, and a word on where it comes from."""
     name = experiment.figure
     if (HERE / "gallery" / f"{name}.png").is_file():
-        return f"gallery/{name}.png", ""
+        larger = (
+            f"At the quick scale; [a larger run, and what was found](../{BY_HAND[name][1]})." if name in BY_HAND else ""
+        )
+        return f"gallery/{name}.png", larger
     if name in BY_HAND:
         picture, page = BY_HAND[name]
         return picture, f"From a larger run than the quick one: [what was run, and what was found](../{page})."

@@ -357,3 +357,32 @@ def test_a_short_key_has_one_way_to_go() -> None:
         assert (limit.outcome, limit.kind, limit.angle) == ("direction", "GMM", 0.0)
     equal = TokenProblem.of([[[1e-30], [1e-30]]], [1], scores=[[1.0, 1.0]])
     assert limit_of(equal, np.array([1e30])).outcome == "bounded"
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_tokens_that_are_all_equal_rest_anywhere(gram) -> None:
+    for keys in (np.zeros((2, 3, 2)), np.ones((2, 3, 9)), np.ones((1, 1, 1))):
+        problem = TokenProblem.of(keys, np.ones(len(keys)), scores=np.arange(keys[..., 0].size).reshape(keys.shape[:2]))
+        problem = problem.as_gram() if gram else problem
+        assert limit_of(problem).outcome == "bounded"
+        assert atlas(problem).limits == ()
+
+
+def test_equals_beside_a_finite_part_need_not_part() -> None:
+    """Two tokens of the first input have one score and are level along the limit: nothing pulls between them, and they
+    keep their distance, whatever it is. The direction is that of the others alone, in any order of the tokens."""
+    keys = np.array(
+        [
+            [[0, 0, -1], [-1, 0, -1], [-2, 2, -2], [0, -1, 2]],
+            [[0, 2, -2], [2, -1, 2], [0, -1, 2], [-2, 1, 0]],
+            [[0, 0, 1], [1, 0, 1], [1, -1, 2], [0, 1, 1]],
+        ]
+    )
+    scores = np.array([[1, 1, 2, 1], [2, 2, 2, 0], [2, 0, 1, 1]]) + 0.0
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        problem = TokenProblem.of(keys[:, order] + 0.0, np.ones(3), scores=scores[:, order])
+        limit = limit_of(problem, np.array([-0.23, -1.55, -0.46]))
+        assert limit.outcome == "finite part"
+        assert limit.solution.vector == pytest.approx([-1, -1, 0], abs=1e-9)
+        assert limit.angle <= 1e-6
+        assert sorted(order[t] for t in np.flatnonzero(limit.chosen[0])) == [1, 3]

@@ -202,7 +202,7 @@ def test_ordinary_paths_do_not_grow_rounding():
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("seed", [1, 11, 47, 53, 73, 148])
 def test_no_step_leaps_over_a_rest_point_on_a_line(seed):
-    """In one dimension the unit field is 1 or -1, and p goes to where it first turns back: all can be looked at."""
+    """In one dimension the unit field is 1 or -1, and p goes to where it first turns back: a grid finds that."""
     rng = np.random.default_rng([5, seed])
     n, T = int(rng.integers(1, 5)), int(rng.integers(2, 6))
     keys = rng.integers(-3, 4, (n, T, 1)) + 0.0 if seed % 2 else rng.normal(size=(n, T, 1))

@@ -35,7 +35,8 @@ def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, st
     norm = L2 if isinstance(path, FlowPath) else path.method.margin_norm
     named = limit_direction(problem, selected, loss=path.objective.loss, norm=norm)
     if isinstance(path, FlowPath) and path.finite_part is not None:
-        named = tied_direction(problem, path.finite_part.tied)
+        scored = path.objective.constant_scores is not None
+        named = tied_direction(problem, path.finite_part.tied, scored=scored)
     share = margin_share(problem, path.prompt, named)
     found = {"problem": "att-svm", "kind": named.kind, "share": None if np.isnan(share) else share}
     return named.solution, found, named.names

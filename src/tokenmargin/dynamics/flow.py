@@ -25,7 +25,7 @@ from tokenmargin.dynamics.log_integral import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, FinitePart, Piece, polish
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
-from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
@@ -325,6 +325,10 @@ def flow(
     """
     settings = FlowSettings() if settings is None else settings
     objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
+    if (
+        type(objective) is PromptObjective
+    ):  # copies have one weight for ever: pulls between them must not have to cancel
+        objective = replace(objective, problem=objective.problem.merged)
     theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.shape != (objective.dimension,):
         raise ValueError(

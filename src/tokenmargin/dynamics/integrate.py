@@ -35,7 +35,7 @@ _PATIENCE, _HEADWAY = 500, 0.1
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
-# On a line (one dimension, an axis of symmetry) the unit field is constant, so a solver's steps grow without bound: one
+# On a line (one dimension, an axis of symmetry) the unit field is constant, and steps grow without bound: one
 # may leap over a point where the field turns back. The inside of a step is looked at where p has grown by this share of
 # its length (or of the unit); before a point that turns back so many steps are short.
 _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
@@ -255,6 +255,7 @@ class Integration:
     def _leap(self, piece: DenseOutput, begin: float, end: float) -> float | None:
         """How far into a long step the field first points back along it; None where it does not."""
         length = self.field.unit + self.field.norm(self._y)
+        end = min(end, begin + length + self.until)  # farther out it does not matter
         if self.field.original.kinked or end - begin <= _LOOKED_AT * length:
             return None
         count = int(np.log1p((end - begin) / length) / np.log1p(_LOOKED_AT))
@@ -281,8 +282,11 @@ class Integration:
         self.stop, end = self._watch(piece, knots[-1], end)
         self.pieces.append(piece)
         knots.append(end)
-        self._y = piece(end)
+        before, self._y = self._y, piece(end)
         self.final = self.field.lift(self._y)
+        if np.array_equal(before, self._y):  # the gradient is lost to rounding, and reported as zero
+            self.stop = "flat"
+            return False
         if self.progress is not None:
             self.progress(self.field.norm(self._y))
         return self.stop == "steps" and not self._at_rest(self._y)

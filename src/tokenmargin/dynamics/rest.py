@@ -252,8 +252,11 @@ def _mixed(
     """The tied tokens of the inputs in which they score differently; of the others that of largest weight, with copies.
 
     Tokens of one score do not pull at one another: beside tokens that rest they may still be parting, at any pace.
+    Where scores depend on the weights, those that rest have come to one score, and hold one another.
     """
-    scores = _scores(objective, state)
+    scores = objective.constant_scores
+    if scores is None:
+        return tied
     spread = np.where(tied, scores, -np.inf).max(axis=1) - np.where(tied, scores, np.inf).min(axis=1)
     return np.where((spread > 0)[:, None], tied, tied & (distance <= _SAME * distance.max()))
 

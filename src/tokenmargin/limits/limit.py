@@ -310,7 +310,7 @@ def _where_rounding_decides(path: FlowPath) -> str:
 
 def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
-    named = tied_direction(problem, part.tied)
+    named = tied_direction(problem, part.tied, scored=path.objective.constant_scores is not None)
     off = _off(path, named)
     held = f"{part.size} tied tokens keep their weights"
     if path.decided_by_rounding:

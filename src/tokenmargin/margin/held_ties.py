@@ -24,8 +24,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.constraints import Constraints, class_constraints
-from tokenmargin.margin.limit_directions import LimitDirection
+from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.limit_directions import LimitDirection, constraints_beside_equals
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -106,7 +106,7 @@ def tie_of_equals(
     """
     selected = tied.argmax(axis=1)
     alike = equals(problem, selected)
-    solution = solve(_constraints(problem, tied, alike))
+    solution = solve(constraints_beside_equals(problem, tied, alike))
     nothing = np.zeros_like(tied)
     if not solution.is_optimal:
         no: Literal["infeasible", "inaccurate"] = "infeasible" if solution.status == "infeasible" else "inaccurate"
@@ -121,24 +121,6 @@ def tie_of_equals(
         return found, "not held"  # another token leads as well: that is another tie
     verdict = _verdict(problem, found, loss or LogisticLoss())
     return (replace(found, kind="stable") if verdict == "held" else found), verdict
-
-
-def _constraints(problem: TokenProblem, tied: Bool[Array, "n T"], alike: Bool[Array, "n T"]) -> Constraints:
-    """The tied tokens level, and ahead by 1 of those of other scores; equals beside them are not asked about."""
-    every = class_constraints(problem, tied)
-    inputs, positions = every.token.T
-    first = problem.keys.first_copies  # a vector is asked about once, and never the leading one itself
-    once = (first[inputs, positions] == positions) & (positions != tied.argmax(axis=1)[inputs])
-    kept = once & (tied | ~alike)[inputs, positions]
-    assert every.minus is not None, "these constraints are on differences"
-    return replace(
-        every,
-        plus=every.plus[kept],
-        minus=every.minus[kept],
-        bound=every.bound[kept],
-        token=every.token[kept],
-        equality=None if every.equality is None else every.equality[kept],
-    )
 
 
 class _Ties:

@@ -275,12 +275,42 @@ def read_direction(
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
 
 
-def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"]) -> LimitDirection:
+def constraints_beside_equals(
+    problem: TokenProblem, tied: Bool[Array, "n T"], alike: Bool[Array, "n T"]
+) -> Constraints:
+    """The tied tokens level, and ahead by 1 of the others; those that are `alike` beside them are not asked about."""
+    every = class_constraints(problem, tied)
+    inputs, positions = every.token.T
+    first = problem.keys.first_copies  # a vector is asked about once, and never the leading one itself
+    once = (first[inputs, positions] == positions) & (positions != tied.argmax(axis=1)[inputs])
+    kept = once & (tied | ~alike)[inputs, positions]
+    assert every.minus is not None, "these constraints are on differences"
+    return replace(
+        every,
+        plus=every.plus[kept],
+        minus=every.minus[kept],
+        bound=every.bound[kept],
+        token=every.token[kept],
+        equality=None if every.equality is None else every.equality[kept],
+    )
+
+
+def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: bool = True) -> LimitDirection:
     """The direction along which tokens of different scores stay tied, ahead by 1 of all others: (9) of *Attention with
-    Trained Embeddings*. Its neighbours are the tokens at margin 1; a score gap is not defined."""
-    solution = solve(class_constraints(problem, tied))
+    Trained Embeddings*. Its neighbours are the tokens at margin 1; a score gap is not defined.
+
+    In an input whose tied tokens have one score, others of that score do not pull: they may stay level, or fall behind.
+    Where the loss is not of `scored` tokens (a head of one's own, classes, targets) no two are alike.
+    """
     selected = tied.argmax(axis=1)
-    near = near_tokens(problem.keys.logits(solution.vector), selected) & problem.mask & ~tied
+    alike = equals(problem, selected) & scored
+    alike &= ~(tied & ~alike).any(axis=1, keepdims=True)
+    solution = solve(constraints_beside_equals(problem, tied, alike))
+    logits = problem.keys.logits(solution.vector)
+    if solution.is_optimal:
+        level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
+        tied = tied | (alike & level)
+    near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
     kind: Kind = "finite part"
     if not solution.is_optimal:
         kind = "infeasible" if solution.status == "infeasible" else "inaccurate"

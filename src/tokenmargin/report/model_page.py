@@ -32,7 +32,7 @@ from tokenmargin.report.model_evidence import (
     part_rows,
     shown_errors,
 )  # fmt: skip
-from tokenmargin.report.word_model import can_be_read_by_pages, page_model
+from tokenmargin.report.word_model import can_be_read_by_pages, class_names, page_model
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
 SHAREABLE, OWN_TOKENS = 10, 40_000
@@ -83,10 +83,9 @@ def _context(report: ModelReport) -> dict[str, Any]:
     table = full.head(LISTED)
     shown = {name: title for name, title in COLUMNS.items() if name in table.columns}
     rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
-    negative, positive = (
-        str(c) for c in (model.classes_ if len(model.classes_) == 2 else ("other classes", "its class"))
-    )
-    check, names = model.validation_, [str(name) for name in model.classes_]
+    check, names = model.validation_, list(class_names(model))
+    negative, positive = names if len(names) == 2 else ("other classes", "its class")
+    called = dict(zip(map(str, model.classes_.tolist()), names, strict=True))
     held = f"Held out while training: {check}." if check else "No texts were held out while training."
     errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
     own = _own_text(model, full)
@@ -102,8 +101,8 @@ def _context(report: ModelReport) -> dict[str, Any]:
         f"{model.n_texts_:,} texts and adds up what each says.",
         "verdict": in_plain_words(trust) if trust else held,
         "trusted": check is None or check.signal,
-        "lit": [_example(*pair) for pair in lit(trust, report.texts)] if trust and len(report.texts) else [],
-        "errors": {name: [_example(*pair) for pair in pairs] for name, pairs in errors.items()},
+        "lit": [_example(*pair, called) for pair in lit(trust, report.texts)] if trust and len(report.texts) else [],
+        "errors": {name: [_example(*pair, called) for pair in pairs] for name, pairs in errors.items()},
         "suspected": len(trust.held.suspects()) if trust else 0,
         "near_copies": len(trust.held.copies) if trust else 0,
         "duplicates": trust.duplicates if trust else 0,
@@ -124,7 +123,7 @@ def _context(report: ModelReport) -> dict[str, Any]:
         "plots": [_scatter(table.head(PLOTTED).columns, name) for name in ("attention_logit", "value")],
         "columns": list(shown.values()),
         "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
-        "examples": [_example(one, truth) for one, truth in _with_truths(report)],
+        "examples": [_example(one, truth, called) for one, truth in _with_truths(report)],
         "trust": _trust_rows(trust),
         "curves": _curves(model.loss_curve_, trust),
         "provenance": [(name, str(value)) for name, value in report.provenance.items()],
@@ -191,7 +190,7 @@ def _names(tokens: Array, right: Array, up: Array) -> list[tuple[str, str, str, 
     return names
 
 
-def _example(one: Explanation, truth: Any) -> dict[str, Any]:
+def _example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str, Any]:
     largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
     parts: list[dict[str, Any]] = []
     place = 0
@@ -208,8 +207,9 @@ def _example(one: Explanation, truth: Any) -> dict[str, Any]:
         place = word.end
     parts.append({"text": one.text[place:], "style": ""})
     return {
-        "label": str(one.label),
-        "truth": None if truth is None else str(truth),
+        "label": called.get(str(one.label), str(one.label)),
+        "truth": None if truth is None else called.get(str(truth), str(truth)),
+        "wrong": truth is not None and str(truth) != str(one.label),
         "sure": _sure(one.probability),
         "selected": one.selected or "nothing",
         "competitor": one.competitor or "nothing",

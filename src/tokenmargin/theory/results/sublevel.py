@@ -58,12 +58,15 @@ class Sublevel:
         if not risk < level:
             return cls(problem, named, level, risk, second, np.nan)
         allowed = problem.n * risk - floor.sum() + floor  # the loss of each input never exceeds this
+        alone = np.isneginf(second)  # all tokens of the input are copies: its output never changes
         least = np.array([_margin_at(loss, *ends) for ends in zip(allowed, second, top, strict=True)])
         slopes = np.exp(loss.log_slope(np.stack([least, top])))
         lowest = np.where(problem.mask, scores, np.inf).min(axis=1)
-        weight = (least - second) / (top - second) / copies.sum(axis=1)  # of one copy of the best token, at least
+        above = np.where(alone, np.inf, least - second)
+        # Of one copy of the best token, at least.
+        weight = np.where(alone, 1.0, above / np.where(alone, 1.0, top - second)) / copies.sum(axis=1)
         most = slopes.max(axis=0) * (top - lowest)
-        smallest = slopes.min(axis=0) * weight * (least - second)
+        smallest = slopes.min(axis=0) * weight * above
         rivals = len(limit_constraints(problem, best))
         return cls(problem, named, level, risk, least, float(most.max() / smallest.min() * max(rivals - 1, 0) / np.e))
 
@@ -93,7 +96,7 @@ def _margin_at(loss: AbstractLoss, value: float, low: float, high: float) -> flo
     def excess(u: float) -> float:
         return float(loss.value(np.asarray(u))) - value
 
-    return high if excess(high) >= 0 else float(brentq(excess, low, high, xtol=1e-14))
+    return high if np.isneginf(low) or excess(high) >= 0 else float(brentq(excess, low, high, xtol=1e-14))
 
 
 def _followed(problem: TokenProblem, start: Float[Array, " D"], loss: AbstractLoss, norm: float) -> tuple[Slack, ...]:

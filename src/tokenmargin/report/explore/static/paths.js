@@ -35,7 +35,8 @@ export function flow(plane, start, { untilNorm = 1e6, tolerance = 1e-9, maxSteps
   for (let k = 0; k < maxSteps; k++) {
     if (Math.hypot(x, y) >= untilNorm) return { points, arcs, stop: "norm" };
     if (!plane.field(x, y) || plane.balance < Math.max(1e-11, 1e-3 * tolerance)) return { points, arcs, stop: "flat" };
-    h = Math.min(h, 1.01 * untilNorm);
+    // On a line the unit field is constant and the error nothing: a longer step could leap over a point that turns back.
+    h = Math.min(h, 1.01 * untilNorm, (1 + Math.hypot(x, y)) / 8);
     const taken = implicitStep(plane, x, y, h, Math.max(1e-3 * tolerance, 1e-13));
     const error = taken ? Math.hypot(taken.ex, taken.ey) / (tolerance * (1 + Math.hypot(x, y))) : Infinity;
     if (!(error <= 1)) {

@@ -19,6 +19,12 @@ export const LOSSES = {
   correlation: { value: (u) => -u, logSlope: () => 0, bend: () => 0 },
 };
 
+/** The score of a token, or the mean of its copies: their weights are equal for ever, and nothing must cancel between them. */
+function sharedScore(tokens, { x, y }) {
+  const copies = tokens.filter((other) => other.x === x && other.y === y);
+  return copies.reduce((sum, other) => sum + other.score, 0) / copies.length;
+}
+
 /**
  * A problem in the plane and the field that training follows.
  *
@@ -37,7 +43,7 @@ export class Plane {
     const all = inputs.flatMap((row) => row.tokens);
     this.x = Float64Array.from(all, (k) => k.x);
     this.y = Float64Array.from(all, (k) => k.y);
-    this.score = Float64Array.from(all, (k) => k.score);
+    this.score = Float64Array.from(inputs.flatMap(({ tokens }) => tokens.map((k) => sharedScore(tokens, k))));
     this.length = Float64Array.from(all, (k) => Math.hypot(k.x, k.y));
     this.logit = new Float64Array(all.length);
     this.mass = new Float64Array(all.length); // exp(logit - largest logit of the input)
