@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tokenmargin.data.rows import read_text_rows
 from tokenmargin.data.sources import Rejected, SourceError, binary_labels, read_labelled
 
 ROWS = [("a good\nfilm", "pos"), ('so "bad", really', "neg"), ("naïve", "pos")]
@@ -94,6 +96,13 @@ def test_what_cannot_be_read_at_all_is_named(tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(SourceError, match="not a readable parquet file"):
         read_labelled(tmp_path / "x.parquet")
+    written = pa.StringArray.from_buffers(
+        1, pa.py_buffer(np.array([0, 2], np.int32).tobytes()), pa.py_buffer(b"\xff\xfe")
+    )
+    pq.write_table(pa.table({"text": written, "label": ["1"]}), tmp_path / "bytes.parquet")
+    for read in (read_labelled, read_text_rows):
+        with pytest.raises(SourceError, match=r"not a readable parquet file .*decode"):
+            read(tmp_path / "bytes.parquet")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"one folder of \.txt files for each label"):
         read_labelled(tmp_path / "empty")

@@ -12,11 +12,11 @@ from numpy import ndarray as Array
 from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted, unit_descent
 from tokenmargin.objective.jacobian import (
     Linearisation,
+    differences_from_pivot,
     head_block,
     linearisation,
     pivoted,
     prompt_block,
-    differences_from_pivot,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry

@@ -20,10 +20,10 @@ from tokenmargin.objective.jacobian import (
     Block,
     Linearisation,
     Pivoted,
+    differences_from_pivot,
     linearisation,
     pivoted,
     prompt_block,
-    differences_from_pivot,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin

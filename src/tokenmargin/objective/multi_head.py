@@ -16,7 +16,7 @@ from scipy.linalg import block_diag
 
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, linearisation, prompt_block, differences_from_pivot
+from tokenmargin.objective.jacobian import Linearisation, differences_from_pivot, linearisation, prompt_block
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram
