@@ -19,6 +19,7 @@ In other norms all go in stacks (matrices one by one), every proof checked by it
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -89,7 +90,7 @@ def in_stacks(count: int, norm: LpNorm, seed: int) -> Iterator[tuple[str, Seen]]
     for number, family in enumerate(STACKS):
         rng, seen = np.random.default_rng([seed, number]), Seen()
         share = easy / 10 if family.__name__ in HARD else easy
-        for _ in range(max(int(share) // TOGETHER, 1)):
+        for _ in range(math.ceil(share / TOGETHER)):
             keys, selected = family(rng, TOGETHER)
             batch = max_margin_batch(keys, selected, norm=norm, threads=1)
             found, residuals = statuses(batch), check_stack(keys, selected, batch, norm.p)
@@ -149,7 +150,7 @@ def in_norm(norm: AbstractNorm, count: int, seed: int) -> tuple[int, int]:
 
 def one_by_one(count: int, peer: int, seed: int) -> Iterator[tuple[str, Tally]]:
     """Every kind of problem, and those that are not convex: the least over all choices."""
-    share = count // (len(FAMILIES) + 1)
+    share = math.ceil(count / (len(FAMILIES) + 1))
     for number, family in enumerate(FAMILIES):
         rng, tally = np.random.default_rng([seed, number]), Tally()
         for k in range(share):
@@ -185,7 +186,7 @@ def edges(count: int, seed: int) -> tuple[int, int]:
     """The table of what is compared with exact arithmetic."""
     print("| at the edge | feasible | infeasible | one by one: o / i / ? | in stacks | undecided: margin | false |")
     print("|---|" + "---:|" * 6)
-    share, false = count // len(EDGES), 0
+    share, false = math.ceil(count / len(EDGES)), 0
     for number, family in enumerate(EDGES):
         found = audit(family, share, rng=np.random.default_rng([seed, 1, number]), ways=("single", "batch"))
         said = [slashed(Counter({s: found.tally[way, s] for s in STATUSES})) for way in ("single", "batch")]

@@ -47,7 +47,7 @@ def test_every_public_name_has_one_place_in_the_reference(site) -> None:
     assert len(set(named)) == len(named)
     assert set(tm.__all__) <= {*named, "__version__"}
     page = site.task_text(next(task for task in site.TASKS if "max_margin_batch" in task.names))
-    assert "tm.max_margin_batch(keys, selected, *, norm='l2', threads=None, progress=None)" in page
+    assert "    keys, selected, *, queries=None, norm='l2', threads=None, progress=None,\n" in page
     assert "| `keys` | `floats (#B, n, T, d)` |" in page
     assert ">>> batch = max_margin_batch" in page
 

@@ -102,6 +102,13 @@ def test_refusals_are_sentences() -> None:
         tm.Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
 
 
+@pytest.mark.parametrize("encoding", ["no-such", "\udcff", "\0"])
+def test_an_encoding_has_a_name(tmp_path, encoding) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,b\n")
+    with pytest.raises(SourceError, match="encodings are named like utf-8"):
+        read_labelled(tmp_path / "t.csv", encoding=encoding)
+
+
 def test_bytes_that_are_not_utf8_inside_parquet_are_named(tmp_path) -> None:
     text = pa.array([b"good", b"\xff\xfe"]).view(pa.string())  # a view: nobody looks whether it is text
     pq.write_table(pa.table({"text": text, "label": ["pos", "neg"]}), tmp_path / "t.parquet")

@@ -113,7 +113,12 @@ def test_a_damaged_record_is_listed_and_computed_again(capsys, tmp_path) -> None
         assert one_line(error)
     record(QUICK, tmp_path, found_damaged=said.extend)
     assert json.loads(mark.read_bytes())["tables"] == json.loads(whole)["tables"]
-    table.write_bytes(rows[:-1] + bytes([rows[-1] ^ 1]))
+    for content in (b"no parquet", rows[:40] + bytes([rows[40] ^ 1]) + rows[41:], rows[:-1] + bytes([rows[-1] ^ 1])):
+        table.write_bytes(content)
+        code, out, error = run(capsys, "runs", "show", mark.parent.name, "--table", "limits", "--out", tmp_path)
+        assert (code, out) == (2, "")
+        assert one_line(error)
+        assert "damaged, its checksum is another" in error
     record(QUICK, tmp_path, found_damaged=said.extend)
     assert said == ["run.json", "limits"]
     assert table.read_bytes() == rows

@@ -99,3 +99,35 @@ def test_problems_of_very_different_size_share_a_stack_in_another_norm() -> None
     # Both margins are within their certified gap of the least norm; scaling the keys scales the margin.
     np.testing.assert_allclose(batch.margins, alone.margins * sizes, rtol=2 * batch.tolerance)
     assert np.isfinite(batch.multipliers).all()
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf", "nuclear", "spectral"])
+def test_a_batch_of_matrices_is_its_problems_one_by_one(norm: str) -> None:
+    rng = np.random.default_rng(6)
+    keys, selected, queries = (
+        rng.standard_normal((4, 2, 3, 3)),
+        rng.integers(0, 3, (4, 2)),
+        rng.standard_normal((1, 2, 2)),
+    )
+    keys[2, 0, 0] = keys[2, 0, 1]
+    selected[2, 0] = 0  # infeasible
+    batch = max_margin_batch(keys, selected, queries=queries, norm=norm)
+    for b in range(4):
+        problem = TokenProblem.of(keys[b], np.ones(2), scores=np.zeros((2, 3))).with_matrix(queries[0])
+        one = max_margin(problem, selected[b], norm=norm)
+        assert batch[b].status == one.status != "inaccurate"
+        assert batch[b].margin == pytest.approx(one.margin, rel=2 * batch.tolerance)
+        if one.is_optimal:
+            assert batch[b].matrix.shape == one.matrix.shape == (2, 3)
+            logits = np.einsum("nq,qd,ntd->nt", queries[0], batch[b].matrix, keys[b])
+            lead = logits[np.arange(2), selected[b]][:, None] - logits
+            assert np.sort(lead, axis=1)[:, 1].min() >= 1 - 1e-9  # 0 is the lead over itself
+    assert batch.infeasible.tolist() == [False, False, True, False]
+
+
+def test_a_batch_of_matrices_says_what_it_needs() -> None:
+    keys, selected = np.zeros((2, 3, 4, 5)), np.zeros((2, 3), dtype=int)
+    with pytest.raises(ValueError, match=r"nuclear norm is one of matrices: give the queries"):
+        max_margin_batch(keys, selected, norm="nuclear")
+    with pytest.raises(ValueError, match="queries must be finite"):
+        max_margin_batch(keys, selected, queries=np.full((1, 3, 2), np.nan))

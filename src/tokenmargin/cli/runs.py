@@ -128,6 +128,8 @@ def _print_csv(run: Run, table: str) -> None:
     import csv
     import sys
 
+    if table in run.damaged():
+        raise UsageError(f"{run.table_path(table)}: damaged, its checksum is another; run its command again")
     try:
         columns = run.table(table)
     except KeyError as error:

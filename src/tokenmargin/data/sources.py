@@ -179,9 +179,11 @@ def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
         raise SourceError(f"{path}: not UTF-8 but most likely UTF-16; read it with encoding utf-16")
     if not begin:
         raise SourceError(f"{path}: the file is empty; it needs a first line with the names of the columns")
+    file = open_bytes(path)
     try:
-        return io.TextIOWrapper(open_bytes(path), encoding or "utf-8-sig", "surrogateescape", newline="")
-    except LookupError as error:
+        return io.TextIOWrapper(file, encoding or "utf-8-sig", "surrogateescape", newline="")
+    except (LookupError, ValueError) as error:  # unknown, or no name at all
+        file.close()
         raise SourceError(f"{path}: {error}; encodings are named like utf-8, utf-16, latin-1, cp1252") from error
 
 

@@ -79,7 +79,10 @@ class Run:
         if not self.table_path(name).exists():
             known = sorted(path.stem for path in (self.folder / "tables").glob("*.parquet"))
             raise KeyError(f"{self.id} has no table {name!r}; it has {', '.join(known)}")
-        return read_table(self.table_path(name))
+        try:
+            return read_table(self.table_path(name))
+        except (ValueError, OSError) as error:  # those of pyarrow are of these kinds too
+            raise RecordError(f"{self.table_path(name)}: damaged ({error}); run its command again") from error
 
     def result(self, experiment: AbstractExperiment) -> Result:
         """The result as `experiment.run()` gave it."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
-from tokenmargin.norms import L2, AbstractNorm, LpNorm, as_norm
+from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.token_problem import TokenProblem
 
 BLOCK, BLOCK_BYTES = 128, 1 << 24
@@ -43,6 +44,7 @@ class MarginBatch(Tabular):
     - `selected`: the selected tokens; their constraints are in the order of `max_margin`.
     - `seconds`: time taken in all; a solution taken out of the batch carries its share.
     - `norm`: the norm of `|p|`.
+    - `shape`: of the matrices that the vectors are, flattened row by row, where the problems are for W.
     """
 
     vectors: Float[Array, "B d"]
@@ -53,6 +55,7 @@ class MarginBatch(Tabular):
     selected: Int[Array, "B n"]
     seconds: float
     norm: AbstractNorm = L2
+    shape: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.margins)
@@ -104,6 +107,7 @@ class MarginBatch(Tabular):
             farkas=self.farkas[b] if status == "infeasible" else None,
             seconds=self.seconds / len(self),
             norm=self.norm,
+            shape=self.shape,
         )
 
     def __iter__(self) -> Iterator[MarginSolution]:
@@ -114,6 +118,7 @@ def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
     *,
+    queries: Float[Array, "#B n q"] | None = None,
     norm: AbstractNorm | str = "l2",
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -123,8 +128,9 @@ def max_margin_batch(
     **Arguments**
     - `keys`: the tokens, of shape (B, n, T, d), or (1, n, T, d) when all selections are of one problem.
     - `selected`: one token per input and problem.
-    - `norm`: what "shortest" means: "l2", "l1", "linf", "lp:1.5" or one of your own. For those of p, all but l2 in one
-      thread; matrices W are solved one at a time.
+    - `queries`: those of every input, for problems in W: of shape (B, n, q), or (1, n, q) when all share them.
+    - `norm`: what "shortest" means: "l2", "l1", "linf", "lp:1.5", one of your own, and for W "nuclear" and "spectral".
+      All but l2 in one thread, and nuclear and spectral one problem at a time.
     - `threads`: how many to use; one per processor by default.
     - `progress`: called with the number of problems done, after every block.
 
@@ -134,7 +140,13 @@ def max_margin_batch(
     (array([1.333333, 0.333333]), array([ True, False]))
     """
     began = time.perf_counter()
-    keys, selected = _checked(keys, selected)
+    chosen, (keys, selected) = as_norm(norm), _checked(keys, selected)
+    pose = partial(_posed, keys, queries)
+    shape = None
+    if queries is not None:
+        keys, shape = _outer_products(keys, queries, len(selected))
+    elif isinstance(chosen, SchattenNorm):
+        raise ValueError(f"the {chosen.name} norm is one of matrices: give the queries, queries= of shape (B, n, q)")
     B, n = selected.shape
     T, d = keys.shape[2:]
     answers = StackBuffers.empty(B, n * (T - 1), d)
@@ -147,10 +159,9 @@ def max_margin_batch(
     margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     if T == 1:  # nothing to separate
         margins[:], answers.residuals[:, :4] = np.inf, 0.0
-    chosen = as_norm(norm)
     if chosen != L2 and T > 1:
         for where in blocks:
-            _answer_in_norm(keys, selected, where, chosen, answers)
+            _answer_in_norm(keys, selected, where, chosen, answers, pose)
         margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     return MarginBatch(
         vectors=answers.vectors,
@@ -160,8 +171,29 @@ def max_margin_batch(
         residuals=answers.residuals,
         selected=selected,
         seconds=time.perf_counter() - began,
-        norm=chosen,
+        norm=chosen.of_shape(shape),
+        shape=shape,
     )
+
+
+def _posed(keys: Array, queries: Array | None, b: int) -> TokenProblem:
+    """Problem b by itself."""
+    tokens = keys[b if len(keys) > 1 else 0]
+    problem = TokenProblem.of(tokens, np.ones(len(tokens)), scores=np.zeros(tokens.shape[:2]))
+    return problem if queries is None else problem.with_matrix(np.asarray(queries)[b if len(queries) > 1 else 0])
+
+
+def _outer_products(keys: Array, queries: object, B: int) -> tuple[Float[Array, "#B n T r"], tuple[int, int]]:
+    """The tokens `z k'` of problems in W, row by row, and the shape of W."""
+    asked = np.asarray(queries, dtype=np.float64)
+    if asked.ndim != 3 or asked.shape[1] != keys.shape[1] or len(asked) not in (1, B) or not asked.shape[2]:
+        raise ValueError(
+            f"queries must have shape ({B}, {keys.shape[1]}, q) or (1, {keys.shape[1]}, q), got {asked.shape}"
+        )
+    if not np.isfinite(asked).all():
+        raise ValueError("queries must be finite; remove or impute those that are not")
+    products = asked[:, :, None, :, None] * keys[:, :, :, None, :]
+    return products.reshape(*products.shape[:3], -1), (asked.shape[2], keys.shape[3])
 
 
 def _checked(keys: object, selected: object) -> tuple[Array, Array]:
@@ -219,7 +251,14 @@ def _answer(keys: Array, selected: Array, where: slice, answers: StackBuffers) -
         _answer_as_stack(keys, selected, left, answers)
 
 
-def _answer_in_norm(keys: Array, selected: Array, where: slice, norm: AbstractNorm, answers: StackBuffers) -> None:
+def _answer_in_norm(
+    keys: Array,
+    selected: Array,
+    where: slice,
+    norm: AbstractNorm,
+    answers: StackBuffers,
+    pose: Callable[[int], TokenProblem],
+) -> None:
     """Other norms, where the Euclidean problem has a solution: in compiled code, and what that leaves one by one."""
     from tokenmargin.margin.normed.stack import solve_stack
 
@@ -239,10 +278,7 @@ def _answer_in_norm(keys: Array, selected: Array, where: slice, norm: AbstractNo
         answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
         which = which[~(found[:, 1] < np.inf)]
     for b in which.tolist():
-        plain = TokenProblem.of(
-            keys[b if len(keys) > 1 else 0], np.ones(keys.shape[1]), scores=np.zeros(keys.shape[1:3])
-        )
-        one = solve_in_norm(attention_constraints(plain, selected[b]), norm)
+        one = solve_in_norm(attention_constraints(pose(b), selected[b]), norm)
         answers.vectors[b], answers.multipliers[b] = one.vector, one.multipliers
         answers.norms[b] = 1 / one.margin if one.margin else 0.0
         answers.residuals[b] = one.certificate if one.farkas is None else (np.inf,) * 4 + (0.0,)
