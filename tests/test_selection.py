@@ -11,6 +11,7 @@ from tokenmargin.selection import (
     angle,
     attention_weights,
     checked_selection,
+    cone_constants,
     cosine,
     is_globally_optimal,
     is_locally_optimal,
@@ -108,3 +109,11 @@ def test_the_angle_of_the_zero_vector_is_undefined() -> None:
 def test_bad_selections_are_named(selected: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked_selection(RAGGED, np.array(selected))
+
+
+def test_a_cone_of_keys_whose_squares_are_no_doubles():
+    keys = np.array([[[0.0, 1.0], [1.0, 0.0]]])
+    axis = np.array([-1.0, 1.0]) / 2
+    plain = cone_constants(TokenProblem.of(keys, [1], scores=[[1.0, 0.0]]), axis, [0])
+    tiny = cone_constants(TokenProblem.of(keys * 2.0**-900, [1], scores=[[1.0, 0.0]]), axis * 2.0**900, [0])
+    assert (tiny.mu, tiny.reach) == (plain.mu, plain.reach)

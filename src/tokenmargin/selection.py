@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -328,7 +329,7 @@ def cone_constants(
     delta = 0.5 * float((ahead[counted] - 1).min(initial=np.inf))
     theta = 1 / float(problem.keys.norm(p))
     rows = np.unique(problem.keys.index[problem.mask])
-    reach = float(np.sqrt(max(_squared_length(problem.keys, int(row)) for row in rows))) / theta
+    reach = max(_length(problem.keys, int(row)) for row in rows) / theta
     scores = np.where(problem.mask, problem.scores, np.nan)
     spread = float((np.nanmax(scores, axis=1) - np.nanmin(scores, axis=1)).max())
     inner, inputs = (delta, 1) if as_printed else (delta / 2, problem.n)
@@ -343,5 +344,10 @@ def cone_constants(
     )
 
 
-def _squared_length(keys: AbstractGeometry, row: int) -> float:
-    return float(keys.gram_of(np.array([row]))[0, 0])
+def _length(keys: AbstractGeometry, row: int) -> float:
+    """Length of a vector of the dictionary, also where its square is not a double."""
+    if isinstance(keys, Coordinates):
+        vector = keys.vectors[row]
+        largest = float(np.abs(vector).max())
+        return largest * float(np.linalg.norm(vector / (largest or 1.0)))
+    return float(np.sqrt(keys.gram_of(np.array([row]))[0, 0]))

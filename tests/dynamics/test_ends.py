@@ -241,3 +241,12 @@ def test_equals_that_part_slowly_do_not_hide_a_finite_part():
     weights = np.exp(limit.finite.point[1] * heights)
     weights /= weights.sum()
     assert float((weights * (gains - weights @ gains)) @ heights) == pytest.approx(0, abs=1e-12)
+
+
+def test_keys_of_the_shortest_lengths_are_followed_as_far_as_doubles_go():
+    """Keys of 1e-300 need a p of 1e300 to change a logit; asked for |p| = 1e4, the flow goes there and no farther."""
+    keys = 1e-300 * np.array([[[-1, 2, -1], [2, -2, 0]], [[-2, -1, 2], [-1, -1, -2]]])
+    problem = TokenProblem.of(keys, [1, -1], scores=[[1e-150, 1e-150], [1e-150, 0.0]])
+    path = flow(problem, until_norm=1e4)
+    assert np.isfinite(path.final).all()
+    assert path.stop in ("norm", "stalled")

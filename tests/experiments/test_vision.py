@@ -48,7 +48,7 @@ def test_both_figures_come_from_one_run(empty_cache):
     assert len(draw(sixth).axes) == 1 + 5 * 6  # five images, each beside its maps of five epochs
     sparsity, norm = draw(seventh).axes
     assert "sparsity" in sparsity.get_ylabel()
-    assert "|W|_F" in norm.get_ylabel()
+    assert r"\|W\|_F" in norm.get_ylabel()
     with pytest.raises(DatasetError, match="tokenmargin data get cifar10"):
         replace(Figure7.quick(), substitute=False).run()
 

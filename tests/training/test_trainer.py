@@ -151,8 +151,7 @@ def test_killed_twenty_times_it_still_ends_with_the_same_bits(data, tmp_path):
         process.kill()
         process.join()
         found = load_checkpoint(tmp_path)
-        assert found is not None
-        reached.append(found.record["step"])
+        reached.append(0 if found is None else found.record["step"])  # 0 where the first one was not whole yet
     assert reached == sorted(reached)
-    assert reached[-1] < 400
+    assert 0 < reached[-1] < 400
     assert same(train(data, config, folder=tmp_path), train(data, config))

@@ -49,7 +49,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
     problem = path.objective.problem
     solution, kind, selected = _compared(path)
-    aligned = solution.is_optimal and problem.keys.norm(path.prompt) > 0
+    aligned = solution.is_optimal and bool(solution.vector.any()) and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
             "stop": path.stop,

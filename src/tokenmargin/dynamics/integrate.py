@@ -256,9 +256,10 @@ class Integration:
         """How far into a long step the field first points back along it; None where it does not."""
         length = self.field.unit + self.field.norm(self._y)
         end = min(end, begin + length + self.until)  # farther out it does not matter
-        if self.field.original.kinked or end - begin <= _LOOKED_AT * length:
+        grown = (end - begin) / length
+        if self.field.original.kinked or not _LOOKED_AT < grown < np.inf:
             return None
-        count = int(np.log1p((end - begin) / length) / np.log1p(_LOOKED_AT))
+        count = int(np.log1p(grown) / np.log1p(_LOOKED_AT))
         inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
         before = self._y
         for arc in np.append(inside[inside < end], end).tolist():
@@ -270,12 +271,16 @@ class Integration:
 
     def _step(self, solver: OdeSolver, knots: list[float]) -> bool:
         """One step of the solver; False when the run is over. None that leaps over a point that turns back is taken."""
-        solver.step()
+        with np.errstate(invalid="ignore", over="ignore"):  # of trials that lead nowhere; what is taken is looked at
+            solver.step()
         if solver.status == "failed":
             if not self._at_rest(solver.y, cornered=self.field.original.kinked):
                 self.stop = "stalled"
             return False
         piece, end = solver.dense_output(), float(solver.t)
+        if not (np.isfinite(end) and np.isfinite(piece(end)).all()):  # beyond doubles: known is the path up to here
+            self.stop = "stalled"
+            return False
         self._turns_back = self._leap(piece, knots[-1], end)
         if self._turns_back is not None:
             return True
