@@ -243,10 +243,16 @@ def test_equals_that_part_slowly_do_not_hide_a_finite_part():
     assert float((weights * (gains - weights @ gains)) @ heights) == pytest.approx(0, abs=1e-12)
 
 
-def test_keys_of_the_shortest_lengths_are_followed_as_far_as_doubles_go():
-    """Keys of 1e-300 need a p of 1e300 to change a logit; asked for |p| = 1e4, the flow goes there and no farther."""
-    keys = 1e-300 * np.array([[[-1, 2, -1], [2, -2, 0]], [[-2, -1, 2], [-1, -1, -2]]])
-    problem = TokenProblem.of(keys, [1, -1], scores=[[1e-150, 1e-150], [1e-150, 0.0]])
-    path = flow(problem, until_norm=1e4)
-    assert np.isfinite(path.final).all()
-    assert path.stop in ("norm", "stalled")
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e150])
+def test_keys_beyond_what_can_be_squared_are_refused_in_a_line(scale):
+    problem = TokenProblem.of(scale * np.array([[[-1.0, 2.0], [2.0, -2.0]]]), [1], scores=[[1.0, 0.0]])
+    with pytest.raises(ValueError, match="scale the keys, and p by the inverse"):
+        limit_of(problem)
+
+
+@pytest.mark.parametrize("scale", [1e-130, 1e130])
+def test_keys_of_extreme_lengths_are_followed(scale):
+    problem = TokenProblem.of(scale * np.array([[[-1.0, 2.0], [2.0, -2.0]]]), [1], scores=[[1.0, 0.0]])
+    limit = limit_of(problem)
+    assert (limit.outcome, limit.kind) == ("direction", "GMM")
+    assert limit.angle <= 1e-6

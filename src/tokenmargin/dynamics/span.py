@@ -22,6 +22,7 @@ from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import Coordinates
 
 _ORDINARY = 10  # keys whose differences are at most 2^10 and at least 2^-10 long are followed as they are
+_EXTREME = 460  # beyond 2^460 (1e138) or below 2^-460, squares of the lengths that p comes to are no doubles
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,11 @@ class Span:
         exponent = int(np.log2(length)) if length > 0 else 0
         if abs(exponent) <= _ORDINARY:
             return self
+        if abs(exponent) > _EXTREME:
+            raise ValueError(
+                f"keys must differ by 1e-138 to 1e138 to be followed, got {length:.0e}: squares of the lengths that p "
+                "comes to are no doubles; scale the keys, and p by the inverse"
+            )
         scaled = np.ldexp(self.tokens.vectors, -exponent)
         tokens = Coordinates(scaled, self.tokens.index, self.tokens.mask)
         return replace(self, tokens=tokens, unit=float(np.ldexp(1.0, -exponent)))
