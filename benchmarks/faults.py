@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults [--count 50] [--what kill-train ...]
 
-Commands run in forked children of this process, sweeps in that child alone. After each fault the same command is run
+Commands run in forked children of this process, which has loaded what they load; sweeps run in that child alone. After each fault the same command is run
 again, undisturbed, and what it has made is compared, to the bit, with what it makes without a fault. A row counts
 
 - same: the end is the same to the bit (times and file dates aside);
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -35,12 +36,25 @@ from pathlib import Path
 
 import numpy as np
 
+import tokenmargin.cli
 from tokenmargin._files import LEFTOVER, file_digest
 from tokenmargin.data.prepared import load_prepared
+from tokenmargin.experiments import Finding, Table
+from tokenmargin.experiments.figures.prompt_paths import Figure1b
 
 Prepare = Callable[[], None]
 COLUMNS = ("tried", "same", "refused", "silent", "raw", "leftover")
 PATIENCE = 120
+FIGURE = "benchmarks.faults:Descents"
+
+
+class Descents(Figure1b):
+    """Figure 1(b) without the flows, which take ten times as long as the rest."""
+
+    followed = False
+
+    def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -95,11 +109,11 @@ def works(given: Path) -> dict[str, Work]:
     """The commands that write, at sizes of about half a second."""
     ids, rows = str(given / "ids.safetensors"), str(given / "rows.jsonl")
     train = ("train", ids, "--out", "OUT/t", "--epochs", "60", "--dimension", "8", "--batch", "16")
-    sweep = ("sweep", "fig1b", "--over", "steps=3..8", "--jobs", "1", "--table", "limits", "--out", "OUT/s")
+    sweep = ("sweep", FIGURE, "--over", "steps=3..8", "--jobs", "1", "--table", "limits", "--out", "OUT/s")
     return {
         "train": Work("train", (*train, "--checkpoint-every", "0.02"), "t", of_training),
         "sweep": Work("sweep", sweep, "s", of_files("*/tables/*.parquet")),
-        "reproduce": Work("reproduce", ("reproduce", "fig1b", "--steps", "300", "--out", "OUT/r"), "r",
+        "reproduce": Work("reproduce", ("reproduce", FIGURE, "--steps", "300", "--out", "OUT/r"), "r",
                           of_files("*/tables/*.parquet")),
         "prepare": Work("prepare", ("prepare", rows, "--out", "OUT/p", "--slice-megabytes", "0.002"), "p",
                         of_prepared),
@@ -110,6 +124,18 @@ def works(given: Path) -> dict[str, Work]:
                     of_files("model.safetensors", "tokenizer.json")),
         "basins": Work("basins", ("basins", "fig8", "--starts", "60", "--save", "OUT/b.npz"), "b.npz", of_kept_run),
     }  # fmt: skip
+
+
+def preload() -> None:
+    """Load what the commands load, so that a child begins to work at once."""
+    for name in ("cli", "training.trainer", "training.checkpoint", "experiments.records", "experiments.figures",
+                 "data.prepared", "data.sharded", "classifier", "margin.compiled.stack", "limits", "theory",
+                 "report.figures"):  # fmt: skip
+        importlib.import_module(f"tokenmargin.{name}")
+    for command in Path(tokenmargin.cli.__file__).parent.glob("[a-z]*.py"):
+        importlib.import_module(f"tokenmargin.cli.{command.stem}")
+    for name in ("torch", "pyarrow.parquet", "safetensors.torch", "tokenizers", "numba", "sklearn.linear_model"):
+        importlib.import_module(name)
 
 
 def make_inputs(folder: Path) -> None:
@@ -195,6 +221,7 @@ class Bench:
         folder.chmod(0o755)
         self.given = folder / "given"
         self.given.mkdir()
+        preload()
         make_inputs(self.given)
         self.works = works(self.given)
         self.digests: dict[str, str] = {}
