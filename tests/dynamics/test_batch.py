@@ -36,7 +36,9 @@ def test_each_run_is_that_of_evolve(method, starts) -> None:
     for b, pose in enumerate(poses):
         alone = evolve(PromptObjective(pose), method, steps=30, start=firsts[b])
         here = pose.mask
-        apart = of_path(PromptObjective(pose), method, 30, firsts[b], lambda p, pose=pose, here=here: pose.keys.logits(p)[:, here])
+        apart = of_path(
+            PromptObjective(pose), method, 30, firsts[b], lambda p, pose=pose, here=here: pose.keys.logits(p)[:, here]
+        )
         np.testing.assert_allclose(
             pose.keys.logits(runs.finals[b])[:, here], pose.keys.logits(alone.final)[:, here], rtol=0, atol=apart
         )

@@ -179,7 +179,7 @@ def test_events_are_found_where_they_happen():
     events = (SelectionChanged(), Saturated(stops=False), NormReached(50.0, stops=False), AngleReached(direction, 1e-3))
     path = flow(objective, start=np.array([0.1, 0.0]), events=events)
     assert path.stop == "event"
-    # Brent's method places an event to a few roundings of the arc (of some 50); the quantity moves no faster than 1 / 50.
+    # Brent's method places an event to a few roundings of the arc, of some 50; the angle moves no faster than 1 / 50.
     assert float(angle(figure8().keys, path.prompt, direction)) == pytest.approx(1e-3, rel=0, abs=rounding(8))
     found = {type(crossing.event).__name__: crossing for crossing in path.crossings}
     assert np.linalg.norm(path(found["NormReached"].arc)) == pytest.approx(50.0, rel=rounding(8))

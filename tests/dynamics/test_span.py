@@ -25,8 +25,8 @@ def test_logits_and_lengths_survive_the_reduction(name):
     p = geometry.pullback(rng.standard_normal((4, *geometry.index.shape)))  # in the span
     y = span.reduce(p)
     assert span.dimension <= min(geometry.dimension, geometry.index.size)
-    # A basis from LAPACK is orthonormal to some ten roundings a row; so are the inner products of what it reduces. Those
-    # of Gram spaces are divided by the least root that is kept.
+    # A basis from LAPACK is orthonormal to some ten roundings a row; so are the inner products of what it reduces.
+    # Those of Gram spaces are divided by the least root that is kept.
     rows, longest = geometry.index.size, float(np.sqrt(geometry.gram_of(np.unique(geometry.index)).diagonal().max()))
     sizes = np.linalg.svd(span.tokens.vectors, compute_uv=False)
     apart = rounding(10 * rows + geometry.dimension) * float(sizes[0] / sizes[-1])

@@ -24,7 +24,7 @@ def rounding(operations: float, size: Any = 1.0) -> Any:
 
 
 def of_difference(step: float, size: float, third: float, operations: float = 2) -> float:
-    """A central difference of values up to `size`: their rounding over the step, and Taylor's next term, `h^2 f'''/6`."""
+    """A central difference of values up to `size`: their rounding over the step, and the next term, `h^2 f'''/6`."""
     return operations * EPS * size / step + step**2 * third / 6
 
 
@@ -40,8 +40,8 @@ def of_logits(problem: TokenProblem, p: np.ndarray) -> float:
 def of_attention(problem: TokenProblem, p: np.ndarray, loss: Any = None) -> tuple[float, float]:
     """Rounding of the risk and of its gradient in p (each entry), at points p of any number, for scores of any size.
 
-    Logits off by e change weights by 2 e of themselves, and normalising T of them adds T + 4 roundings. As weights sum to 1,
-    an output moves by that times the spread of the scores; the loss carries it on with its slope M1, and its slope
+    Logits off by e change weights by 2 e of themselves, and normalising T of them adds T + 4 roundings. As weights sum
+    to 1, an output moves by that times the spread of the scores; the loss carries it on with its slope M1, and its slope
     with M0. A gradient is a sum over n inputs of T tokens of slope, weight, gap of scores and difference of keys.
     """
     loss = LogisticLoss() if loss is None else loss
@@ -98,6 +98,6 @@ def _of_head(problem: TokenProblem, head: np.ndarray, p: np.ndarray, loss: Any) 
 def of_flow(*paths: Any, tolerance: float = 1e-10) -> float:
     """How far flows to one end may be apart, as a share of |p|: the solver's error per step, times the steps of each.
 
-    Errors of a step are at most `tolerance` (that of `FlowSettings`) times |p|, and paths to a common limit do not part.
+    A step errs by at most `tolerance` (that of `FlowSettings`) times |p|, and paths to a common limit do not part.
     """
     return sum(path.steps * tolerance for path in paths)
