@@ -3,7 +3,8 @@
     python -m benchmarks.faults [--count 50] [--what kill-train ...]
 
 Commands run in forked children of this process, which has loaded what they load; sweeps run in that child alone. After
-each fault the same command is run again, undisturbed, and what it has made is compared, to the bit, with what it makes without a fault. A row counts
+each fault the same command is run again, undisturbed, and what it has made is compared, to the bit, with what
+it makes without a fault. A row counts
 
 - same: the end is the same to the bit (times and file dates aside);
 - refused: the fault was named in one line, and nothing was made of it;

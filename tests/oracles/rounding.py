@@ -41,8 +41,8 @@ def of_attention(problem: TokenProblem, p: np.ndarray, loss: Any = None) -> tupl
     """Rounding of the risk and of its gradient in p (each entry), at points p of any number, for scores of any size.
 
     Logits off by e change weights by 2 e of themselves, and normalising T of them adds T + 4 roundings. As weights sum
-    to 1, an output moves by that times the spread of the scores; the loss carries it on with its slope M1, and its slope
-    with M0. A gradient is a sum over n inputs of T tokens of slope, weight, gap of scores and difference of keys.
+    to 1, an output moves by that times the spread of the scores; the loss carries it on with its slope M1, and its
+    slope with M0. A gradient is a sum over n inputs of T tokens of slope, weight, gap of scores and difference of keys.
     """
     loss = LogisticLoss() if loss is None else loss
     scores, seen = problem.scores, problem.mask
