@@ -18,7 +18,7 @@ from tokenmargin.cli._common import (
     show_table,
     usage_errors,
 )
-from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, save_run
+from tokenmargin.cli._paths import MEMORY, Settings, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array

@@ -34,9 +34,9 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):
-        from tokenmargin.report.demo_page import write_demo_page
         from tokenmargin.report.explore.page import write_explore_page
         from tokenmargin.report.figures import draw_figures
+        from tokenmargin.report.page import write_demo_page
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
@@ -84,7 +84,7 @@ def _read_texts(out: Path) -> None:
     import contextlib
     import io
 
-    from tokenmargin.cli._model import open_model
+    from tokenmargin.cli._texts import open_model
     from tokenmargin.cli.fit import fit
     from tokenmargin.cli.report import report
 

@@ -21,7 +21,7 @@ from tokenmargin.cli._common import (
     say,
     usage_errors,
 )
-from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
+from tokenmargin.cli._texts import command_line, data_hash, read_rows, versions
 
 
 def fit(

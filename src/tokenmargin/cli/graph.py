@@ -71,7 +71,7 @@ def graph(
 
 
 def _read(corpus: str, window: int) -> NextTokenProblem:
-    from tokenmargin.cli._corpora import read_corpus
+    from tokenmargin.cli._texts import read_corpus
     from tokenmargin.problem.next_token import load_next_token, next_token_windows
 
     if Path(corpus).suffix == ".json":

@@ -16,8 +16,15 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
-from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, NamedLimit, limit_by_method
-from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
+from tokenmargin.limits.by_method import (
+    SATURATED,
+    SHARE,
+    MethodLimit,
+    NamedLimit,
+    exactly_ahead,
+    limit_by_method,
+    separating_direction,
+)
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective

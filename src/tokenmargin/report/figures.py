@@ -25,8 +25,10 @@ from tokenmargin.report.results import (
     draw_first_step_error,
     draw_first_step_sharp,
     draw_joint_phase,
+    draw_maps,
     draw_saturation,
     draw_sharpness,
+    draw_sparsity,
     draw_theorem5_plus,
 )
 from tokenmargin.report.style import (
@@ -41,7 +43,6 @@ from tokenmargin.report.style import (
     panels,
     paper_style,
 )
-from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 EXTREMES = 2  # words named at either end of a cloud
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
