@@ -212,10 +212,10 @@ def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> Limi
             np.stack([inputs, positions], axis=1), sign=side[asked],
         )
     )  # fmt: skip
+    chosen = attended & problem.mask
+    if not solution.is_optimal:
+        return LimitDirection.unsolved(chosen.argmax(axis=1), chosen, solution)
     right = side * problem.scores > 0
     near = asked & (side * np.where(asked, problem.keys.logits(solution.vector), 0.0) <= 1 + NEIGHBOUR_TOLERANCE)
     kind: Kind = "GMM" if right[asked].all() else "LMM" if right[near].all() else "not locally optimal"
-    if not solution.is_optimal:
-        near, kind = np.zeros_like(near), "infeasible" if solution.status == "infeasible" else "inaccurate"
-    chosen = attended & problem.mask
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, np.full(problem.n, np.nan), kind)
