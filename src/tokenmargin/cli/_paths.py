@@ -92,20 +92,17 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
 def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
     """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
-    import numpy as np
+    from math import isfinite
 
+    from tokenmargin.limits.by_method import exact_weights
     from tokenmargin.objective.attention_maps import MapObjective
-    from tokenmargin.selection import margins
 
     objective = path.objective
-    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+    if not isinstance(objective, MapObjective) or not isfinite(objective.attention.margin):
         return None
     if not objective.has_exact_weights(path.final):
         return None
-    ahead = margins(objective.problem, path.prompt, path.selected)
-    ahead[np.arange(len(ahead)), path.selected] = np.inf
-    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
-    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
+    return exact_weights(objective, path.prompt, solution)._asdict()
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -155,6 +152,14 @@ def problem_digest(problem: TokenProblem) -> str:
     from tokenmargin._files import arrays_digest
 
     return arrays_digest(problem.fields())[:16]
+
+
+def kept_file(save: Path | None, resume: Path | None) -> Path | None:
+    """Where a run is kept: the file of `--save`, or that of `--resume`."""
+    file = resume if save is None else save
+    if file is not None and file.suffix != ".npz":
+        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
+    return file
 
 
 def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> None:

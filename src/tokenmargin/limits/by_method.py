@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, margins, select, spelled
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, spelled
 
 SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
@@ -185,14 +185,27 @@ def _unsettled(path: Trajectory, named: LimitDirection, shares: Float[Array, " l
     return f"the margin is {shares[-1]:.4f} of the largest, and {more}"
 
 
-def exactly_ahead(objective: MapObjective, p: Float[Array, " D"], solution: MarginSolution) -> str:
-    """How far ahead the selected tokens are where the weights are exact, how far they must be, and at which length."""
-    selected, needed = select(objective.problem.keys, p), objective.attention.margin
-    ahead = margins(objective.problem, p, selected)
-    ahead[np.arange(len(ahead)), selected] = np.inf
-    length = float(objective.problem.keys.norm(p))
-    reason = f"the weights are exact at |p|={length:.6g}: ahead by {ahead.min():.6g}, {needed:g} needed"
-    return f"{reason}, which |p|={needed / solution.margin:.6g} can do" if solution.is_optimal else reason
+class ExactWeights(NamedTuple):
+    """How far ahead the selected tokens are where the weights are exact, how far they must be, and the least such |p|.
+
+    `shortest_norm` is None where the max-margin direction of the selection is not certified.
+    """
+
+    ahead: float
+    needed: float
+    shortest_norm: float | None
+
+    def at(self, norm: float) -> str:
+        """The same in words, at a p of this norm."""
+        reason = f"the weights are exact at |p|={norm:.6g}: ahead by {self.ahead:.6g}, {self.needed:g} needed"
+        return reason if self.shortest_norm is None else f"{reason}, which |p|={self.shortest_norm:.6g} can do"
+
+
+def exact_weights(objective: MapObjective, p: Float[Array, " D"], solution: MarginSolution) -> ExactWeights:
+    """What is known of a point whose selected tokens have all the weight; `solution` is that of their problem."""
+    keys, needed = objective.problem.keys, objective.attention.margin
+    shortest = needed / solution.margin if solution.is_optimal else None
+    return ExactWeights(float(leads(keys, p, select(keys, p)).min()), needed, shortest)
 
 
 def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> LimitDirection:
@@ -212,10 +225,10 @@ def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> Limi
             np.stack([inputs, positions], axis=1), sign=side[asked],
         )
     )  # fmt: skip
+    chosen = attended & problem.mask
+    if not solution.is_optimal:
+        return LimitDirection.unsolved(chosen.argmax(axis=1), chosen, solution)
     right = side * problem.scores > 0
     near = asked & (side * np.where(asked, problem.keys.logits(solution.vector), 0.0) <= 1 + NEIGHBOUR_TOLERANCE)
     kind: Kind = "GMM" if right[asked].all() else "LMM" if right[near].all() else "not locally optimal"
-    if not solution.is_optimal:
-        near, kind = np.zeros_like(near), "infeasible" if solution.status == "infeasible" else "inaccurate"
-    chosen = attended & problem.mask
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, np.full(problem.n, np.nan), kind)

@@ -21,7 +21,7 @@ from tokenmargin.limits.by_method import (
     SHARE,
     MethodLimit,
     NamedLimit,
-    exactly_ahead,
+    exact_weights,
     limit_by_method,
     separating_direction,
 )
@@ -222,7 +222,7 @@ def limit_of(
         return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
     if isinstance(objective, MapObjective) and path.stop == "saturated":
         named = limit_direction(problem, path.selected, loss=objective.loss)
-        reason = exactly_ahead(objective, path.prompt, named.solution)
+        reason = exact_weights(objective, path.prompt, named.solution).at(float(problem.keys.norm(path.prompt)))
         return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)

@@ -20,14 +20,8 @@ from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pai
 from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
 from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases
-from tokenmargin.margin.limit_directions import (
-    Atlas,
-    Kind,
-    LimitDirection,
-    limit_constraints,
-    limit_direction,
-    tied_direction,
-)
+from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
+from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
 from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.plane import Arc, is_planar, plane_atlas, selection_arcs

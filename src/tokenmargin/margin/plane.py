@@ -15,7 +15,8 @@ from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import Atlas, limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_results import Atlas
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
