@@ -154,6 +154,14 @@ def problem_digest(problem: TokenProblem) -> str:
     return arrays_digest(problem.fields())[:16]
 
 
+def kept_file(save: Path | None, resume: Path | None) -> Path | None:
+    """Where a run is kept: the file of `--save`, or that of `--resume`."""
+    file = resume if save is None else save
+    if file is not None and file.suffix != ".npz":
+        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
+    return file
+
+
 def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> None:
     """Write arrays and settings as a `.npz` file, whole or not at all."""
     import numpy as np

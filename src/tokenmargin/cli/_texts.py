@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, needs_extra, progress_bar, say, show, usage_errors
+from tokenmargin.cli._common import UsageError, needs_extra, say, share_bar, show, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -57,10 +57,8 @@ def dataset(name: str, *, local: Path | None = None) -> Path:
     """A public dataset in the cache, fetched with a progress bar where it is not there yet."""
     with needs_extra("text"):
         from tokenmargin.data.datasets import get_dataset
-    with needs_extra("text"), progress_bar(f"getting {name}", 100) as advance:
-        return get_dataset(
-            name, local=local, progress=lambda done, total: advance(round(100 * done / max(total, done)))
-        )
+    with needs_extra("text"), share_bar(f"getting {name}") as advance:
+        return get_dataset(name, local=local, progress=lambda done, total: advance(done / max(total, done)))
 
 
 def open_model(folder: Path) -> TokenSelectionClassifier:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli._common import emit_json, needs_extra, say, share_bar
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Result
@@ -40,8 +40,8 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
-    with progress_bar(f"descent from {experiment.circle} starts", 100) as progress, whole_runs():
-        result = experiment.run(lambda share: progress(round(100 * share)))
+    with share_bar(f"descent from {experiment.circle} starts") as progress, whole_runs():
+        result = experiment.run(progress)
     _tell(result, counts)
     write_result(result, out)
     draw_figures(result, out / "figures")
