@@ -145,6 +145,21 @@ def _phase(seeds: Sequence[int] = (0, 1, 2)) -> list[Job]:
     return [job for _, _, job in sorted(jobs, key=lambda entry: entry[:2])]  # a seed of everything before the next
 
 
+def _padded(seeds: Sequence[int] = (0, 1, 2)) -> list[Job]:
+    """Reviews filled up with a padding token that attention sees, beside the same runs without; rate as printed."""
+    heads: tuple[dict[str, Any], ...] = ({}, {"trained_head": False})
+    readings: tuple[dict[str, Any], ...] = (BOTH, {}, {"scaled_logits": True}, {"affine_norm": True})
+    runs = [("two-layer", SHORT | reading | head) for reading in readings for head in heads]
+    runs += [("two-layer", SHORT | BOTH | {"seed": seed}) for seed in seeds[1:]]
+    runs += [("one-layer", logits | head) for logits in ({}, {"scaled_logits": True}) for head in heads]
+    return [
+        job
+        for model, settings in runs
+        for dataset in ("yelp-balanced-padded", "imdb-padded")
+        for job in _grid(model, dataset, [settings])
+    ]
+
+
 PLANS: dict[str, list[Job]] = {
     "one-layer": [
         *(
@@ -167,6 +182,7 @@ PLANS: dict[str, list[Job]] = {
         *_grid("two-layer", "imdb", [{"max_tokens": 384, **BOTH}]),
         *_grid("two-layer", "yelp-balanced", [{**BOTH, "seed": seed} for seed in range(3)]),
     ],
+    "padded": _padded(),
     "small": [
         Job(f"{dataset} two-layer d=128", dataset, replace(SMALL, seed=seed))
         for seed, dataset in enumerate(("yelp-1200", "yelp-1200-other", "imdb-1200"))
@@ -178,8 +194,11 @@ PLANS: dict[str, list[Job]] = {
 def load_corpus(name: str, folder: Path) -> TokenCorpus:
     """A corpus by its name: `synthetic`, or `imdb` and `yelp` whole, `-balanced`, or of so many reviews (`-1200`).
 
-    The last are balanced, without the tokens that are rare in them; `-1200-other` are other reviews.
+    The last are balanced, without the tokens that are rare in them; `-1200-other` are other reviews. `-padded`: every
+    review cut or filled up to 384 tokens, or to the longest review where that is shorter.
     """
+    if name.endswith("-padded"):
+        return padded(load_corpus(name.removesuffix("-padded"), folder), 384)
     if name == "synthetic":
         return k_level_corpus(SYNTHETIC_SIZE, rng=np.random.default_rng(0))
     dataset, *variant = name.split("-")
@@ -193,6 +212,16 @@ def load_corpus(name: str, folder: Path) -> TokenCorpus:
     size = None if variant[0] == "balanced" else int(variant[0])
     chosen = balanced(corpus, rng, size=size)
     return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES[size])
+
+
+def padded(corpus: TokenCorpus, width: int) -> TokenCorpus:
+    """Every sequence cut or filled up by a token of its own to `width` tokens; at most to the longest there is."""
+    width = min(width, int(corpus.lengths.max()))
+    table = np.full((corpus.n, width), corpus.size)
+    places = np.arange(len(corpus.tokens)) - np.repeat(np.cumsum(corpus.lengths) - corpus.lengths, corpus.lengths)
+    kept = places < width
+    table[corpus.sequence[kept], places[kept]] = corpus.tokens[kept]
+    return TokenCorpus(table.ravel(), np.full(corpus.n, width), corpus.labels, (*corpus.vocabulary, "[PAD]"))
 
 
 def without_rare(corpus: TokenCorpus, least: int) -> TokenCorpus:

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 
 from tokenmargin.experiments import Result, Table
 from tokenmargin.experiments.figures.vision import Figure7, VisionAttention
+from tokenmargin.report.results import draw_maps, draw_sparsity
 from tokenmargin.report.style import ONE, paper_style
-from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 SETTINGS = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")
 

@@ -12,8 +12,7 @@ from tests.oracles.by_clarabel import by_clarabel
 
 import tokenmargin as tm
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vectors
-from tokenmargin.margin.order_margin import order_margin
+from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vectors, order_margin
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem, load_next_token, next_token_windows
 from tokenmargin.problem.problem_files import ProblemFileError

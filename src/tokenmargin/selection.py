@@ -132,6 +132,13 @@ def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection
     return _ahead(problem.keys.logits(p), checked_selection(problem, selected))
 
 
+def leads(keys: AbstractGeometry, p: Float[Array, " D"], selected: Int[Array, " n"]) -> Float[Array, "n T"]:
+    """How far the selected token is ahead of each other one; infinity at itself and where there is no token."""
+    ahead = _ahead(keys.logits(p), selected)
+    ahead[np.arange(keys.n), selected] = np.inf
+    return ahead
+
+
 def neighbours(
     problem: TokenProblem, p: Float[Array, "... D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Bool[Array, "... n T"]:
@@ -246,16 +253,16 @@ def directional_margin(keys: AbstractGeometry, q: Float[Array, " D"]) -> float:
 
     Infinity when no input has a second token; zero when `q` ties two tokens at the top.
     """
-    return float(_directional_margins(keys, q).min())
+    return float(leads(keys, q, select(keys, q)).min())
 
 
 def directional_neighbours(
     keys: AbstractGeometry, q: Float[Array, " D"], *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Bool[Array, "n T"]:
     """`M_q` of (61): the tokens at the directional margin, up to `tolerance` relative to the margin."""
-    margins = _directional_margins(keys, q)
-    least = margins.min()
-    return np.asarray(np.isfinite(margins) & (margins <= least + tolerance * abs(least)))
+    ahead = leads(keys, q, select(keys, q))
+    least = ahead.min()
+    return np.asarray(np.isfinite(ahead) & (ahead <= least + tolerance * abs(least)))
 
 
 def is_neighbour_optimal(
@@ -266,15 +273,6 @@ def is_neighbour_optimal(
     near = directional_neighbours(problem.keys, q, tolerance=tolerance)
     ahead = problem.scores[np.arange(problem.n), alpha][:, None] > problem.scores
     return bool(ahead[near].all())
-
-
-def _directional_margins(keys: AbstractGeometry, q: Float[Array, " D"]) -> Float[Array, "n T"]:
-    """Logit of the selected token less each other one's; infinity at the selected token and where there is none."""
-    logits = keys.logits(q)
-    alpha = logits.argmax(axis=-1)
-    margins = logits.max(axis=-1, keepdims=True) - logits
-    margins[np.arange(keys.n), alpha] = np.inf
-    return np.asarray(margins)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
+from tokenmargin.experiments.figures.along_training import Figure5
 from tokenmargin.experiments.figures.demo import Demo
 from tokenmargin.experiments.figures.joint_paths import Figure3c
-from tokenmargin.experiments.figures.local_cone import Figure2
-from tokenmargin.experiments.figures.loss_bias import Figure5
-from tokenmargin.experiments.figures.prompt_paths import Figure1b
+from tokenmargin.experiments.figures.prompt_paths import Figure1b, Figure2
 from tokenmargin.problem.instances import figure8, three_limits
 from tokenmargin.report.figures import draw
 

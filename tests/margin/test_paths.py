@@ -11,9 +11,9 @@ from tests.oracles.exact_margin import solve_exactly
 from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
 from tokenmargin.margin.compiled.exchange import propose_by_exchange
 from tokenmargin.margin.compiled.systems import propose, solve_systems
-from tokenmargin.margin.single.at_once import Solved, solve_at_once
 from tokenmargin.margin.single.proposals import propose_by_cuts, propose_from_many
 from tokenmargin.margin.single.refine import judged
+from tokenmargin.margin.single.solver import Solved, solve_at_once
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:

@@ -24,3 +24,24 @@ def test_inputs_of_different_lengths(seed: int) -> None:
     same = tm.choice_margin(whole, best[rows, filled])
     assert found.status == same.status
     assert found.margin == pytest.approx(same.margin, rel=margins_apart(found, same))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_choice_that_rounding_cannot_decide_does_not_hide_the_minimum(seed: int) -> None:
+    """Turned, a choice that no direction satisfies by a hair may be beyond doubles; it cannot be a shorter one."""
+    keys = np.array(
+        [
+            [[1, -1, -2], [0, 1, -2], [2, -1, -2], [-2, -1, 2]],
+            [[1, 2, 1], [-2, -1, 0], [0, 1, 2], [1, 1, 2]],
+            [[1, -1, 1], [2, 2, 1], [0, 1, 2], [0, 0, -2]],
+        ],
+        dtype=float,
+    )
+    scores = [[1, 1, 0, 1], [0, 0, 0, 1], [0, 2, 2, 2]]
+    turn = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))[0]
+    exact = tm.choice_margin(tm.TokenProblem.of(keys, [1] * 3, scores=scores))
+    turned = tm.choice_margin(tm.TokenProblem.of(keys @ turn, [1] * 3, scores=scores))
+    assert (exact.status, turned.status) == ("optimal", "optimal")
+    # Turning rounds each key by some units in its last place, which the margin's condition may raise a hundredfold.
+    assert turned.margin == pytest.approx(exact.margin, rel=margins_apart(exact, turned) + 100 * np.finfo(float).eps)
+    assert turned.choice == exact.choice

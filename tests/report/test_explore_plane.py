@@ -5,7 +5,7 @@ import pytest
 from benchmarks.explore_families import PLANE_FAMILIES
 from benchmarks.explore_plane import NODE, Tally, asked_of, compare, page_answers
 
-from tokenmargin.report.explore.stories import STORIES
+from tokenmargin.report.explore.page import STORIES
 
 pytestmark = [
     pytest.mark.skipif(NODE is None, reason="node is not on the PATH: install Node.js 18 or newer"),

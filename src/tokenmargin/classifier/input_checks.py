@@ -67,6 +67,10 @@ def _column(X: Any) -> Any:
 
 def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     """Labels and weights of `n` texts."""
+    return _labels(y, n), _weights(sample_weight, n)
+
+
+def _labels(y: Any, n: int) -> Array:
     if y is None:
         raise ValueError("TokenSelectionClassifier requires y to be passed, but the target y is None")
     y = y.to_pylist() if hasattr(y, "to_pylist") else y
@@ -87,6 +91,10 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
     missing = [row for row, label in enumerate(labels) if is_missing(label)] if labels.dtype.kind == "O" else []
     if missing:
         raise ValueError(f"label {missing[0]} is missing (None, NaN or NA), {len(missing)} in all; drop those rows")
+    return labels
+
+
+def _weights(sample_weight: Any, n: int) -> Array:
     weight = np.ones(n) if sample_weight is None else np.asarray(sample_weight, float)
     if weight.shape != (n,):
         raise ValueError(f"sample_weight must be one number for each of the {n} texts, got shape {weight.shape}")
@@ -98,7 +106,7 @@ def check_labels(y: Any, sample_weight: Any, n: int) -> tuple[Array, Array]:
         )
     if not weight.any():
         raise ValueError("sample_weight is zero for every text; at least one text needs a positive weight")
-    return labels, weight
+    return weight
 
 
 def check_settings(model: Any) -> None:

@@ -148,31 +148,9 @@ def _left_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
 def _outputs_without(
     encoded: Encoded, word_of: Int[Array, " pieces"], model: TokenModel, output: float
 ) -> Float[Array, " words"]:
-    """The output with each word left out: a token is lost with a word that all its occurrences cover."""
+    """The output with each word left out."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)
-    tokens, times = np.unique(np.concatenate([ids[ids >= 0] for ids in encoded.levels]), return_counts=True)
-    if model.repeats:  # a token goes as often as the word holds it
-        for word in np.unique(word_of).tolist():
-            left = [ids[(ids >= 0) & (word_of != word)] for ids in encoded.levels]
-            found[word] = model.decide_tokens(np.concatenate(left))[0]
-        return found
-    for word, lost in _lost(encoded, word_of, tokens, times) if len(tokens) else ():
-        found[word] = model.decide_tokens(np.delete(tokens, lost))[0]
+    for word in range(len(found)):
+        left = np.concatenate([ids[ids >= 0] for ids in _left_out(encoded, word_of == word).levels])
+        found[word] = model.decide_tokens(left if model.repeats else np.unique(left))[0]
     return found
-
-
-def _lost(encoded: Encoded, word_of: Array, tokens: Array, times: Array) -> Iterable[tuple[int, Int[Array, " lost"]]]:
-    """For every word with tokens, those (rows of `tokens`) of which it covers all occurrences."""
-    pairs = []
-    for n, ids in enumerate(encoded.levels, start=1):
-        at = np.flatnonzero(ids >= 0)
-        rows = np.searchsorted(tokens, ids[at])
-        covered = np.stack([word_of[at + place] for place in range(n)])
-        for place in range(n):  # pieces of one word count once
-            new = np.ones(len(at), bool) if place == 0 else covered[place] != covered[place - 1]
-            pairs.append(np.stack([covered[place][new], rows[new]]))
-    (words, rows), seen = np.unique(np.concatenate(pairs, axis=1), axis=1, return_counts=True)
-    whole = seen == times[rows]
-    words, rows = words[whole], rows[whole]  # sorted by word
-    numbers, first = np.unique(words, return_index=True)
-    return zip(numbers.tolist(), np.split(rows, first)[1:], strict=True)

@@ -244,3 +244,16 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[..., None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda done, label=label: bar.update(task, completed=done, description=label)
+
+
+@contextlib.contextmanager
+def share_bar(label: str) -> Iterator[Callable[[float], None]]:
+    """A `progress_bar` for work that tells which share of it is done, from 0 to 1."""
+    with progress_bar(label, 100) as advance:
+        yield lambda share: advance(round(100 * min(max(share, 0.0), 1.0)))
+
+
+def checked_picture(path: Path | None) -> None:
+    """Refuse a picture in a format that is not drawn."""
+    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--picture writes a .png, .svg or .pdf file, got {path.name!r}")

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, emit_json, progress_bar, read_problem, show, show_table, usage_errors
+from tokenmargin.cli._common import (
+    Problem,
+    UsageError,
+    emit_json,
+    progress_bar,
+    read_problem,
+    show,
+    show_table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -16,7 +25,9 @@ if TYPE_CHECKING:
 MOST = 3  # coordinates of a direction that are printed
 
 
-def atlas(problem: str, /, *, norm: str = "l2", budget: int | None = None, limit: int = 20, json: bool = False) -> int:
+def atlas(
+    problem: Problem, /, *, norm: str = "l2", budget: int | None = None, limit: int = 20, json: bool = False
+) -> int:
     """List the selections to which attention can converge, each with its certified direction.
 
     Tokens of equal score need not be told apart, and copies of one key are
@@ -31,8 +42,6 @@ def atlas(problem: str, /, *, norm: str = "l2", budget: int | None = None, limit
 
     Parameters
     ----------
-    problem:
-        A .npz or .json file, or the name of a figure, such as fig1c.
     norm:
         In which the directions are shortest: l2 (gradient descent), l1, linf, lp:1.5, nuclear, spectral, or another.
     budget:

@@ -10,15 +10,16 @@ from tokenmargin.cli._common import (
     Problem,
     Seed,
     UsageError,
+    checked_picture,
     emit_json,
     needs_extra,
-    progress_bar,
     read_problem,
     say,
+    share_bar,
     show_table,
     usage_errors,
 )
-from tokenmargin.cli._kept_runs import MEMORY, Settings, load_run, problem_digest, save_run
+from tokenmargin.cli._paths import MEMORY, Settings, kept_file, load_run, problem_digest, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -85,11 +86,8 @@ def basins(
     from tokenmargin.dynamics import method_named
 
     data = read_problem(problem)
-    file = resume if save is None else save
-    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--picture writes a .png, .svg or .pdf file, got {picture.name!r}")
-    if file is not None and file.suffix != ".npz":
-        raise UsageError(f"runs are kept in a .npz file, got {file.name!r}")
+    file = kept_file(save, resume)
+    checked_picture(picture)
     if starts < 1 or resolution < 2:
         raise UsageError(f"--starts must be at least 1 and --resolution at least 2, got {starts} and {resolution}")
     settings: Settings = {"problem": problem_digest(data), "starts": starts, "radius": radius, "seed": seed}
@@ -128,11 +126,7 @@ def _run(
     from tokenmargin.limits.shares import basins as run
     from tokenmargin.limits.shares import random_starts
 
-    with usage_errors(), progress_bar(f"{starts} starts", 100) as bar:
-
-        def progress(share: float) -> None:
-            bar(round(100 * share))
-
+    with usage_errors(), share_bar(f"{starts} starts") as progress:
         if before is None:
             points = random_starts(problem, starts, radius=radius, rng=np.random.default_rng(seed))
             return run(problem, points, method=method, steps=steps, progress=progress)
@@ -147,14 +141,8 @@ def _draw(problem: Any, method: AbstractMethod, picture: Path, extent: float, re
 
     with needs_extra("report"):
         from tokenmargin.report.figures import save_basin_map
-    with usage_errors(), progress_bar(f"map of {resolution}x{resolution} starts", 100) as progress:
-        found = basin_map(
-            problem,
-            extent=extent,
-            resolution=resolution,
-            method=method,
-            progress=lambda share: progress(round(100 * share)),
-        )
+    with usage_errors(), share_bar(f"map of {resolution}x{resolution} starts") as progress:
+        found = basin_map(problem, extent=extent, resolution=resolution, method=method, progress=progress)
     save_basin_map(found, picture)
     say(f"wrote {picture}")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import Json, UsageError, complain, emit_json, needs_extra, say, show_facts
-from tokenmargin.cli._model import dataset
+from tokenmargin.cli._texts import dataset
 
 
 def data(

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmargin.cli._common import emit_json, needs_extra, progress_bar, say
+from tokenmargin.cli._common import emit_json, needs_extra, say, share_bar
 
 if TYPE_CHECKING:
     from tokenmargin.experiments import Result
@@ -34,14 +34,14 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):
-        from tokenmargin.report.demo_page import write_demo_page
         from tokenmargin.report.explore.page import write_explore_page
         from tokenmargin.report.figures import draw_figures
+        from tokenmargin.report.page import write_demo_page
 
     experiment = Demo.quick()
     counts = experiment.selection_counts(experiment.problem())
-    with progress_bar(f"descent from {experiment.circle} starts", 100) as progress, whole_runs():
-        result = experiment.run(lambda share: progress(round(100 * share)))
+    with share_bar(f"descent from {experiment.circle} starts") as progress, whole_runs():
+        result = experiment.run(progress)
     _tell(result, counts)
     write_result(result, out)
     draw_figures(result, out / "figures")
@@ -84,7 +84,7 @@ def _read_texts(out: Path) -> None:
     import contextlib
     import io
 
-    from tokenmargin.cli._model import open_model
+    from tokenmargin.cli._texts import open_model
     from tokenmargin.cli.fit import fit
     from tokenmargin.cli.report import report
 

@@ -15,10 +15,10 @@ from tokenmargin.cli._common import (
     numbers,
     progress_bar,
     read_problem,
+    share_bar,
     usage_errors,
 )
-from tokenmargin.cli._kept_runs import MEMORY, load_run, problem_digest, save_run
-from tokenmargin.cli._path_report import path_report, print_report
+from tokenmargin.cli._paths import MEMORY, kept_file, load_run, path_report, print_report, problem_digest, save_run
 from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def evolve(
     import numpy as np
 
     data = read_problem(problem)
-    file = resume if save is None else save
-    if file is not None and file.suffix != ".npz":
-        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
+    file = kept_file(save, resume)
     if resume is not None and start is not None:
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}
@@ -123,17 +121,12 @@ def evolve(
     settings |= {} if attention == "softmax" else {"attention": attention}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
-        objective = _objective(data, train, loss, head)
-        if attention != "softmax":
-            objective = _with_attention(objective, attention)
+        objective = _objective(data, train, loss, head, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
-            if decay is not None or batch is not None:
-                raise UsageError(
-                    "gradient flow has no steps: leave out --decay and --batch, or choose a method of descent"
-                )
+            _check_no_steps(decay, batch)
             path, kept = _flow(objective, first, until_norm, keep=file is not None)
         else:
             rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
@@ -234,13 +227,13 @@ def _flow(
     from tokenmargin.dynamics import SelectionChanged, flow
 
     decades = max(np.log10(max(until_norm, 1e-300)), 1.0)
-    with progress_bar(f"flow to norm {until_norm:g}", 100) as progress:
+    with share_bar(f"flow to norm {until_norm:g}") as progress:
         path = flow(
             objective,
             start=start,
             until_norm=until_norm,
             events=(SelectionChanged(),),
-            progress=lambda norm: progress(round(100 * min(max(np.log10(max(norm, 1e-300)) / decades, 0.0), 1.0))),
+            progress=lambda norm: progress(np.log10(max(norm, 1e-300)) / decades),
         )
     if not keep:
         return path, {}
@@ -272,34 +265,37 @@ def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Arra
     }
 
 
-def _objective(problem: Any, train: str, loss: str | None, head: str | None) -> AbstractObjective:
-    from tokenmargin.objective.attention import JointObjective
+def _objective(problem: Any, train: str, loss: str | None, head: str | None, attention: str) -> AbstractObjective:
+    from tokenmargin.objective.attention import JointObjective, PromptObjective
+    from tokenmargin.objective.attention_maps import MapObjective, attention_named
     from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
     from tokenmargin.problem.regression_problem import RegressionProblem
 
-    if head is None and train == "prompt":
-        own = loss is None and isinstance(problem, RegressionProblem)
-        return prompt_objective(problem, None if own else loss_named(loss or "logistic"))
-    loss = "logistic" if loss is None else loss
-    if head is None:
-        return JointObjective(problem, loss_named(loss))
-    if train == "joint":
+    if head is not None and train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")
-    return HeadObjective(problem, loss_named(loss), head=head_named(head))
-
-
-def _with_attention(objective: AbstractObjective, attention: str) -> AbstractObjective:
-    from tokenmargin.objective.attention import PromptObjective
-    from tokenmargin.objective.attention_maps import MapObjective, attention_named
-
+    objective: AbstractObjective
+    if head is not None:
+        objective = HeadObjective(problem, loss_named(loss or "logistic"), head=head_named(head))
+    elif train == "joint":
+        objective = JointObjective(problem, loss_named(loss or "logistic"))
+    else:
+        own = loss is None and isinstance(problem, RegressionProblem)
+        objective = prompt_objective(problem, None if own else loss_named(loss or "logistic"))
+    if attention == "softmax":
+        return objective
     if not isinstance(objective, PromptObjective):
         raise UsageError(
             "attention maps other than softmax are for p alone, labels -1 and +1 and the problem's own head; "
             "leave out --attention"
         )
     return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
+
+
+def _check_no_steps(decay: float | None, batch: int | None) -> None:
+    if decay is not None or batch is not None:
+        raise UsageError("gradient flow has no steps: leave out --decay and --batch, or choose a method of descent")
 
 
 def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:

@@ -19,7 +19,7 @@ from tokenmargin.cli._common import (
     show_table,
     usage_errors,
 )  # fmt: skip
-from tokenmargin.cli._model import command_line, open_model
+from tokenmargin.cli._texts import command_line, open_model
 
 if TYPE_CHECKING:
     from rich.text import Text

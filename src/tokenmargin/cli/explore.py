@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmargin.cli._common import UsageError, needs_extra, say
-from tokenmargin.cli._model import open_model, two_classes
+from tokenmargin.cli._texts import open_model, two_classes
 
 
 def explore(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenmargin.cli._common import (
     Delimiter,
@@ -21,7 +21,11 @@ from tokenmargin.cli._common import (
     say,
     usage_errors,
 )
-from tokenmargin.cli._model import command_line, data_hash, read_rows, versions
+from tokenmargin.cli._texts import command_line, data_hash, read_rows, versions
+
+if TYPE_CHECKING:
+    from tokenmargin.classifier import TokenSelectionClassifier
+    from tokenmargin.data.sources import LabelledText
 
 
 def fit(
@@ -79,13 +83,7 @@ def fit(
     with needs_extra("classify"):
         from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
     rows = read_rows(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
-    classes = Counter(rows.labels)
-    if len(classes) < 2:
-        raise UsageError(
-            f"{source}: all {len(rows.texts)} rows have the label {rows.labels[0]!r}; two classes are needed"
-        )
-    if len(classes) > max(100, len(rows.texts) // 5):
-        raise UsageError(f"{source}: column {label!r} has {len(classes)} distinct labels; is it the label column?")
+    classes = _counted_classes(source, rows, label)
     with progress_bar("training", 50) as advance, usage_errors():
         classifier = TokenSelectionClassifier(
             tokenizer,
@@ -109,21 +107,15 @@ def fit(
     except (ModelFileError, OSError) as error:
         complain(str(error))
         return 1
+    _tell(classifier, len(rows.texts))
     check = classifier.validation_
-    tokens, steps = len(classifier.vocabulary_), classifier.n_iter_
-    say(f"{len(rows.texts)} texts, {len(classes)} classes, {tokens} tokens, {steps} iterations")
-    if classifier.n_duplicates_:
-        say(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
-    if not tokens:
-        say("NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1")
-    say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
     if json:
         emit_json(
             {
                 "model": str(out),
                 "texts": len(rows.texts),
                 "classes": dict(classes),
-                "tokens": tokens,
+                "tokens": len(classifier.vocabulary_),
                 "duplicates": classifier.n_duplicates_,
                 "exponent": classifier.token_model_.exponent,
                 "accuracy": check.accuracy if check else None,
@@ -133,3 +125,26 @@ def fit(
     else:
         print(out)
     return 0
+
+
+def _counted_classes(source: str, rows: LabelledText, label: str) -> Counter[str]:
+    """How many texts each class has; refused where there is one class, or so many that they are no classes."""
+    classes = Counter(rows.labels)
+    if len(classes) < 2:
+        raise UsageError(
+            f"{source}: all {len(rows.texts)} rows have the label {rows.labels[0]!r}; two classes are needed"
+        )
+    if len(classes) > max(100, len(rows.texts) // 5):
+        raise UsageError(f"{source}: column {label!r} has {len(classes)} distinct labels; is it the label column?")
+    return classes
+
+
+def _tell(classifier: TokenSelectionClassifier, texts: int) -> None:
+    """What was learned, for people."""
+    check, tokens = classifier.validation_, len(classifier.vocabulary_)
+    say(f"{texts} texts, {len(classifier.classes_)} classes, {tokens} tokens, {classifier.n_iter_} iterations")
+    if classifier.n_duplicates_:
+        say(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
+    if not tokens:
+        say("NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1")
+    say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, printable, say, usage_errors
+from tokenmargin.cli._common import UsageError, checked_picture, emit_json, needs_extra, printable, say, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.limits.next_token import NextTokenLimit
@@ -52,8 +52,7 @@ def graph(
     json:
         Write one JSON object to standard output; with every graph where there are at most 10,000 nodes in all.
     """
-    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--picture writes a .png, .svg or .pdf file, got {picture.name!r}")
+    checked_picture(picture)
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
     problem = _read(corpus, window)
@@ -71,7 +70,7 @@ def graph(
 
 
 def _read(corpus: str, window: int) -> NextTokenProblem:
-    from tokenmargin.cli._corpora import read_corpus
+    from tokenmargin.cli._texts import read_corpus
     from tokenmargin.problem.next_token import load_next_token, next_token_windows
 
     if Path(corpus).suffix == ".json":

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tokenmargin.cli._common import Delimiter, Encoding, ModelFolder, TextColumn, UsageError, needs_extra, say
-from tokenmargin.cli._model import open_model
+from tokenmargin.cli._common import Delimiter, Encoding, ModelFolder, TextColumn, needs_extra, say, usage_errors
+from tokenmargin.cli._texts import open_model
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -46,11 +46,8 @@ def predict(
     classifier = open_model(model)
     with needs_extra("text"):
         from tokenmargin.data.rows import read_text_rows
-        from tokenmargin.data.sources import SourceError
-    try:
+    with usage_errors():
         rows = read_text_rows(source, text=text, encoding=encoding, delimiter=delimiter)
-    except SourceError as error:
-        raise UsageError(str(error)) from error
     empty = sum(one is None for one in rows.texts)
     if empty:
         say(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")

@@ -16,7 +16,7 @@ from tokenmargin.cli._common import (
     needs_extra,
     say,
 )
-from tokenmargin.cli._model import command_line, data_hash, open_model, read_rows, versions
+from tokenmargin.cli._texts import command_line, data_hash, open_model, read_rows, versions
 
 if TYPE_CHECKING:
     from tokenmargin.data.sources import LabelledText

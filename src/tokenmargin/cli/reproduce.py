@@ -13,8 +13,8 @@ from tokenmargin.cli._common import (
     console_for,
     emit_json,
     needs_extra,
-    progress_bar,
     say,
+    share_bar,
     usage_errors,
 )
 
@@ -130,11 +130,11 @@ def _missing(experiment: AbstractExperiment) -> str:
 def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool) -> Run:
     from tokenmargin.experiments import record
 
-    with progress_bar(experiment.figure, 100) as progress:
+    with share_bar(experiment.figure) as progress:
         return record(
             experiment,
             out,
-            progress=lambda share: progress(round(100 * share)),
+            progress=progress,
             draw=draw,
             again=again,
             waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import Json, emit_json, read_problem, selected_tokens, show_facts, usage_errors
+from tokenmargin.cli._common import Json, Problem, emit_json, read_problem, selected_tokens, show_facts, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def solve(
-    problem: str,
+    problem: Problem,
     /,
     *,
     select: Annotated[str | None, Parameter(name=["--select", "-s"])] = None,

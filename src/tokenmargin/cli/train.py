@@ -122,7 +122,6 @@ def train(
         from tokenmargin.training.config import choose_device
         from tokenmargin.training.distributed.ranks import join_ranks
         from tokenmargin.training.distributed.splits import ByDimension, ByTexts
-        from tokenmargin.training.trainer import train as run
     with usage_errors():
         place = choose_device(device)
     if margin and (settings.model != "one-layer" or split != "texts" or prepared.is_dir()):
@@ -137,23 +136,9 @@ def train(
         with usage_errors():
             whole, words, frequencies = _open(prepared, ranks.device)
             data = truncated(whole, config.max_tokens)
-        total = -(-data.n // config.batch) * config.epochs
-        with progress_bar("training", total) as advance, usage_errors():
-
-            def show(now: Progress) -> None:
-                speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
-                advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
-
-            result = run(
-                data,
-                config,
-                folder=out,
-                split=shared,
-                checkpoint_every=checkpoint_every,
-                stop_loss=stop_loss,
-                budget=budget,
-                progress=show if ranks.first else None,
-            )
+        result = _trained(
+            data, config, out, shared, checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget
+        )
         if result.status == "diverged":
             complain(
                 f"training has diverged: the loss is not finite in epoch {len(result.metrics) + 1}; "
@@ -162,19 +147,29 @@ def train(
             return 1
         with usage_errors():  # the last step of all may diverge too, which its loss has not seen
             report = _report(result, data, words, frequencies, shared)
-        if ranks.first and result.config.model == "one-layer" and not prepared.is_dir():
-            _keep_model(result, report["scores"], prepared, out)
-        del report["scores"]
-        if margin and ranks.first and result.status != "interrupted":
-            report["margin"] = _margin(result, frequencies)
+        scores = report.pop("scores")
         if ranks.first:
+            if result.config.model == "one-layer" and not prepared.is_dir():
+                _keep_model(result, scores, prepared, out)
+            if margin and result.status != "interrupted":
+                report["margin"] = _margin(result, frequencies)
             for note in result.notes:
                 say(note)
-            if json:
-                emit_json(report)
-            else:
-                _print(report, out)
+            emit_json(report) if json else _print(report, out)
     return 1 if result.status == "interrupted" else 0
+
+
+def _trained(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
+    """Train with a bar on the first rank; `how` are the limits of the run."""
+    from tokenmargin.training.trainer import train as run
+
+    with progress_bar("training", -(-data.n // config.batch) * config.epochs) as advance, usage_errors():
+
+        def show(now: Progress) -> None:
+            speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
+            advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
+
+        return run(data, config, folder=out, split=split, progress=show if split.ranks.first else None, **how)
 
 
 def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], Frequencies]:

@@ -143,7 +143,7 @@ def verify(
         _print_list(chosen, json=json)
         return 0
     if claim is None and corpus is not None:
-        from tokenmargin.cli._corpora import corpus_statistics, print_corpus, read_corpus
+        from tokenmargin.cli._texts import corpus_statistics, print_corpus, read_corpus
 
         statistics = corpus_statistics(read_corpus(corpus))
         emit_json(statistics) if json else print_corpus(statistics)
@@ -202,7 +202,7 @@ def _instance(
     if size["corpus"] is not None:
         if size["n"] is not None or size["T"] is not None:
             raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
-        from tokenmargin.cli._corpora import read_corpus
+        from tokenmargin.cli._texts import read_corpus
 
         return EmbeddingInstance.about(read_corpus(size["corpus"]), name=size["corpus"], **options)
     return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)

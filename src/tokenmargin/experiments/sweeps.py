@@ -20,16 +20,7 @@ from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.experiment import FINDINGS
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
-from tokenmargin.experiments.sweep_rows import (
-    CELL,
-    ROW,
-    CellRunner,
-    Failure,
-    Outcome,
-    Parts,
-    describe_settings,
-    spans,
-)
+from tokenmargin.experiments.sweep_rows import CELL, ROW, CellRunner, Failure, Outcome, Parts, describe_settings, spans
 
 FAILURES = "failures"
 FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import Trajectory
 from tokenmargin.experiments.experiment import Table
-from tokenmargin.margin import limit_direction, max_margin
+from tokenmargin.margin import MarginSolution, limit_direction, max_margin
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
 from tokenmargin.problem.token_problem import TokenProblem
@@ -99,17 +99,15 @@ def direction_table(
     rows = []
     for name, alpha in named:
         solution = max_margin(problem, alpha)
-        rows.append(
-            {
-                "direction": name,
-                "x": solution.vector[0],
-                "y": solution.vector[1],
-                "margin": solution.margin,
-                "residual": solution.certificate.residual,
-                "level": separating_level(problem, solution.vector, alpha) if levels else np.nan,
-            }
-        )
+        level = separating_level(problem, solution.vector, alpha) if levels else np.nan
+        rows.append({**direction_row(name, solution), "level": level})
     return columns(rows)
+
+
+def direction_row(name: str, solution: MarginSolution) -> dict[str, object]:
+    """A certified direction in the plane, as a row."""
+    (x, y), residual = solution.vector[:2], solution.certificate.residual
+    return {"direction": name, "x": x, "y": y, "margin": solution.margin, "residual": residual}
 
 
 def separating_level(problem: TokenProblem, vector: Float[Array, " D"], alpha: Sequence[int]) -> float:
@@ -121,5 +119,6 @@ def separating_level(problem: TokenProblem, vector: Float[Array, " D"], alpha: S
     return float((low + high) / 2) if low > high else np.nan
 
 
-def columns(rows: Sequence[dict[str, object]]) -> Table:
+def columns(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Rows of equal names as columns."""
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

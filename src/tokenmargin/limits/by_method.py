@@ -1,10 +1,16 @@
-"""Where a method of descent goes, named by its own norm: how much of that norm's largest margin it has reached."""
+"""Where training goes that is not gradient flow under softmax: by another method, or under another attention map.
+
+A method is judged by its own norm: how much of that norm's largest margin it has reached. Under sparsemax and entmax a
+token ahead by the map's margin has all the weight, and its input stops pulling: training comes to rest at a finite p,
+which meets the constraints of the max-margin problem of its selection (the shortest p that does is its solution). Under
+sigmoid attention p diverges, and separates the tokens that help from those that do not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -12,12 +18,13 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import AbstractMethod, Trajectory, evolve
-from tokenmargin.margin import Kind, LimitDirection, MarginSolution, limit_direction
+from tokenmargin.margin import Constraints, Kind, LimitDirection, MarginSolution, limit_direction, solve
 from tokenmargin.norms import L2, AbstractNorm, SchattenNorm
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import equals, spelled
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, spelled
 
 SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
@@ -176,3 +183,52 @@ def _unsettled(path: Trajectory, named: LimitDirection, shares: Float[Array, " l
     rising = len(shares) > 1 and shares[-1] > shares[-2]
     more = "it rises: take more steps" if rising else "it does not rise: take shorter steps"
     return f"the margin is {shares[-1]:.4f} of the largest, and {more}"
+
+
+class ExactWeights(NamedTuple):
+    """How far ahead the selected tokens are where the weights are exact, how far they must be, and the least such |p|.
+
+    `shortest_norm` is None where the max-margin direction of the selection is not certified.
+    """
+
+    ahead: float
+    needed: float
+    shortest_norm: float | None
+
+    def at(self, norm: float) -> str:
+        """The same in words, at a p of this norm."""
+        reason = f"the weights are exact at |p|={norm:.6g}: ahead by {self.ahead:.6g}, {self.needed:g} needed"
+        return reason if self.shortest_norm is None else f"{reason}, which |p|={self.shortest_norm:.6g} can do"
+
+
+def exact_weights(objective: MapObjective, p: Float[Array, " D"], solution: MarginSolution) -> ExactWeights:
+    """What is known of a point whose selected tokens have all the weight; `solution` is that of their problem."""
+    keys, needed = objective.problem.keys, objective.attention.margin
+    shortest = needed / solution.margin if solution.is_optimal else None
+    return ExactWeights(float(leads(keys, p, select(keys, p)).min()), needed, shortest)
+
+
+def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> LimitDirection:
+    """The shortest p with `<k_it, p> >= 1` for the tokens that are attended to at `p`, and `<= -1` for the others.
+
+    Tokens of score zero do not pull, and are not asked about. It is a limit ("LMM") when every token at distance
+    exactly 1 stands on the side to which its score pulls it, and the best one ("GMM") when all tokens do.
+    """
+    problem = objective.problem
+    attended = problem.keys.logits(p) > 0
+    asked: Bool[Array, "n T"] = problem.mask & (problem.scores != 0)
+    inputs, positions = np.nonzero(asked)
+    side = np.where(attended, 1.0, -1.0)
+    solution = solve(
+        Constraints(
+            problem.keys, problem.keys.index[inputs, positions], None, np.ones(len(inputs)),
+            np.stack([inputs, positions], axis=1), sign=side[asked],
+        )
+    )  # fmt: skip
+    chosen = attended & problem.mask
+    if not solution.is_optimal:
+        return LimitDirection.unsolved(chosen.argmax(axis=1), chosen, solution)
+    right = side * problem.scores > 0
+    near = asked & (side * np.where(asked, problem.keys.logits(solution.vector), 0.0) <= 1 + NEIGHBOUR_TOLERANCE)
+    kind: Kind = "GMM" if right[asked].all() else "LMM" if right[near].all() else "not locally optimal"
+    return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, np.full(problem.n, np.nan), kind)

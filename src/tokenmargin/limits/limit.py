@@ -16,8 +16,15 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
-from tokenmargin.limits.by_method import SATURATED, SHARE, MethodLimit, NamedLimit, limit_by_method
-from tokenmargin.limits.exact_weights import exactly_ahead, separating_direction
+from tokenmargin.limits.by_method import (
+    SATURATED,
+    SHARE,
+    MethodLimit,
+    NamedLimit,
+    exact_weights,
+    limit_by_method,
+    separating_direction,
+)
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
@@ -215,7 +222,7 @@ def limit_of(
         return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
     if isinstance(objective, MapObjective) and path.stop == "saturated":
         named = limit_direction(problem, path.selected, loss=objective.loss)
-        reason = exactly_ahead(objective, path.prompt, named.solution)
+        reason = exact_weights(objective, path.prompt, named.solution).at(float(problem.keys.norm(path.prompt)))
         return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import FlowPath, Trajectory, evolve, methods
-from tokenmargin.dynamics.methods.step_size import step_at
+from tokenmargin.dynamics.methods.method import step_at
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.limits.constants import limit_constants
 from tokenmargin.margin import LimitDirection, limit_direction

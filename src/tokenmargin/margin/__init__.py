@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray as Array
 
-from tokenmargin.margin.arcs import Arc, is_planar, selection_arcs
 from tokenmargin.margin.atlas import atlas
 from tokenmargin.margin.batch import MarginBatch, max_margin_batch
 from tokenmargin.margin.certificate import TOLERANCE
@@ -21,17 +20,11 @@ from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pai
 from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
 from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases
-from tokenmargin.margin.limit_directions import (
-    Atlas,
-    Kind,
-    LimitDirection,
-    limit_constraints,
-    limit_direction,
-    tied_direction,
-)
+from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
+from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
 from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
 from tokenmargin.margin.normed.solve import solve_in_norm
-from tokenmargin.margin.plane import plane_atlas
+from tokenmargin.margin.plane import Arc, is_planar, plane_atlas, selection_arcs
 from tokenmargin.margin.several_optima import choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,14 +26,8 @@ from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, con
 from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import (
-    Atlas,
-    LimitDirection,
-    limit_constraints,
-    name_global,
-    read_direction,
-    shares_differences,
-)
+from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction, shares_differences
+from tokenmargin.margin.limit_results import Atlas, LimitDirection
 from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.single.solver import solve
@@ -308,11 +301,7 @@ class _Walk:
         ranks = np.zeros(self.problem.n, dtype=np.intp)
         ranks[: len(prefix)] = prefix
         whole = limit_constraints(self.problem, self._positions(ranks[None])[0])
-        kept = whole.token[:, 0] < len(prefix)
-        assert whole.minus is not None, "these constraints are on differences"
-        return replace(
-            whole, plus=whole.plus[kept], minus=whole.minus[kept], bound=whole.bound[kept], token=whole.token[kept]
-        )
+        return whole.only(whole.token[:, 0] < len(prefix))
 
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""

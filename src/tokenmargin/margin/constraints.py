@@ -5,7 +5,7 @@ Each function here poses one of the papers' problems; `solve` in the module besi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -42,6 +42,11 @@ class Constraints:
 
     def __len__(self) -> int:
         return len(self.plus)
+
+    def only(self, kept: Bool[Array, " k"]) -> Constraints:
+        """Some of the constraints."""
+        parts = {name: getattr(self, name) for name in ("plus", "minus", "bound", "token", "sign", "equality")}
+        return replace(self, **{name: part[kept] for name, part in parts.items() if part is not None})
 
     def rows(self) -> Float[Array, "k r"]:
         """The constraint vectors, up to an isometry of their span."""

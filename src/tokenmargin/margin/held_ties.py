@@ -25,7 +25,8 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.limit_directions import LimitDirection, constraints_beside_equals
+from tokenmargin.margin.limit_directions import constraints_beside_equals
+from tokenmargin.margin.limit_results import LimitDirection
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -107,11 +108,9 @@ def tie_of_equals(
     selected = tied.argmax(axis=1)
     alike = equals(problem, selected)
     solution = solve(constraints_beside_equals(problem, tied, alike))
-    nothing = np.zeros_like(tied)
     if not solution.is_optimal:
-        no: Literal["infeasible", "inaccurate"] = "infeasible" if solution.status == "infeasible" else "inaccurate"
         verdict: Verdict = "not held" if solution.certificate.farkas <= NARROW else "unknown"
-        return LimitDirection(selected, tied, solution, nothing, np.full(problem.n, np.nan), no), verdict
+        return LimitDirection.unsolved(selected, tied, solution), verdict
     logits = problem.keys.logits(solution.vector)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)

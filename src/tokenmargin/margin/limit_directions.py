@@ -1,4 +1,4 @@
-"""The direction that belongs to a selection, what it is, and the atlas of those in which attention can converge.
+"""The direction that belongs to a selection, solved and named: is it a limit of training, and the global one?
 
 Training prefers a token to another by score alone. So the selected token of an input must be ahead by 1 of the tokens
 of other scores, and need only not be behind its equals, the tokens of its own score. Copies of one key have equal
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
+from tokenmargin.margin.limit_results import Kind, LimitDirection
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
@@ -36,170 +35,13 @@ from tokenmargin.selection import (
     copies_of,
     equals,
     gaps_over,
-    named_sets,
     near_tokens,
-    spelled,
 )
-
-Kind = Literal["GMM", "LMM", "stable", "finite part", "not locally optimal", "infeasible", "inaccurate"]
 
 MANY = 1 << 24
 """Numbers that the differences of all pairs may hold to be compared with one another."""
 CHOICES = 256
 """Choices among tokens that tie in score and in logit which are compared before the answer is "inaccurate"."""
-
-
-@dataclass(frozen=True, eq=False)
-class LimitDirection(Tabular):
-    """The max-margin direction of a selection, and what it is to the problem.
-
-    **Attributes**
-    - `selected`: one token of each input; of a set, the first.
-    - `chosen`: all selected tokens: copies of the selected one, and tokens of its score that it does not leave behind.
-    - `solution`: direction, margin, multipliers and certificate.
-    - `neighbours`: the tokens of other scores at margin exactly 1.
-    - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
-    - `kind`: "LMM" where the selected tokens outscore their neighbours, so that training converges to it (Theorem 3);
-      "GMM" where besides no token scores higher, and no choice among equals has a larger margin; "stable" where some
-      neighbour scores higher, but inputs that share its difference to the selected token (words of one vocabulary) pull
-      the other way, and more, or where training holds a tie of equals although some of them alone have a larger
-      margin: training converges to it as well, though it is no LMM; "finite part" where tokens of different scores are
-      kept tied; else why it is none of them.
-    """
-
-    selected: Int[Array, " n"]
-    chosen: Bool[Array, "n T"]
-    solution: MarginSolution
-    neighbours: Bool[Array, "n T"]
-    gaps: Float[Array, " n"]
-    kind: Kind
-
-    @property
-    def is_global(self) -> bool:
-        """Whether this is the GMM."""
-        return self.kind == "GMM"
-
-    @property
-    def is_limit(self) -> bool:
-        """Whether training converges to it from a cone of starts."""
-        return self.kind in ("GMM", "LMM", "stable")
-
-    @property
-    def names(self) -> list[int | list[int]]:
-        """The token of each input, or the list of them where a set is selected."""
-        return named_sets(self.chosen)
-
-    def __repr__(self) -> str:
-        solved = f"margin={self.solution.margin:.6g}, " if self.solution.is_optimal else ""
-        return f"LimitDirection({self.kind}, {spelled(self.chosen)}, {solved}{self.solution.status})"
-
-    def _columns(self) -> dict[str, Array]:
-        return limit_table((self,))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "selected": self.names,
-            "margin": self.solution.margin,
-            "direction": self.solution.vector.tolist(),
-            "neighbours": np.argwhere(self.neighbours).tolist(),
-            "score_gaps": [gap if math.isfinite(gap) else None for gap in self.gaps.tolist()],
-            "gmm": self.is_global,
-            "residual": self.solution.certificate.residual,
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Atlas(Tabular, Drawn):
-    """What was found, and how much of the tree was seen.
-
-    **Attributes**
-    - `limits`: the locally optimal selections, the GMM first, then by margin.
-    - `selections`: number of selections: the product of the numbers of distinct keys of the inputs.
-    - `feasible`, `infeasible`: how many were proven to be so.
-    - `undecided`: selections whose status could not be proven in double precision.
-    - `ties_undecided`, `ties_left`: ties of equals that are neither listed nor proven not to be held, and those that
-      were not looked at (`held_ties`).
-    - `solves`: max-margin problems solved on the way.
-    - `seconds`: time taken.
-    """
-
-    limits: tuple[LimitDirection, ...]
-    selections: int
-    feasible: int
-    infeasible: int
-    undecided: tuple[tuple[int, ...], ...]
-    solves: int
-    seconds: float
-    ties_undecided: int = 0
-    ties_left: int = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every selection and every tie of equals was decided: `docs/limits.md` says what is then proven."""
-        decided = self.feasible + self.infeasible == self.selections
-        return decided and not self.ties_undecided and not self.ties_left
-
-    @property
-    def unsearched(self) -> str:
-        """What was not decided, in words; empty when the atlas is complete."""
-        left = self.selections - self.feasible - self.infeasible - len(self.undecided)
-        parts = []
-        if left:
-            parts.append(f"{_number(left)} of {_number(self.selections)} selections not looked at: the budget is spent")
-        if self.undecided:
-            count = len(self.undecided)
-            parts.append(f"{count} selection{'s are' if count > 1 else ' is'} too close to call in double precision")
-        if self.ties_left:
-            parts.append(f"{_number(self.ties_left)} ties of equals not looked at")
-        if self.ties_undecided:
-            count = self.ties_undecided
-            parts.append(f"{count} tie{'s' if count > 1 else ''} of equals neither found to be held nor excluded")
-        return "; ".join(parts)
-
-    @property
-    def gmm(self) -> LimitDirection | None:
-        """The globally optimal direction, when it is feasible."""
-        return next((limit for limit in self.limits if limit.is_global), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers, for JSON."""
-        return {
-            "complete": self.complete,
-            "unsearched": self.unsearched,
-            "selections": self.selections,
-            "feasible": self.feasible,
-            "infeasible": self.infeasible,
-            "undecided": [list(selected) for selected in self.undecided],
-            "solves": self.solves,
-            "seconds": self.seconds,
-            "limits": [limit.to_dict() for limit in self.limits],
-        }
-
-    def _columns(self) -> dict[str, Array]:
-        return limit_table(self.limits)
-
-    def __repr__(self) -> str:
-        seen = "complete" if self.complete else f"partial: {self.unsearched}"
-        count = _number(self.selections)
-        return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
-
-
-def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:
-    """A row a direction: what it is, its tokens, its margin and its proof."""
-    return {
-        "kind": np.array([one.kind for one in limits], dtype=str),
-        "tokens": np.array([spelled(one.chosen) for one in limits], dtype=str),
-        "margin": np.array([one.solution.margin for one in limits]),
-        "score_gap": np.array([one.gaps.min() for one in limits]),
-        "neighbours": np.array([one.neighbours.sum() for one in limits], dtype=int),
-        "residual": np.array([one.solution.certificate.residual for one in limits]),
-    }
-
-
-def _number(count: int) -> str:
-    """A count to be read: its order of magnitude when it is beyond counting."""
-    return str(count) if count < 10**15 else f"10^{len(str(count)) - 1}"
 
 
 def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool = True) -> Constraints:
@@ -216,21 +58,11 @@ def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool
     first = problem.keys.first_copies  # a vector is asked about once, and never the selected one itself
     once = (first[inputs, positions] == positions) & (first[inputs, alpha[inputs]] != positions)
     kept = once if equal else once & ~tied
-    return replace(
-        every,
-        plus=every.plus[kept],
-        minus=None if every.minus is None else every.minus[kept],
-        bound=np.where(tied, 0.0, 1.0)[kept],
-        token=every.token[kept],
-    )
+    return replace(every.only(kept), bound=np.where(tied, 0.0, 1.0)[kept])
 
 
 def limit_direction(
-    problem: TokenProblem,
-    selected: Selection,
-    *,
-    loss: AbstractLoss | None = None,
-    norm: AbstractNorm | str = "l2",
+    problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None, norm: AbstractNorm | str = "l2"
 ) -> LimitDirection:
     """The direction of a selection, solved, certified and named.
 
@@ -260,10 +92,7 @@ def read_direction(
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
     if not solution.is_optimal:
-        near = np.zeros_like(near)
-        only = np.arange(problem.T) == selected[:, None]
-        status: Kind = "infeasible" if solution.status == "infeasible" else "inaccurate"
-        return LimitDirection(selected, only, solution, near, np.full(problem.n, np.nan), status)
+        return LimitDirection.unsolved(selected, np.arange(problem.T) == selected[:, None], solution)
     # Copies have the first one's logit, whatever the rounding of their own.
     lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
@@ -283,16 +112,7 @@ def constraints_beside_equals(
     inputs, positions = every.token.T
     first = problem.keys.first_copies  # a vector is asked about once, and never the leading one itself
     once = (first[inputs, positions] == positions) & (positions != tied.argmax(axis=1)[inputs])
-    kept = once & (tied | ~alike)[inputs, positions]
-    assert every.minus is not None, "these constraints are on differences"
-    return replace(
-        every,
-        plus=every.plus[kept],
-        minus=every.minus[kept],
-        bound=every.bound[kept],
-        token=every.token[kept],
-        equality=None if every.equality is None else every.equality[kept],
-    )
+    return every.only(once & (tied | ~alike)[inputs, positions])
 
 
 def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: bool = True) -> LimitDirection:
@@ -306,15 +126,13 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     alike = equals(problem, selected) & scored
     alike &= ~(tied & ~alike).any(axis=1, keepdims=True)
     solution = solve(constraints_beside_equals(problem, tied, alike))
-    logits = problem.keys.logits(solution.vector)
-    if solution.is_optimal:
-        level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
-        tied = tied | (alike & level)
-    near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
-    kind: Kind = "finite part"
     if not solution.is_optimal:
-        kind = "infeasible" if solution.status == "infeasible" else "inaccurate"
-    return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), kind)
+        return LimitDirection.unsolved(selected, tied, solution)
+    logits = problem.keys.logits(solution.vector)
+    level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
+    tied = tied | (alike & level)
+    near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
+    return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 
 def _pulled(problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array, "n T"], loss: AbstractLoss) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.constraints import choice_constraints
+from tokenmargin.margin.constraints import Constraints, choice_constraints
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.norms import AbstractNorm
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import checked_token_sets, optimal_tokens
 
@@ -56,36 +57,41 @@ def choice_margin(
     """
     began = time.perf_counter()
     sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
-    least, solves, proven = np.inf, 0, True
+    least, solves, finished = np.inf, 0, True
+    doubtful: list[float] = []  # lower bounds of the lengths of choices that doubles do not decide
     refuted: list[MarginSolution] = []
     found: list[tuple[float, dict[int, int], MarginSolution]] = []
     order = itertools.count()  # ties in the bound: first come, first served
     heap: list[tuple[float, int, dict[int, int]]] = [(0.0, next(order), {})]
     while heap and heap[0][0] <= least * (1 + SAME_NORM):
         if solves >= budget:
-            proven = False
+            finished = False
             break
         _, _, choices = heapq.heappop(heap)
-        solution = solve_in_norm(choice_constraints(problem, sets, choices), norm)
+        constraints = choice_constraints(problem, sets, choices)
+        solution = solve_in_norm(constraints, norm)
         solves += 1
         if progress is not None:
             progress(solves)
-        proven &= solution.status != "inaccurate"
         if solution.status == "infeasible":
             refuted.append(solution)
             continue
-        length = 1 / solution.margin
+        length = _shortest_possible(constraints, solution)
         if length > least * (1 + SAME_NORM):
             continue
         leads = _leads(problem, sets, solution.vector)
         undecided = [i for i in range(problem.n) if i not in choices and leads[i].max() < 1 - SAME_NORM]
-        if not undecided:
-            least = min(least, length)
-            found.append((length, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
+        if undecided:
+            worst = min(undecided, key=lambda i: float(leads[i].max()))
+            for token in np.flatnonzero(sets[worst]).tolist():
+                heapq.heappush(heap, (length, next(order), choices | {worst: token}))
             continue
-        worst = min(undecided, key=lambda i: float(leads[i].max()))
-        for token in np.flatnonzero(sets[worst]).tolist():
-            heapq.heappush(heap, (length, next(order), choices | {worst: token}))
+        if not solution.is_optimal:
+            doubtful.append(length)
+        if solution.margin > 0:
+            least = min(least, 1 / solution.margin)
+            found.append((1 / solution.margin, dict(enumerate(leads.argmax(axis=1).tolist())) | choices, solution))
+    proven = finished and all(length > least * (1 + SAME_NORM) for length in doubtful)
     minima = _distinct(problem, sets, [entry for entry in found if entry[0] <= least * (1 + SAME_NORM)], norm)
     if minima:
         # A minimum is certified already; what the search says is whether it is global, and whether there are others.
@@ -93,6 +99,19 @@ def choice_margin(
     else:
         answer = _none(problem, refuted if proven else [])
     return replace(answer, solves=solves + len(minima), seconds=time.perf_counter() - began)
+
+
+def _shortest_possible(constraints: Constraints, solution: MarginSolution) -> float:
+    """A lower bound of the lengths of all vectors that satisfy the constraints; the length itself where it is known."""
+    if solution.is_optimal:
+        return 1 / solution.margin
+    certificate = solution.certificate
+    bound = max(0.0, 1 - certificate.gap) / solution.margin if solution.margin > 0 else 0.0
+    if solution.norm != L2 or not certificate.farkas < np.inf:
+        return bound
+    rows = constraints.rows()
+    longest = float(np.abs(rows).max(initial=0.0)) * math.sqrt(rows.shape[1])
+    return max(bound, 1 / (certificate.farkas * longest)) if 0 < longest < np.inf else bound
 
 
 def _none(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginSolution:

@@ -25,8 +25,10 @@ from tokenmargin.report.results import (
     draw_first_step_error,
     draw_first_step_sharp,
     draw_joint_phase,
+    draw_maps,
     draw_saturation,
     draw_sharpness,
+    draw_sparsity,
     draw_theorem5_plus,
 )
 from tokenmargin.report.style import (
@@ -41,7 +43,6 @@ from tokenmargin.report.style import (
     panels,
     paper_style,
 )
-from tokenmargin.report.vision import draw_maps, draw_sparsity
 
 EXTREMES = 2  # words named at either end of a cloud
 PLOTTED_STEPS = 200  # of a thousand, as in the papers
@@ -237,12 +238,12 @@ def draw_embeddings(result: Result, ax: Axes) -> None:
 
 
 def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], products: Float[Array, " m"]) -> None:
-    """The words of largest and of smallest product, two of each where there is room."""
-    order = np.argsort(products, kind="stable")
+    """The words at the ends of the cloud, upwards and across, two at each where there is room."""
+    ends = (order for values in (products, posterior) for order in (np.argsort(values), np.argsort(-values)))
     tall, written = float(np.ptp(products)) or 1.0, list[int]()
-    for k in dict.fromkeys([*order[:EXTREMES].tolist(), *order[-EXTREMES:][::-1].tolist()]):
+    for k in dict.fromkeys(int(k) for order in ends for k in order[:EXTREMES]):
         if any(
-            abs(products[k] - products[j]) < 0.03 * tall and abs(posterior[k] - posterior[j]) < 0.3 for j in written
+            abs(products[k] - products[j]) < 0.04 * tall and abs(posterior[k] - posterior[j]) < 0.3 for j in written
         ):
             continue  # its name would lie on another
         written.append(k)
@@ -255,7 +256,8 @@ def _label_extremes(ax: Axes, names: Array, posterior: Float[Array, " m"], produ
 
 def draw_products(ax: Axes, posterior: Float[Array, " m"], products: Float[Array, " m"], *, name: str) -> None:
     """Tokens: the product of the embedding with p or v against the posterior difference."""
-    ax.scatter(posterior, products, s=6, alpha=0.6, color=LOCAL, linewidths=0)
+    crowd = min(1.0, 1000 / max(len(products), 1))  # of thousands each mark is smaller and lighter
+    ax.scatter(posterior, products, s=6 * crowd**0.5, alpha=0.6 * crowd**0.25, color=LOCAL, linewidths=0)
     ax.axhline(0, color=MUTED, linewidth=0.6)
     ax.set_xlabel("posterior difference")
     ax.set_ylabel(rf"$\langle E_s, {name}\rangle$")
@@ -308,6 +310,6 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "pairs": Drawing(draw_pairs),
         **dict.fromkeys(("ntp-global", "ntp-local"), Drawing(draw_correlations)),
         "first-step-error": Drawing(draw_first_step_error),
-        "theorem5-sharpness": Drawing(draw_sharpness),
+        "theorem5-sharpness": Drawing(draw_sharpness, (6.75, 3.05)),
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation
+from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 
@@ -174,3 +175,90 @@ def _explained(trust: Trust, places: Array, texts: Sequence[str]) -> list[tuple[
         return []
     found = held.model.explain([texts[row] for row in held.rows[places]])
     return list(zip(found, held.model.classes_[held.truths[places]].tolist(), strict=True))
+
+
+def parts_context(trust: Trust | None, parts: PartsFound | None, listed: set[str]) -> dict[str, Any]:
+    """The parts of the data, and the words among those `listed` that decide in one of them only."""
+    return {
+        "parts": part_rows(trust, parts) if trust and parts else [],
+        "parts_by": parts.slices.what if parts else "",
+        "confined": confined_rows(parts, listed.__contains__) if parts else [],
+    }
+
+
+def trial_context(
+    trust: Trust | None, texts: Sequence[str], check: Validation | None, called: Mapping[str, str]
+) -> dict[str, Any]:
+    """What texts held out showed; without trials, what was seen while training."""
+    if trust is None:
+        held = f"Held out while training: {check}." if check else "No texts were held out while training."
+        tables: dict[str, Any] = {name: [] for name in ("lit", "confusion", "by_class", "calibration", "compared")}
+        counts = dict.fromkeys(("suspected", "near_copies", "duplicates", "held_out"), 0)
+        return {"verdict": held, "errors": {}} | tables | counts
+    names = list(called.values())
+    errors = shown_errors(trust, texts) if len(texts) else {}
+    shown = lit(trust, texts) if len(texts) else []
+    return {
+        "verdict": in_plain_words(trust),
+        "lit": [example(*pair, called) for pair in shown],
+        "errors": {name: [example(*pair, called) for pair in pairs] for name, pairs in errors.items()},
+        "suspected": len(trust.held.suspects()),
+        "near_copies": len(trust.held.copies),
+        "duplicates": trust.duplicates,
+        "held_out": len(trust.held.truths),
+        "confusion": confusion(trust, names),
+        "by_class": class_rows(trust, names),
+        "calibration": calibration_rows(trust),
+        "compared": compared_rows(trust),
+    }
+
+
+def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str, Any]:
+    """A text with its words coloured by what they say, and how it was decided; `called` names the classes."""
+    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
+    parts: list[dict[str, Any]] = []
+    place = 0
+    for word in one.words:
+        if word.start > place:
+            parts.append({"text": one.text[place : word.start], "style": ""})
+        colour = "plus" if word.spoken > 0 else "minus"
+        parts.append({
+            "text": one.text[word.start : word.end],
+            "style": f"rgba(var(--{colour}), {0.7 * abs(word.spoken) / largest:.3f})",
+            "note": f"contribution {word.contribution:+.3f}, deleting it takes {word.effect:+.3f}",
+            "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
+        })  # fmt: skip
+        place = word.end
+    parts.append({"text": one.text[place:], "style": ""})
+    return {
+        "label": called.get(str(one.label), str(one.label)),
+        "truth": None if truth is None else called.get(str(truth), str(truth)),
+        "wrong": truth is not None and str(truth) != str(one.label),
+        "sure": _sure(one.probability),
+        "selected": one.selected or "nothing",
+        "competitor": one.competitor or "nothing",
+        "margin": f"{one.margin:.2f}",
+        "parts": parts,
+    }
+
+
+def _sure(probability: float) -> str:
+    """A probability for people; none is ever quite sure."""
+    return (
+        f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
+    )
+
+
+def trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
+    """What the tests of its explanations found."""
+    if trust is None:
+        return []
+    at = list(trust.deletion.k).index(5)
+    return [
+        ("agreement of the leading words between splits", f"rank correlation {trust.agreement:.3f}"),
+        (
+            "five words deleted",
+            f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "
+            f"{trust.deletion.random[at]:.1%} when any go",
+        ),
+    ]

@@ -22,16 +22,11 @@ from tokenmargin.report.explore.page import joined
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
     PartsFound,
-    calibration_rows,
-    class_rows,
-    compared_rows,
-    confined_rows,
-    confusion,
-    in_plain_words,
-    lit,
-    part_rows,
-    shown_errors,
-)  # fmt: skip
+    example,
+    parts_context,
+    trial_context,
+    trust_rows,
+)
 from tokenmargin.report.word_model import can_be_read_by_pages, class_names, page_model
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
@@ -78,59 +73,58 @@ def write_model_report(report: ModelReport, path: Path) -> Path:
 
 
 def _context(report: ModelReport) -> dict[str, Any]:
-    model, trust = report.model, report.trust
+    """What the template shows: the model, its trials, a box to type into, its tokens, and where it comes from."""
+    model = report.model
     full = _shareable(model.token_importance_) if report.private else model.token_importance_
-    table = full.head(LISTED)
-    shown = {name: title for name, title in COLUMNS.items() if name in table.columns}
-    rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
-    check, names = model.validation_, list(class_names(model))
-    negative, positive = names if len(names) == 2 else ("other classes", "its class")
+    names = list(class_names(model))
     called = dict(zip(map(str, model.classes_.tolist()), names, strict=True))
-    held = f"Held out while training: {check}." if check else "No texts were held out while training."
-    errors = shown_errors(trust, report.texts) if trust and len(report.texts) else {}
-    own = _own_text(model, full)
-    parts, listed = report.parts, {*full["token"].tolist()}
-    own_tokens = own["tokens"].count("\n") + 1 if own else 0
     return {
-        "parts": part_rows(trust, parts) if trust and parts else [],
-        "parts_by": parts.slices.what if parts else "",
-        "confined": confined_rows(parts, listed.__contains__) if parts else [],
         "title": "Which words decide",
         "lead": f"This model sorts texts into {len(names)} classes ({', '.join(names[:6])}"
         f"{', ...' if len(names) > 6 else ''}). It knows {len(model.vocabulary_):,} words and phrases from "
         f"{model.n_texts_:,} texts and adds up what each says.",
-        "verdict": in_plain_words(trust) if trust else held,
-        "trusted": check is None or check.signal,
-        "lit": [_example(*pair, called) for pair in lit(trust, report.texts)] if trust and len(report.texts) else [],
-        "errors": {name: [_example(*pair, called) for pair in pairs] for name, pairs in errors.items()},
-        "suspected": len(trust.held.suspects()) if trust else 0,
-        "near_copies": len(trust.held.copies) if trust else 0,
-        "duplicates": trust.duplicates if trust else 0,
-        "held_out": len(trust.held.truths) if trust else 0,
+        "trusted": model.validation_ is None or model.validation_.signal,
         "class_names": names[:MOST_CLASSES],
-        "confusion": confusion(trust, names) if trust else [],
-        "by_class": class_rows(trust, names) if trust else [],
-        "calibration": calibration_rows(trust) if trust else [],
-        "compared": compared_rows(trust) if trust else [],
-        "own_text": own is not None,
-        "own_complete": own_tokens == len(model.vocabulary_),
-        "own_tokens": f"{own_tokens:,}",
-        "deciding": Markup(joined(("wordmodel.js",))),
-        "model_data": _script(own),
         "tokens": f"{len(model.vocabulary_):,}",
-        "negative": negative,
-        "positive": positive,
-        "plots": [_scatter(table.head(PLOTTED).columns, name) for name in ("attention_logit", "value")],
-        "columns": list(shown.values()),
-        "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
-        "examples": [_example(one, truth, called) for one, truth in _with_truths(report)],
-        "trust": _trust_rows(trust),
-        "curves": _curves(model.loss_curve_, trust),
+        **dict(
+            zip(("negative", "positive"), names if len(names) == 2 else ("other classes", "its class"), strict=True)
+        ),
+        **_token_context(full.head(LISTED)),
+        **_own_text_context(model, full),
+        **parts_context(report.trust, report.parts, {*full["token"].tolist()}),
+        **trial_context(report.trust, report.texts, model.validation_, called),
+        "examples": [example(one, truth, called) for one, truth in _with_truths(report)],
+        "trust": trust_rows(report.trust),
+        "curves": _curves(model.loss_curve_, report.trust),
         "provenance": [(name, str(value)) for name, value in report.provenance.items()],
         "version": __version__,
         "command": report.command,
+    }
+
+
+def _token_context(table: TokenTable) -> dict[str, Any]:
+    """The table of tokens, as a list and in two plots."""
+    shown = {name: title for name, title in COLUMNS.items() if name in table.columns}
+    rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
+    return {
+        "plots": [_scatter(table.head(PLOTTED).columns, name) for name in ("attention_logit", "value")],
+        "columns": list(shown.values()),
+        "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
         "data": _script({"columns": list(shown.values()), "rows": rows}),
-    }  # fmt: skip
+    }
+
+
+def _own_text_context(model: TokenSelectionClassifier, table: TokenTable) -> dict[str, Any]:
+    """What the page needs to decide a text typed into it."""
+    own = _own_text(model, table)
+    tokens = own["tokens"].count("\n") + 1 if own else 0
+    return {
+        "own_text": own is not None,
+        "own_complete": tokens == len(model.vocabulary_),
+        "own_tokens": f"{tokens:,}",
+        "deciding": Markup(joined(("wordmodel.js",))),
+        "model_data": _script(own),
+    }
 
 
 def _script(data: object) -> Markup:
@@ -188,55 +182,6 @@ def _names(tokens: Array, right: Array, up: Array) -> list[tuple[str, str, str, 
         if len(names) == NAMED:
             break
     return names
-
-
-def _example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str, Any]:
-    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
-    parts: list[dict[str, Any]] = []
-    place = 0
-    for word in one.words:
-        if word.start > place:
-            parts.append({"text": one.text[place : word.start], "style": ""})
-        colour = "plus" if word.spoken > 0 else "minus"
-        parts.append({
-            "text": one.text[word.start : word.end],
-            "style": f"rgba(var(--{colour}), {0.7 * abs(word.spoken) / largest:.3f})",
-            "note": f"contribution {word.contribution:+.3f}, deleting it takes {word.effect:+.3f}",
-            "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
-        })  # fmt: skip
-        place = word.end
-    parts.append({"text": one.text[place:], "style": ""})
-    return {
-        "label": called.get(str(one.label), str(one.label)),
-        "truth": None if truth is None else called.get(str(truth), str(truth)),
-        "wrong": truth is not None and str(truth) != str(one.label),
-        "sure": _sure(one.probability),
-        "selected": one.selected or "nothing",
-        "competitor": one.competitor or "nothing",
-        "margin": f"{one.margin:.2f}",
-        "parts": parts,
-    }
-
-
-def _sure(probability: float) -> str:
-    """A probability for people; none is ever quite sure."""
-    return (
-        f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
-    )
-
-
-def _trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
-    if trust is None:
-        return []
-    at = list(trust.deletion.k).index(5)
-    return [
-        ("agreement of the leading words between splits", f"rank correlation {trust.agreement:.3f}"),
-        (
-            "five words deleted",
-            f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "
-            f"{trust.deletion.random[at]:.1%} when any go",
-        ),
-    ]
 
 
 def _shareable(table: TokenTable) -> TokenTable:

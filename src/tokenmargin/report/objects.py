@@ -19,7 +19,7 @@ from tokenmargin.limits import Basins, Limit
 from tokenmargin.margin import Atlas, LimitDirection, is_planar, limit_direction, plane_atlas
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.report.disc import Disc
+from tokenmargin.report.planes import Disc
 from tokenmargin.report.style import (
     GLOBAL,
     LIMIT_COLOURS,

@@ -31,13 +31,7 @@ def write_reproduction(
         points = [f"{skipped.experiment.figure}: {skipped.reason}" for skipped in left_out]
         sections.append(Section("Not run", points=points))
     sections += [_figure(experiment, run, facts) for (experiment, run), facts in zip(runs, details, strict=True)]
-    return write_page(
-        path,
-        title="Reproduction report",
-        lead=_lead(details),
-        sections=sections,
-        command=command,
-    )
+    return write_page(path, title="Reproduction report", lead=_lead(details), sections=sections, command=command)
 
 
 def _lead(details: Sequence[dict[str, Any]]) -> str:

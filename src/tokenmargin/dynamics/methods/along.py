@@ -10,8 +10,15 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.special import expit
 
-from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, State
-from tokenmargin.dynamics.methods.step_size import StepNumber, StepSize, checked_step, step_at
+from tokenmargin.dynamics.methods.method import (
+    AbstractMethod,
+    AbstractValue,
+    State,
+    StepNumber,
+    StepSize,
+    checked_step,
+    step_at,
+)
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent
 

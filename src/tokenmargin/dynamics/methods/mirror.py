@@ -8,8 +8,15 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, State
-from tokenmargin.dynamics.methods.step_size import StepNumber, StepSize, checked_step, step_at
+from tokenmargin.dynamics.methods.method import (
+    AbstractMethod,
+    AbstractValue,
+    State,
+    StepNumber,
+    StepSize,
+    checked_step,
+    step_at,
+)
 from tokenmargin.norms import AbstractNorm, LpNorm
 from tokenmargin.objective.forward import Descent
 

@@ -11,7 +11,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.experiments.experiment import Finding, Table
 from tokenmargin.experiments.figures.prompt_paths import PromptPaths
-from tokenmargin.experiments.tables import ALIGNED, columns
+from tokenmargin.experiments.tables import ALIGNED, columns, direction_row
 from tokenmargin.margin import atlas
 from tokenmargin.problem.instances import three_limits
 from tokenmargin.problem.token_problem import TokenProblem
@@ -40,18 +40,9 @@ class Demo(PromptPaths):
         return np.stack([3 * np.cos(turn), 3 * np.sin(turn), np.zeros_like(turn)], axis=1).round(12) + 0.0
 
     def direction_table(self, problem: TokenProblem) -> Table:
+        limits = atlas(problem).limits
         return columns(
-            [
-                {
-                    "direction": limit.kind,
-                    "selected": spelled(limit.chosen),
-                    "x": limit.solution.vector[0],
-                    "y": limit.solution.vector[1],
-                    "margin": limit.solution.margin,
-                    "residual": limit.solution.certificate.residual,
-                }
-                for limit in atlas(problem).limits
-            ]
+            [{**direction_row(limit.kind, limit.solution), "selected": spelled(limit.chosen)} for limit in limits]
         )
 
     def selection_counts(self, problem: TokenProblem) -> dict[str, int]:

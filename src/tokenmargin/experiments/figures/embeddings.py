@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
-from tokenmargin.experiments.tables import PAPER_A
+from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.corpus_generators import IRRELEVANT, SYNTHETIC_SIZE, k_level_corpus
 
@@ -190,21 +190,21 @@ def _token_table(corpus: TokenCorpus, scores: Any) -> Table:
 
 
 def _training_table(records: list[dict[str, Any]]) -> Table:
+    names = ("epoch", "loss", "rho_v", "rho_p", "sign")
     rows = [
-        (record["config"]["seed"], row["epoch"], row["loss"], row["rho_v"], row["rho_p"], row["sign"])
+        {"seed": record["config"]["seed"], **{name: row[name] for name in names}}
         for record in records
         for row in record["metrics"]
         if "rho_v" in row
     ]
-    names = ("seed", "epoch", "loss", "rho_v", "rho_p", "sign")
-    return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return columns(rows)
 
 
 def _run_table(records: list[dict[str, Any]]) -> Table:
-    table = {"seed": np.array([record["config"]["seed"] for record in records])}
-    for name in ("loss", "accuracy", "rho_v", "rho_p", "sign"):
-        table[name] = np.array([record[f"final {name}"] for record in records])
-    return table
+    names = ("loss", "accuracy", "rho_v", "rho_p", "sign")
+    return columns(
+        [{"seed": one["config"]["seed"], **{name: one[f"final {name}"] for name in names}} for one in records]
+    )
 
 
 class FigureA1(TrainedEmbeddings):

@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics import NormalizedGradientDescent, Trajectory, evolve
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table
-from tokenmargin.experiments.tables import ALIGNED, PAPER_B, planar_angle, token_table
+from tokenmargin.experiments.tables import ALIGNED, PAPER_B, columns, direction_row, planar_angle, token_table
 from tokenmargin.margin import MarginSolution, label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective
 from tokenmargin.problem.instances import figure3a, figure3b
@@ -56,20 +56,10 @@ class _Joint(AbstractExperiment):
         tables = {
             "tokens": {**token_table(problem), "optimal": np.tile([False, True], problem.n)},
             "labels": {"input": np.arange(problem.n), "label": problem.labels},
-            "directions": _direction_table(solutions),
+            "directions": columns([direction_row(*named) for named in solutions.items()]),
             "paths": _path_table(path, problem, solutions),
         }
         return Result(self, tables, self.findings(tables["paths"], solutions))
-
-
-def _direction_table(solutions: dict[str, MarginSolution]) -> Table:
-    return {
-        "direction": np.array(list(solutions)),
-        "x": np.array([solution.vector[0] for solution in solutions.values()]),
-        "y": np.array([solution.vector[1] for solution in solutions.values()]),
-        "margin": np.array([solution.margin for solution in solutions.values()]),
-        "residual": np.array([solution.certificate.residual for solution in solutions.values()]),
-    }
 
 
 def _path_table(path: Trajectory, problem: TokenProblem, solutions: dict[str, MarginSolution]) -> Table:

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve_many
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
-from tokenmargin.experiments.tables import PAPER_B
+from tokenmargin.experiments.tables import PAPER_B, columns
 from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import max_margin_batch
@@ -81,7 +81,7 @@ class _Job:
 
 
 @lru_cache(maxsize=2)
-def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
+def _tables(job: _Job) -> tuple[Table, Table]:
     """One row per trial, and one per dimension: the three figures are views of the same runs, made once."""
     settings, progress = job.settings, job.progress
     parts, total = [], len(settings.dimensions)
@@ -92,13 +92,13 @@ def _tables(job: _Job) -> tuple[dict[str, Array], dict[str, Array]]:
     rows = []
     for d in settings.dimensions:
         kinds = runs["kind"][runs["d"] == d]
-        row: dict[str, float] = {"d": d, "trials": len(kinds)}
+        row: dict[str, object] = {"d": d, "trials": len(kinds)}
         for name, counted in SHARES.items():
             count = int(np.isin(kinds, counted).sum())
             low, high = wilson_interval(count, len(kinds))
             row |= {name: count / len(kinds), f"{name}_low": low, f"{name}_high": high}
         rows.append(row)
-    return runs, {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return runs, columns(rows)
 
 
 def _trials(settings: _Overparameterisation, d: int, progress: Progress) -> dict[str, Array]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
-from tokenmargin.experiments.tables import PAPER_A
+from tokenmargin.experiments.tables import PAPER_A, columns
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Pairs(AbstractExperiment):
                 rows.append({"model": model, "seed": seed, **row})
                 if model == "two-layer":
                     pairs.append(seen)
-        runs: Table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        runs = columns(rows)
         tables = {"runs": runs, "pairs": {name: np.concatenate([p[name] for p in pairs]) for name in pairs[0]}}
         return Result(self, tables, _findings(runs))
 

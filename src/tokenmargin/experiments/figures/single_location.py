@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales, Table
+from tokenmargin.experiments.tables import columns
 from tokenmargin.objective.single_location import Overlaps, SingleLocation, overlaps
 
 SLOWING = 1e-4  # of the steepness, per step: lambda_t = lambda_0 / (1 + 1e-4 t)
@@ -66,7 +66,7 @@ class SingleLocationCurves(AbstractExperiment):
     def run(self, progress: Progress = None) -> Result:
         law = SingleLocation(self.d, self.L)
         lengths = [min(setting.steps, self.longest) for setting in SETTINGS]
-        rows: list[tuple[object, ...]] = []
+        rows: list[dict[str, object]] = []
         ends: dict[str, tuple[Overlaps, float]] = {}
         for j, (setting, steps) in enumerate(zip(SETTINGS, lengths, strict=True)):
             done = sum(lengths[:j])
@@ -76,10 +76,7 @@ class SingleLocationCurves(AbstractExperiment):
                     progress((done + step) / sum(lengths))
 
             ends[setting.name] = self._follow(law, setting, steps, rows, tell)
-        names = ("setting", "step", "excess_risk", "risk_low", "risk_high", "kappa", "nu", "off_manifold")
-        table: dict[str, Array] = {
-            name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)
-        }
+        table = columns(rows)
         return Result(self, {"curves": table}, self._findings(law, ends, table))
 
     def _follow(
@@ -87,7 +84,7 @@ class SingleLocationCurves(AbstractExperiment):
         law: SingleLocation,
         setting: Setting,
         steps: int,
-        rows: list[tuple[object, ...]],
+        rows: list[dict[str, object]],
         tell: Callable[[int], None],
     ) -> tuple[Overlaps, float]:
         """Descend, keep about a hundred rows, and return where it ended with the steepness there."""
@@ -100,8 +97,9 @@ class SingleLocationCurves(AbstractExperiment):
                 risk = law.excess_risk(at, steepness)
                 low, high = np.quantile(risk, [0.025, 0.975])
                 rows.append(
-                    (setting.name, step, float(risk.mean()), float(low), float(high), float(np.abs(at.kappa).mean()),
-                     float(np.abs(at.nu).mean()), float(at.off_manifold.mean()))
+                    {"setting": setting.name, "step": step, "excess_risk": risk.mean(), "risk_low": low,
+                     "risk_high": high, "kappa": np.abs(at.kappa).mean(), "nu": np.abs(at.nu).mean(),
+                     "off_manifold": at.off_manifold.mean()}
                 )  # fmt: skip
                 tell(step)
             if step < steps:
@@ -109,7 +107,7 @@ class SingleLocationCurves(AbstractExperiment):
         return overlaps(k, v), steepness
 
     def _findings(
-        self, law: SingleLocation, ends: dict[str, tuple[Overlaps, float]], table: dict[str, Array]
+        self, law: SingleLocation, ends: dict[str, tuple[Overlaps, float]], table: Table
     ) -> tuple[Finding, ...]:
         on, found = table["setting"] == "manifold", []
         found.append(

@@ -24,7 +24,7 @@ from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective, ManyFactored
 from tokenmargin.problem.svm_data import svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import saturation, select
+from tokenmargin.selection import leads, saturation, select
 
 EPS = float(np.finfo(float).eps)
 KEPT = 20  # points of each run that are looked at
@@ -121,10 +121,7 @@ class _Known:
         selected = select(problem.keys, W)
         frobenius, nuclear = self.directions(seed, selected)
         cosines = np.stack([_cosines(path, solution) for solution in (frobenius.solution, nuclear)])
-        logits, inputs = problem.keys.logits(W), np.arange(problem.n)
-        chosen = logits[inputs, selected]
-        logits[inputs, selected] = -np.inf
-        margin = float((chosen - logits.max(axis=1)).min())
+        margin = float(leads(problem.keys, W, selected).min())
         sizes = np.linalg.svd(problem.as_matrix(W), compute_uv=False)
         row = {
             "kind": frobenius.kind,

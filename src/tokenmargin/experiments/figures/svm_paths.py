@@ -1,4 +1,11 @@
-"""Global convergence in *Transformers as Support Vector Machines*: two problems in the plane, from a start at zero."""
+"""Global convergence in *Transformers as Support Vector Machines*, from zero; and how slowly K and Q get there.
+
+The second is a study of our own. Far out the direction of descent in W is the dual matrix `M = sum_j lambda_j z_j k_j'`
+of the max-margin problem, scaled to spectral norm 1. Singular vectors of the solution have singular value 1 in M; along
+a pair with a value s < 1 the columns of K and Q obey `dQ = s K`, `dK = s Q` where those of the solution obey it with 1.
+So they grow like R^s beside R, and that singular value of W falls like `R^(2 (s - 1))` beside the others: by a power of
+the norm, and slowly for s near 1.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,14 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import NormalizedGradientDescent, evolve
+from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve, flow
 from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, tracked
 from tokenmargin.experiments.tables import PAPER_C, columns
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import MarginSolution, max_margin
+from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective
-from tokenmargin.problem.svm_data import svm_path_data
+from tokenmargin.problem.svm_data import svm_path_data, svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -85,3 +93,74 @@ class SvmPaths(AbstractExperiment):
             what = f"correlation of {end['trained']} with its global direction, seed {end['seed']}"
             found.append(Finding(what, float(end["correlation"])))  # type: ignore[arg-type]
         return tuple(found)
+
+
+def dual_singular_values(problem: TokenProblem, selected: Array, solution: MarginSolution) -> Float[Array, " k"]:
+    """Singular values of the dual matrix of a nuclear-norm problem, the largest being 1."""
+    dual = attention_constraints(problem, selected).combine(solution.multipliers)
+    sizes = np.linalg.svd(problem.as_matrix(dual), compute_uv=False)
+    return np.asarray(sizes / sizes[0])
+
+
+@dataclass(frozen=True)
+class KQRate(AbstractExperiment):
+    """`tokenmargin reproduce kq-rate`: singular values of Q K' along gradient flow, and their exponents."""
+
+    figure = "kq-rate"
+    source = "a study of our own, on the data of Transformers as Support Vector Machines"
+    title = "K and Q forget a singular value by a power of their norm"
+    shows = "nothing; the exponent and its reason are ours."
+    seconds = (6, 6)
+    shown_tables = ("exponents",)
+    curves = Curves(
+        "spectrum",
+        "norm",
+        ("share",),
+        by="value",
+        x_label=r"norm of $(K, Q)$",
+        y_label="singular value over their sum",
+        log="xy",
+    )
+
+    seed: int = 2
+    rank: int = 5
+    start_scale: float = 0.1
+    norm: float = 1e4
+
+    def run(self, progress: Progress = None) -> Result:
+        problem = svm_problem(self.seed)
+        objective = FactoredObjective(problem, rank=self.rank)
+        tell = None if progress is None else lambda at: progress(min(at / self.norm, 1.0))
+        path = flow(
+            objective, start=objective.aligned_start(self.start_scale), until_norm=self.norm, progress=tell,
+            settings=FlowSettings(tolerance=1e-8, solver="Radau"),
+        )  # fmt: skip
+        solution = max_margin(problem, path.selected, norm="nuclear")
+        dual = dual_singular_values(problem, path.selected, solution)[: self.rank]
+        norms = np.geomspace(1.0, path.norm, 41)[:-1]
+        points = np.stack([path.at_norm(norm) for norm in norms])
+        sizes = np.linalg.svd(objective.matrix(points), compute_uv=False)[:, : self.rank]
+        shares = sizes / sizes.sum(axis=1, keepdims=True)
+        late = norms >= path.norm / 10
+        slopes = np.polyfit(np.log(norms[late]), np.log(shares[late]), 1)[0]
+        exponents = {
+            "singular_value": np.arange(1, self.rank + 1),
+            "dual": dual,
+            "predicted": 2 * (dual - 1),
+            "measured": slopes,
+        }
+        rows = [{"value": f"{j + 1}: dual {dual[j]:.3f}", "norm": norm, "share": share[j]}
+                for j in range(self.rank) for norm, share in zip(norms, shares, strict=True)]  # fmt: skip
+        beyond = int(np.flatnonzero(dual < 1 - 1e-4)[0]) if (dual < 1 - 1e-4).any() else -1
+        return Result(self, {"spectrum": columns(rows), "exponents": exponents}, _findings(exponents, beyond, solution))
+
+
+def _findings(exponents: dict[str, Array], beyond: int, solution: MarginSolution) -> tuple[Finding, ...]:
+    return (
+        Finding("gap of the certificate of the nuclear direction", solution.certificate.gap, high=1e-8),
+        Finding("first singular value of the dual below 1", float(exponents["dual"][beyond])),
+        Finding("exponent of that singular value of W, by the dual", float(exponents["predicted"][beyond])),
+        Finding("the same, measured over the last decade", float(exponents["measured"][beyond])),
+        Finding("measured over predicted", float(exponents["measured"][beyond] / exponents["predicted"][beyond]), 0.99,
+                1.01, "the law above; a per cent is our choice"),
+    )  # fmt: skip

@@ -59,12 +59,7 @@ class State(NamedTuple):
         return longest
 
 
-def interior_point(
-    rows: Differences,
-    *,
-    gap: float,
-    progress: Callable[[float], None] | None = None,
-) -> Proposal:
+def interior_point(rows: Differences, *, gap: float, progress: Callable[[float], None] | None = None) -> Proposal:
     """Multipliers of the solution or of a refutation: Mehrotra's predictor and corrector, then the active set.
 
     **Arguments**

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.limit_directions import Atlas, LimitDirection, limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_results import Atlas, LimitDirection
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.norms import AbstractNorm
@@ -86,13 +86,10 @@ class _Walk:
         alpha[: len(prefix)] = prefix
         whole = limit_constraints(self.problem, alpha)
         kept: Bool[Array, " k"] = whole.token[:, 0] < len(prefix)
-        if not kept.any() or whole.minus is None:
+        if not kept.any():
             return False
-        part = replace(
-            whole, plus=whole.plus[kept], minus=whole.minus[kept], bound=whole.bound[kept], token=whole.token[kept]
-        )
         self.solves += 1
-        return solve(part).status == "infeasible"
+        return solve(whole.only(kept)).status == "infeasible"
 
     def _leaf(self, selected: Int[Array, " n"]) -> None:
         self.solves += 1

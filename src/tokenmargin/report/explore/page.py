@@ -1,15 +1,21 @@
-"""The page as one file: scripts, style and data written into the article. No bundler, no network."""
+"""The page as one file: scripts, style and the problems it shows, written into the article. No bundler, no network."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokenmargin._files import atomic_path
-from tokenmargin.report.explore.stories import STORIES
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure5, figure8, figure9, three_limits
+from tokenmargin.problem.token_problem import TokenProblem
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLE = Path(__file__).parent / "example_model.json"  # `explore_model` of the model in playground/sentences
@@ -72,3 +78,56 @@ def write_explore_page(path: Path, picture: bytes | str | None = None, model: di
     with atomic_path(path) as beside:
         beside.write_text(explore_page(picture, model), encoding="utf-8")
     return path
+
+
+@dataclass(frozen=True)
+class Story:
+    """A problem in the plane, what it is, and where training starts."""
+
+    name: str
+    title: str
+    problem: Callable[[], TokenProblem]
+    start: tuple[float, float] = (0.0, 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the page needs of it."""
+        problem = self.problem()
+        keys = problem.keys
+        assert isinstance(keys, Coordinates), "stories have keys in the plane"
+        inputs = [
+            {
+                "label": 1,
+                "tokens": [
+                    {"x": float(key[0]), "y": float(key[1]), "score": float(score)}
+                    for key, score, seen in zip(row, scores, mask, strict=True)
+                    if seen
+                ],
+            }
+            for row, scores, mask in zip(keys.laid_out, problem.scores, problem.mask, strict=True)
+        ]
+        return {"name": self.name, "title": self.title, "start": list(self.start), "inputs": inputs}
+
+
+def tied() -> TokenProblem:
+    """Two inputs; two tokens of the first score alike, and best."""
+    keys = [[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]], [[0.9, 0.2], [-1.0, 0.4], [0.0, 0.7]]]
+    return TokenProblem.of(keys, [1, 1], scores=[[1.0, 1.0, 0.0], [1.0, 0.3, 0.1]])
+
+
+def repeated() -> TokenProblem:
+    """An input that holds the same token twice, and one that does not."""
+    keys = [[[0.9, 0.3], [0.9, 0.3], [-0.5, 0.6]], [[0.2, -0.9], [-0.4, 0.2], [-0.5, 0.6]]]
+    return TokenProblem.of(keys, [1, 1], scores=[[0.8, 0.8, 0.1], [0.7, 0.3, 0.1]])
+
+
+STORIES = (
+    Story("one", "One input of three tokens; the two others score alike (Figure 1a)", figure1a, (0.0, -1.0)),
+    Story("two", "The same places, other scores (Figure 1b)", figure1b, (0.0, -1.0)),
+    Story("three", "Two inputs of four tokens: three places to settle", three_limits, (-0.3, 0.6)),
+    Story("eight", "Two inputs of two tokens: two places to settle (Figure 8)", figure8, (0.5, -0.3)),
+    Story("ties", "Two inputs; A1 and A2 score alike", tied, (-0.5, 0.4)),
+    Story("twice", "Two inputs; A1 and A2 are the same token", repeated, (-0.4, -0.6)),
+    Story("bent", "Two inputs; A2 scores four times as much as B2 (Figure 5)", lambda: figure5(4.0)),
+    Story("seven", "Three inputs of seven tokens (Figure 1c)", figure1c, (-1.0, 0.0)),
+    Story("random", "Four inputs of six random tokens (Figure 9)", lambda: figure9(2, rng=np.random.default_rng(0))),
+)

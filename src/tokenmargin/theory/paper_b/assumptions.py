@@ -20,7 +20,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import attention_weights
+from tokenmargin.selection import attention_weights, leads
 from tokenmargin.theory.claim import Slack, above, below, sampled
 
 MOST = 3000
@@ -174,10 +174,7 @@ def _others_may_lag(
     relaxed = relaxed_max_margin(problem, alpha)
     if not relaxed.is_optimal:
         return False
-    logits = problem.keys.logits(relaxed.vector)
-    ahead = logits[np.arange(problem.n), alpha][:, None] - logits
-    ahead[np.arange(problem.n), alpha] = np.inf
-    least = np.where(problem.mask, ahead, np.inf).min(axis=1)
+    least = leads(problem.keys, relaxed.vector, alpha).min(axis=1)
     slow = least[inputs][~tight[inputs]]
     return bool(slow.min() > 1e-9 and slow.min() < least[tight].min() - 1e-9)
 

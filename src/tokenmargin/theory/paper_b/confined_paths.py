@@ -12,7 +12,7 @@ from tokenmargin.dynamics import cone_path
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, directional_neighbours, is_locally_optimal, selected_tokens
+from tokenmargin.selection import angle, directional_neighbours, is_locally_optimal, leads, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
 from tokenmargin.theory.paper_b.assumptions import general_position
 from tokenmargin.theory.settings import ProblemInstance
@@ -119,20 +119,12 @@ def lemma9(x: ProblemInstance) -> Findings:
         below("most tokens that p selects in an input", selected_tokens(keys, p).sum(axis=1).max(), 1),
         above("smallest lead of a neighbour over the selected token", behind[near].min(initial=np.inf), 0, strict=True),
     )
-    ahead = _ahead(problem, p, alpha)
+    ahead = leads(keys, p, alpha)
     margin, beyond = float(ahead.min()), ahead[np.isfinite(ahead) & ~near]
     next_ = float((beyond - margin).min(initial=margin if margin > 0 else 1.0))
     signs = [x.risk.excess(r * p, alpha)[1] for r in np.geomspace(30, 3000, 40) / max(next_, 1e-9)]
     wrong = int(np.sum(np.array(signs[20:]) >= 0))
     return Findings(hypotheses, (seen(below("radii of the last 20 at which L(R p) >= L_star", wrong, 0)),))
-
-
-def _ahead(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, "n T"]:
-    """How far the selected token is ahead of each other one; infinity where there is none."""
-    logits = np.where(problem.mask, problem.keys.logits(p), -np.inf)
-    ahead = logits[np.arange(problem.n), alpha][:, None] - logits
-    ahead[np.arange(problem.n), alpha] = np.inf
-    return np.asarray(ahead)
 
 
 def lemma10(x: ProblemInstance) -> Findings:

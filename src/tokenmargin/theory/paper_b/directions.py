@@ -9,7 +9,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import directional_neighbours, optimal_tokens, selected_tokens
+from tokenmargin.selection import directional_neighbours, leads, optimal_tokens, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen, true
 from tokenmargin.theory.paper_b.gradients import key_map
 from tokenmargin.theory.settings import ProblemInstance
@@ -123,10 +123,8 @@ class _Margins:
     """Directional margin, number of neighbours, their score lead, distance to the next margin (Definition 3)."""
 
     def __init__(self, problem: TokenProblem, u: Float[Array, " D"], alpha: Int[Array, " n"]) -> None:
-        logits = problem.keys.logits(u)
-        ahead = logits[np.arange(problem.n), alpha][:, None] - np.where(problem.mask, logits, -np.inf)
-        others = problem.mask.copy()
-        others[np.arange(problem.n), alpha] = False
+        ahead = leads(problem.keys, u, alpha)
+        others = np.isfinite(ahead)
         near = directional_neighbours(problem.keys, u) & others
         lead = problem.scores[np.arange(problem.n), alpha][:, None] - problem.scores
         self.margin = float(ahead[others].min())

@@ -26,7 +26,7 @@ from tokenmargin.margin import (
 from tokenmargin.objective.attention import JointObjective
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, attention_weights, margins
+from tokenmargin.selection import angle, attention_weights, leads
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, seen, true
 from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
@@ -102,9 +102,7 @@ class Joint:
 
 def least_margins(problem: TokenProblem, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> Float[Array, " n"]:
     """`mu_i(p)`: by how much the selected token of each input leads."""
-    ahead = np.where(problem.mask, margins(problem, p, alpha), np.inf)
-    ahead[np.arange(problem.n), alpha] = np.inf
-    return np.asarray(ahead.min(axis=1))
+    return np.asarray(leads(problem.keys, p, alpha).min(axis=1))
 
 
 def phase_direction(problem: TokenProblem, alpha: Int[Array, " n"], ratio: float) -> Float[Array, " D"]:

@@ -119,9 +119,9 @@ def _within(
         value, gradient, _ = landscape(radius * w)
         return value / radius, gradient
 
-    ball = NonlinearConstraint(lambda w: 1 - w @ w, 0, np.inf, jac=lambda w: -2 * w)
+    sphere = NonlinearConstraint(lambda w: w @ w, 1, 1, jac=lambda w: 2 * w)  # inside it, zero may be lower
     inside = LinearConstraint(walls, 0, np.inf)
-    found = minimize(rough, unit, jac=True, constraints=(ball, inside), method="SLSQP", options={"maxiter": 200}).x
+    found = minimize(rough, unit, jac=True, constraints=(sphere, inside), method="SLSQP", options={"maxiter": 200}).x
     found = found / np.linalg.norm(found)
     held: Bool[Array, " k"] = walls @ found < 1e-6
     basis = null_space(walls[held]).T if held.any() else np.eye(len(unit))

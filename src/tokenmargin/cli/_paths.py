@@ -1,14 +1,20 @@
-"""What a command says of where a path of training went: its direction, and the certified one."""
+"""Paths of training on the command line: what is said of where one went, and runs kept in a file (`--save`)."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import show_facts
+from tokenmargin.cli._common import UsageError, say, show_facts
 
 if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
     from tokenmargin.dynamics import FlowPath, Trajectory
     from tokenmargin.margin import MarginSolution
+    from tokenmargin.problem.token_problem import TokenProblem
 
 
 def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
@@ -16,8 +22,7 @@ def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, st
     import numpy as np
 
     from tokenmargin.dynamics import FlowPath
-    from tokenmargin.limits.by_method import margin_share
-    from tokenmargin.limits.exact_weights import separating_direction
+    from tokenmargin.limits.by_method import margin_share, separating_direction
     from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
     from tokenmargin.norms import L2
     from tokenmargin.objective.attention import JointObjective
@@ -87,20 +92,17 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
 def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
     """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
-    import numpy as np
+    from math import isfinite
 
+    from tokenmargin.limits.by_method import exact_weights
     from tokenmargin.objective.attention_maps import MapObjective
-    from tokenmargin.selection import margins
 
     objective = path.objective
-    if not isinstance(objective, MapObjective) or not np.isfinite(objective.attention.margin):
+    if not isinstance(objective, MapObjective) or not isfinite(objective.attention.margin):
         return None
     if not objective.has_exact_weights(path.final):
         return None
-    ahead = margins(objective.problem, path.prompt, path.selected)
-    ahead[np.arange(len(ahead)), path.selected] = np.inf
-    shortest = objective.attention.margin / solution.margin if solution.is_optimal else None
-    return {"ahead": float(ahead.min()), "needed": objective.attention.margin, "shortest_norm": shortest}
+    return exact_weights(objective, path.prompt, solution)._asdict()
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -138,3 +140,56 @@ def print_report(report: dict[str, Any]) -> None:
                 facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
             facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
         show_facts((name, str(value)) for name, value in facts)
+
+
+LARGEST = 4 << 30  # bytes of a run in memory: a small file cannot ask for more
+MEMORY = "memory_"  # what the method remembers stands in a kept run under such names
+Settings = Mapping[str, str | int | float | None]
+
+
+def problem_digest(problem: TokenProblem) -> str:
+    """A name for the content of a problem."""
+    from tokenmargin._files import arrays_digest
+
+    return arrays_digest(problem.fields())[:16]
+
+
+def kept_file(save: Path | None, resume: Path | None) -> Path | None:
+    """Where a run is kept: the file of `--save`, or that of `--resume`."""
+    file = resume if save is None else save
+    if file is not None and file.suffix != ".npz":
+        raise UsageError(f"a run is kept in a .npz file, got {file.name!r}")
+    return file
+
+
+def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> None:
+    """Write arrays and settings as a `.npz` file, whole or not at all."""
+    import numpy as np
+
+    from tokenmargin._files import arrays_digest, atomic_path, sealed
+
+    record = json.dumps(sealed({**settings, "sha256": arrays_digest(arrays)}))
+    with atomic_path(path) as beside, beside.open("wb") as file:
+        np.savez_compressed(file, **arrays, settings=np.array(record))  # type: ignore[arg-type]
+    say(f"wrote {path}")
+
+
+def load_run(path: Path, settings: Settings) -> dict[str, Array]:
+    """The arrays of a kept run, refused when it was another problem's or made with other settings."""
+    from tokenmargin._files import arrays_digest, read_arrays, unsealed
+
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; --resume goes on with a run that was kept with --save")
+    try:
+        arrays = read_arrays(path, largest=LARGEST)
+        kept = unsealed(json.loads(str(arrays.pop("settings"))))
+        if kept["sha256"] != arrays_digest(arrays):
+            raise ValueError("its checksum differs")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: not a run kept with --save, or damaged ({error})") from error
+    for name, ours in settings.items():
+        if kept.get(name) != ours:
+            raise UsageError(
+                f"{path} is a run with {name} = {kept.get(name)!r}, not {ours!r}; give the same, or start anew"
+            )
+    return arrays
