@@ -73,7 +73,9 @@ def test_equal_scores_are_not_told_apart(gram) -> None:
         limit = limit_of(problem, problem.keys.unit(6 + j) if gram else start)
         assert (limit.outcome, limit.kind, limit.named.names) == ("direction", "GMM", [1, 0])
         vector = limit.solution.vector @ np.vstack([plain.keys.vectors, starts]) if gram else limit.solution.vector
-        np.testing.assert_allclose(vector, expected.vector, atol=1e-8)  # 1e-8: what inner products leave of a vector
+        np.testing.assert_allclose(
+            vector, expected.vector, rtol=0, atol=1e-8
+        )  # 1e-8: what inner products leave of a vector
         assert limit.angle <= 1e-6
     found = atlas(problem)
     assert found.complete
@@ -237,7 +239,7 @@ def test_random_starts_lie_in_the_span() -> None:
         np.testing.assert_allclose(pose.keys.norm(starts), 2.0)
     plain = random_starts(problem, 5, radius=2.0, rng=np.random.default_rng(1))
     outside = plain - plain @ np.linalg.pinv(tokens) @ tokens
-    np.testing.assert_allclose(outside, 0, atol=1e-12)
+    np.testing.assert_allclose(outside, 0, rtol=0, atol=1e-12)
 
 
 def test_a_map_covers_the_plane() -> None:
@@ -292,7 +294,7 @@ def test_the_limit_of_several_heads_is_that_of_them_side_by_side() -> None:
     assert limit.outcome == "direction"
     # One margin for all heads: each has its own shortest vector, since their constraints share no coordinate.
     for head, chosen, part in zip(heads, limit.selected.reshape(2, 2), np.split(limit.solution.vector, 2), strict=True):
-        np.testing.assert_allclose(part, max_margin(head, chosen).vector, atol=1e-8)
+        np.testing.assert_allclose(part, max_margin(head, chosen).vector, rtol=0, atol=1e-8)
     assert limit.angle < 1e-6
 
 
@@ -324,7 +326,7 @@ def test_a_head_best_served_by_a_mixture_has_a_finite_part(seed) -> None:
     share = (centre - b) @ (a - b) / ((a - b) @ (a - b))  # the foot of the perpendicular
     # Logits of size 1e8 round at 1e-8 or so; the others' weights are exp(-1e7).
     weights = attention_weights(problem.keys, limit.point)[0]
-    np.testing.assert_allclose(weights, [share, 1 - share, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(weights, [share, 1 - share, 0, 0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def assert_proven(problem: TokenProblem, selected, solution: MarginSolution) -> 
         np.testing.assert_array_less(1 - 1e-9, rows @ solution.vector)
         assert (solution.multipliers >= 0).all()
         scale = np.linalg.norm(solution.vector)
-        np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, atol=1e-9 * scale)
+        np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, rtol=0, atol=1e-9 * scale)
         assert solution.multipliers.sum() == pytest.approx(scale**2, rel=1e-9)
         assert solution.margin == pytest.approx(1 / scale)
         assert solution.certificate.residual <= TOLERANCE
@@ -96,17 +96,17 @@ def assert_proven(problem: TokenProblem, selected, solution: MarginSolution) -> 
 )
 def test_known_answers(problem: TokenProblem, selected: list[int], expected: list[float]) -> None:
     solution = max_margin(problem, selected)
-    np.testing.assert_allclose(solution.vector, expected, atol=1e-12)
+    np.testing.assert_allclose(solution.vector, expected, rtol=0, atol=1e-12)
     assert_proven(problem, selected, solution)
     gram = problem.as_gram()
     in_gram = max_margin(gram, selected)
-    np.testing.assert_allclose(in_gram.vector @ problem.keys.vectors, expected, atol=1e-12)
+    np.testing.assert_allclose(in_gram.vector @ problem.keys.vectors, expected, rtol=0, atol=1e-12)
     assert in_gram.certificate.residual <= TOLERANCE
 
 
 def test_figure_1c() -> None:
     """Published to five digits; W = diag(1, 1, 0) matters, the score coordinate must not leak into the keys."""
-    np.testing.assert_allclose(max_margin(figure1c(), [0, 0, 0]).vector, [0.84463, 0.17112, 0], atol=5e-6)
+    np.testing.assert_allclose(max_margin(figure1c(), [0, 0, 0]).vector, [0.84463, 0.17112, 0], rtol=0, atol=5e-6)
 
 
 def test_head_and_relaxed_problems_of_figure_3() -> None:
@@ -116,8 +116,8 @@ def test_head_and_relaxed_problems_of_figure_3() -> None:
     ):
         for view, back in ((problem, np.eye(2)), (problem.as_gram(), problem.keys.vectors)):
             assert support_inputs(view, [1, 1, 1]).tolist() == support
-            np.testing.assert_allclose(relaxed_max_margin(view, [1, 1, 1]).vector @ back, relaxed, atol=1e-10)
-        np.testing.assert_allclose(label_margin(problem, [1, 1, 1]).vector, [0, 1], atol=1e-10)
+            np.testing.assert_allclose(relaxed_max_margin(view, [1, 1, 1]).vector @ back, relaxed, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(label_margin(problem, [1, 1, 1]).vector, [0, 1], rtol=0, atol=1e-10)
 
 
 def test_the_relaxed_problem_needs_separable_labels() -> None:
@@ -140,7 +140,7 @@ def test_random_problems_agree_with_an_interior_point_solver(d: int) -> None:
         status, vector = oracle(rows, np.ones(len(rows)))
         if solution.status == "optimal":
             # An interior-point vector is good to about the square root of its gap, scaled by its length.
-            np.testing.assert_allclose(vector, solution.vector, atol=1e-5 * np.linalg.norm(solution.vector))
+            np.testing.assert_allclose(vector, solution.vector, rtol=0, atol=1e-5 * np.linalg.norm(solution.vector))
         else:
             assert "Infeasible" in status
         in_gram = max_margin(problem.as_gram(), selected)
