@@ -55,8 +55,8 @@ def agree_with_autograd(objective, risk, theta) -> None:
     (gradient,) = torch.autograd.grad(risk(point), point)
     hessian = torch.autograd.functional.hessian(risk, torch.from_numpy(theta)).numpy()
     # Weights are right to twice their logits, sums of 6 products, and T = 5 roundings; what a class gets is a sum of
-    # 5 x 6 products of weights, keys and head, and slopes are as steep as that where labels are numbers. Each derivative
-    # has the spread of the keys as a factor more.
+    # 5 x 6 products of weights, keys and head, and slopes are as steep as that where labels are numbers. Each
+    # derivative has the spread of the keys as a factor more.
     problem = objective.problem
     weight = 2 * of_logits(problem, theta) + rounding(4 + 5 + 30)
     scores = np.abs(problem.class_logits if isinstance(problem, ClassProblem) else problem.scores).max()
