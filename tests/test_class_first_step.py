@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from scipy.special import log_softmax
+from tests.oracles.certified import SETTLED
 
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.limits import limit_of
@@ -131,7 +132,7 @@ def test_training_p_after_the_first_step_is_the_binary_one_for_two_classes() -> 
         problem = ClassProblem.of(step.tokens[sequences], classes, head=heads)
         limit = limit_of(problem, step.prompt)
         assert limit.outcome in ("direction", "finite part")
-        assert limit.angle < 1e-6
+        assert limit.angle <= SETTLED
         if k == 2:
             signs, head = 2 * classes - 1.0, heads[:, 1] - heads[:, 0]
             binary = limit_of(TokenProblem.of(step.tokens[sequences], signs, head=head), step.prompt)

@@ -64,7 +64,7 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, r
     problem = as_problem(corpus, vectors)
     reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=0.0))
     assert solution.status == reference.status == "optimal"
-    assert solution.certificate.residual <= 1e-9
+    assert solution.certificate.residual <= 1e-9  # what `corpus_margin` promises
     assert_same_vector(solution.vector, reference.vector, solution, reference)
     assert solution.margin == pytest.approx(reference.margin, rel=margins_apart(solution, reference))
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
