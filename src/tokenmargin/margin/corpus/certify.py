@@ -40,7 +40,7 @@ class PairCertifier:
         self.vectors = vectors - vectors.mean(axis=0)  # differences are all that counts, and they keep their digits
         self.ties = Ties(self.vectors, pairs.ties)
 
-    def unmoved(self) -> MarginSolution:
+    def zero_solution(self) -> MarginSolution:
         """Nothing to separate: p = 0."""
         empty = np.zeros(0, dtype=np.intp)
         return self._solution("optimal", Proposal(np.zeros(0), None), empty, Certificate(0.0, 0.0, 0.0, 0.0))
