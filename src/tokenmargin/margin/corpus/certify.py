@@ -16,7 +16,7 @@ from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
 
 class Ties:
-    """Rows with equal logits: p lies in a subspace, and the vectors are seen from there."""
+    """Rows that must have equal logits: p lies in a subspace, onto which the vectors are projected."""
 
     def __init__(self, vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> None:
         differences = vectors[ties[:, 0]] - vectors[ties[:, 1]]
