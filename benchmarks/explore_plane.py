@@ -7,7 +7,9 @@ about selections drawn at random, the direction of descent and the loss at point
 descent and normalised descent, gradient flow at several norms, and the limit at which starts end.
 
 A path may amplify rounding (normalised steps across a narrow valley do, as does a start on the border of two basins).
-It is compared where the library's own path from a start 1e-13 away stays within 1e-8; the others are counted.
+It is compared where the library's own path from a start 1e-13 away stays within 1e-8, a flow where the library finds
+that rounding does not decide it; the others are counted. A gradient whose terms cancel is known to the rounding of its
+terms. Where tokens keep their weights for ever (a finite part) the page stops, and says so; the library goes on.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
 
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_of
 from tokenmargin.margin import max_margin, plane_atlas
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.forward import descent_weights
 from tokenmargin.objective.losses import LOSSES
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -153,8 +158,8 @@ def _compare_verdicts(problem: TokenProblem, asked: dict[str, Any], answer: dict
 
 
 def _compare_field(objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
-    descent = objective.descent(np.array(asked["probes"]))
-    risks = objective.value(np.array(asked["probes"]))
+    probes = np.array(asked["probes"])
+    descent, risks, cancelled = objective.descent(probes), objective.value(probes), _cancelled(objective, probes)
     for k, (u, v, log_norm, risk) in enumerate(answer["probes"]):
         tally.check("loss", abs(risk - float(risks[k])), 1e-12 * (1 + abs(risk)), asked)
         known = float(descent.log_norm[k, 0])
@@ -162,7 +167,17 @@ def _compare_field(objective: PromptObjective, asked: dict[str, Any], answer: di
             # One of the two calls the sum rounding: the other must not see much more than that.
             continue
         tally.check("direction", float(np.hypot(*(descent.direction[k] - [u, v]))), FIELD_ERROR, asked)
-        tally.check("log of the gradient", abs(log_norm - known) / (1 + abs(known)), FIELD_ERROR, asked)
+        # Sums of some dozens of terms: each side is off by a few dozen roundings of the largest.
+        allowed = FIELD_ERROR + 64 * np.finfo(float).eps * float(cancelled[k])
+        tally.check("log of the gradient", abs(log_norm - known) / (1 + abs(known)), allowed, asked)
+
+
+def _cancelled(objective: PromptObjective, probes: Float[Array, "m 2"]) -> Float[Array, " m"]:
+    """How much larger the terms of the gradient are than their sum."""
+    state = objective.forward(probes)
+    weights, log_scale = descent_weights(state, objective.loss.log_slope(state.output))
+    terms = np.einsum("mit,it->m", np.abs(weights), objective.problem.keys.token_lengths)
+    return np.exp(np.log(terms) + log_scale - np.log(objective.problem.n) - objective.descent(probes).log_norm[:, 0])
 
 
 def _compare_paths(objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
@@ -188,11 +203,17 @@ def _compare_flow(objective: PromptObjective, asked: dict[str, Any], answer: dic
     paths = [
         flow(objective, start=s, until_norm=asked["norms"][-1], settings=settings) for s in (start, start * (1 + 1e-10))
     ]
+    if paths[0].decided_by_rounding:
+        tally.sensitive += 1
+        return
     for norm, theirs in zip(asked["norms"], answer["points"], strict=True):
         try:
             ours, twin = (path.at_norm(norm * (1 - 1e-9)) for path in paths)
         except ValueError:
             continue  # a stationary point, or no direction left: the path does not come so far
+        if theirs is None and paths[0].finite_part is not None:
+            tally.compared["finite part, not followed by the page"] += 1
+            return
         if theirs is None:
             tally.wrong.append((f"flow: the page stops ({answer['stop']}) before norm {norm:g}", asked))
             return

@@ -39,6 +39,22 @@ ROOMS = (
 )  # fmt: skip
 
 
+USUAL = {
+    "problem": "tokens, labels and what scores them",
+    "keys": "how the tokens are known: `problem.keys`",
+    "geometry": "how vectors are known: `problem.keys`",
+    "p": "the prompt, or many of them along the leading axes",
+    "q": "as `p`",
+    "selected": "the token of each input, counted from 0",
+    "objective": "what is minimised, such as `PromptObjective(problem)`",
+    "loss": "logistic unless given",
+    "rng": "a generator, or a seed",
+    "norm": "Euclidean unless given",
+    "progress": "called with how much is done",
+}
+"""What an argument of this name is wherever its docstring has no words for it."""
+
+
 def _tasks() -> tuple[Task, ...]:
     left = dict.fromkeys(tm._HOME)
     tasks = []
@@ -71,13 +87,32 @@ def _entry(name: str, value: Any) -> str:
     shapes = _annotations(value)
     if shapes is not None:
         parts.append(f"```python\n{_signature(name, value)}\n```")
-    text, tables, example = _read(f"{inspect.getdoc(value) or ''}{_attributes(value)}", shapes or {})
+    doc = f"{inspect.getdoc(value) or ''}{_attributes(value)}"
+    text, tables, example = _read(doc if inspect.isclass(value) else _with_all(doc, list(shapes or ())), shapes or {})
     parts += [text, *tables]
     if inspect.isclass(value):
         parts += _members(value)
     if example:
         parts.append(f"```pycon\n{example}\n```")
     return "\n\n".join(part for part in parts if part)
+
+
+def _with_all(doc: str, names: list[str]) -> str:
+    """A docstring whose list of arguments has those that need no words too: their types are in the table."""
+    words, arrow, example = doc.partition("\n>>> ")
+    head, mark, listed = words.rstrip().partition("**Arguments**\n")
+    told = [bool(re.search(rf"^- [^:\n]*`{name}`", listed, re.M)) for name in names]
+    first = told.index(True) if any(told) else len(names)
+    before, after = (
+        [f"- `{name}`: {USUAL.get(name, '')}" for name, known in part if not known]
+        for part in (list(zip(names, told, strict=True))[:first], list(zip(names, told, strict=True))[first:])
+    )
+    if not (mark or before or after):
+        return doc
+    # What follows the list in another paragraph stays below it.
+    items, gap, rest = listed.partition("\n\n")
+    rows = "\n".join([*before, *([items] if items else []), *after])
+    return f"{head.rstrip()}\n\n**Arguments**\n{rows}{gap}{rest}\n{arrow}{example}"
 
 
 def _attributes(value: Any) -> str:
@@ -157,7 +192,7 @@ def _read(doc: str, shapes: dict[str, tuple[str, str]]) -> tuple[str, list[str],
 def _table(title: str, items: str, shapes: dict[str, tuple[str, str]]) -> str:
     rows = []
     for item in re.split(r"^- ", items, flags=re.M)[1:]:
-        names, _, meaning = item.partition(": ")
+        names, _, meaning = item.rstrip().partition(":")
         known = [shapes.get(name) for name in re.findall(r"`(\w+)`", names)]
         kind = "; ".join(dict.fromkeys(one[0] for one in known if one and one[0]))
         default = "; ".join(dict.fromkeys(one[1] for one in known if one and one[1]))
@@ -193,4 +228,6 @@ def _first(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    """Text for a cell of a table: a bar would end the cell, but not inside code."""
+    parts = re.sub(r"\s+", " ", text).strip().split("`")
+    return "`".join(part if k % 2 else part.replace("|", "\\|") for k, part in enumerate(parts))

@@ -149,6 +149,11 @@ def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
         )
     if isinstance(problem, ClassProblem):
         raise TypeError(f"this problem has {problem.k} classes; use ClassObjective(problem)")
+    if not isinstance(loss, AbstractLoss):
+        raise TypeError(
+            f"loss must be a loss such as tokenmargin.LogisticLoss(), got {loss!r}; "
+            "by its name: tokenmargin.objective.losses.loss_named(name)"
+        )
     if isinstance(loss, SquareLoss):
         raise TypeError("the square loss is for real labels; give a RegressionProblem to SquareObjective")
 

@@ -310,6 +310,6 @@ DRAWINGS: Mapping[str, Drawing] = MappingProxyType(
         "pairs": Drawing(draw_pairs),
         **dict.fromkeys(("ntp-global", "ntp-local"), Drawing(draw_correlations)),
         "first-step-error": Drawing(draw_first_step_error),
-        "theorem5-sharpness": Drawing(draw_sharpness),
+        "theorem5-sharpness": Drawing(draw_sharpness, (6.75, 3.05)),
     }
 )

@@ -225,7 +225,7 @@ def _attempts(
 ) -> Iterator[Callable[[], Proposal | None]]:
     """Ways to propose, the fastest first; what is compiled loads when it is needed."""
     from tokenmargin.margin.normed.polyhedral import by_highs, interior_point
-    from tokenmargin.margin.normed.smooth import smooth_interior_point
+    from tokenmargin.margin.normed.smooth import ENOUGH, smooth_interior_point
 
     k, r = rows.shape
     if p in (1, np.inf):
@@ -234,6 +234,6 @@ def _attempts(
         return
     # By the smaller linear system first; the other one is slower, and where the first stalls more robust.
     fewer = k < r or bool(tied.any())
-    yield partial(smooth_interior_point, rows, bound, tied, p, fewer)
+    yield partial(smooth_interior_point, rows, bound, tied, p, fewer, ENOUGH)
     if max(k, r) <= _WIDE and not tied.any():
-        yield partial(smooth_interior_point, rows, bound, tied, p, not fewer)
+        yield partial(smooth_interior_point, rows, bound, tied, p, not fewer, ENOUGH)
