@@ -1,4 +1,4 @@
-"""Max-margin problems in any norm: somebody proposes, the certificate decides.
+"""Max-margin problems in any norm: a method for that norm proposes, the certificate decides.
 
 l1 and linf: our interior-point method, then HiGHS. lp: an interior-point method for smooth norms. Nuclear and spectral:
 one for matrices (`conic`). A norm of the user's own: the user's proposal. Infeasibility does not depend on the norm: it
