@@ -399,12 +399,16 @@ def test_equals_beside_a_finite_part_need_not_part() -> None:
         assert sorted(order[t] for t in np.flatnonzero(limit.chosen[0])) == [1, 3]
 
 
-def test_a_token_level_with_the_tied_ones_stays_however_little_it_weighs() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
+@pytest.mark.parametrize("gram", [False, True])
+def test_a_token_level_with_the_tied_ones_stays_however_little_it_weighs(scale, gram) -> None:
     """Three tokens on a line hold one another; a fourth on the same line weighs 1e-6, and nothing takes it away."""
     along, scores = np.array([-1.0, -0.75, -0.5, 0.75]), np.array([0.5, 0.625, 0.125, 0.25])
     keys = np.append(np.stack([along, np.zeros(4)], axis=1), [[-0.25, -1.0]], axis=0)
-    problem = TokenProblem.of(keys[None], [1], scores=np.append(scores, 0.0)[None])
-    limit = limit_of(problem, np.array([-3.0, 1.0]), loss=CorrelationLoss())
+    start = np.array([-3.0, 1.0]) / scale
+    plain = TokenProblem.of(scale * keys[None], [1], scores=np.append(scores, 0.0)[None])
+    problem = plain.as_gram(start[None]) if gram else plain
+    limit = limit_of(problem, problem.keys.unit(5) if gram else start, loss=CorrelationLoss())
     assert limit.outcome == "finite part"
     assert limit.finite.tied.tolist() == [[True, True, True, True, False]]
 
@@ -415,8 +419,11 @@ def test_a_token_level_with_the_tied_ones_stays_however_little_it_weighs() -> No
         return float(weights @ ((scores - weights @ scores) * along))
 
     rest = brentq(slope, -20.0, -2.0, xtol=1e-13)
-    # The point is known to the step that Newton's method would still take and the rounding of its gradient.
-    assert limit.finite.point[0] == pytest.approx(rest, abs=limit.finite.error + 1e-11)
+    point = limit.finite.point @ np.vstack([plain.keys.vectors, start]) if gram else limit.finite.point
+    # The point is known to the step that Newton's method would still take and the rounding of its gradient; a vector
+    # told by its inner products, to half of the digits.
+    allowed = limit.finite.error * scale + (abs(rest) * np.finfo(float).eps ** 0.5 if gram else 1e-11)
+    assert scale * point[0] == pytest.approx(rest, abs=allowed)
     assert np.exp(1.75 * rest) < 1e-4  # the fourth is far below the weight from which tokens are seen to tie
 
 

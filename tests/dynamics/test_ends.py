@@ -90,7 +90,8 @@ def test_a_limit_with_a_finite_part_is_named_and_followed(seed, d):
     assert len(part.span) == 1
     # The log-odds of the two words are those of their counts, to what Newton's method says it has left.
     longest = float(np.linalg.norm(words[0] - words[1]))
-    of_odds = part.error * longest + rounding(d, longest * np.linalg.norm(part.point))
+    # The point is the projection of p where it was found, and has the rounding of all of p.
+    of_odds = part.error * longest + rounding(d, longest * np.linalg.norm(part.lift(path.tail(0.0))))
     assert (words[0] - words[1]) @ part.point == pytest.approx(np.log(2), rel=0, abs=of_odds)
     # The direction has the largest margin over the other words among those that tie the two: a least-distance problem.
     apart = words[0] - words[1]
