@@ -24,7 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from tests.oracles.by_clarabel import LARGEST, Tally, compare, compare_choice
@@ -47,13 +47,9 @@ STATUSES = ("optimal", "infeasible", "inaccurate")
 
 
 @dataclass
-class Seen:
+class Seen(Tally):
     """Answers of one kind: statuses, the largest residual, those over what is allowed, contradictions."""
 
-    statuses: Counter[str] = field(default_factory=Counter)
-    residual: float = 0.0
-    over: int = 0
-    wrong: int = 0
     bound: float = 0.0
     """Largest share of its longest row that the margin of an undecided problem can be (in l2 alone)."""
 

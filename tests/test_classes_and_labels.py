@@ -271,3 +271,14 @@ def test_objectives_are_for_their_own_problems() -> None:
         ClassObjective(real)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="SquareObjective is for a RegressionProblem, got a TokenProblem"):
         SquareObjective(plain)  # type: ignore[arg-type]
+
+
+def test_a_matrix_problem_of_classes_keeps_its_queries_in_a_file(tmp_path) -> None:
+    rng, keys, head, classes, mask = drawn(3)
+    problem = ClassProblem.of(keys, classes, head=head, mask=mask).with_matrix(rng.standard_normal((len(keys), 2)))
+    problem.save(tmp_path / "classes.npz")
+    again = load_problem(tmp_path / "classes.npz")
+    W = rng.standard_normal(problem.keys.dimension)
+    assert again.as_matrix(W).shape == problem.as_matrix(W).shape
+    np.testing.assert_array_equal(again.keys.logits(W), problem.keys.logits(W))
+    np.testing.assert_array_equal(again.class_logits, problem.class_logits)

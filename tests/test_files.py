@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -96,6 +98,20 @@ def test_leftovers_of_the_dead_go(tmp_path: Path) -> None:
     (tmp_path / "kept.npz").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept.npz"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_file_there_and_a_living_one_keeps_its_own(tmp_path: Path) -> None:
+    target = tmp_path / "kept.npz"
+    write = "from tokenmargin._files import atomic_path\nwith atomic_path({!r}) as beside:\n    {}"
+    killed = write.format(str(target), "import os; os.kill(os.getpid(), 9)")
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    with atomic_path(target) as ours:
+        assert list(tmp_path.iterdir()) == [ours]
+        subprocess.run([sys.executable, "-c", write.format(str(target), "beside.write_text('theirs')")], check=True)
+        assert sorted(tmp_path.iterdir()) == sorted([ours, target])
+        ours.write_text("ours")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["ours"]
 
 
 def test_digests(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.oracles.rounding import of_attention, of_difference, of_logits, rounding
 
 from tokenmargin.dynamics import flow, regularisation_path
 from tokenmargin.margin import max_margin
@@ -40,14 +41,21 @@ def test_gradient_and_jacobian_agree_with_autograd(with_hessian) -> None:
     theta = np.random.default_rng(1).standard_normal(5)
     point = torch.from_numpy(theta).requires_grad_()
     (gradient,) = torch.autograd.grad(risk(point), point)
-    np.testing.assert_allclose(objective.gradient(theta), gradient.numpy(), atol=1e-14)
-    np.testing.assert_allclose(objective.value(theta), risk(point).item(), rtol=1e-14)
+    # To first order the head is that of scores; its own sums, of five products and five tanh, are as long as theirs.
+    around = objective.around(objective.weights(theta))
+    of_value, of_gradient = (4 * bound for bound in of_attention(around, theta))
+    np.testing.assert_allclose(objective.gradient(theta), gradient.numpy(), rtol=0, atol=of_gradient)
+    np.testing.assert_allclose(objective.value(theta), risk(point).item(), rtol=0, atol=of_value)
     linear = objective.linearise(theta)
     hessian = torch.autograd.functional.hessian(risk, torch.from_numpy(theta)).numpy()
-    # The Hessian of the head by differences is right to about ten digits.
-    np.testing.assert_allclose(
-        linear.jacobian * np.exp(linear.descent.log_norm), -hessian, atol=1e-13 if with_hessian else 1e-9
-    )
+    # A derivative more has the spread of the keys as a factor more. Without a Hessian the head's gradient is
+    # differenced: it is no longer than the columns of MIX, and tanh has fourth derivatives up to 4.1.
+    spread = 2 * float(np.linalg.norm(problem.keys.vectors, axis=1).max())
+    columns = np.linalg.norm(MIX, axis=0)
+    by_differences = of_difference(np.finfo(float).eps ** (1 / 3), columns.sum(), 4.1 * (columns**4).sum()) * spread**2
+    by_differences *= not with_hessian
+    jacobian = linear.jacobian * np.exp(linear.descent.log_norm)
+    np.testing.assert_allclose(jacobian, -hessian, rtol=0, atol=spread * of_gradient + by_differences)
 
 
 def test_a_linear_head_is_the_prompt_objective() -> None:
@@ -56,11 +64,16 @@ def test_a_linear_head_is_the_prompt_objective() -> None:
     head = NonlinearHead(lambda x: x @ v, lambda x: np.broadcast_to(v, x.shape), lambda x: np.zeros((*x.shape, 3)))
     plain, nonlinear = PromptObjective(problem), HeadObjective(problem, head=head)
     for p in (np.array([0.3, -1.0, 0.0]), np.array([300.0, -50.0, 0.0])):
-        np.testing.assert_allclose(nonlinear.descent(p).direction, plain.descent(p).direction, atol=1e-12)
-        np.testing.assert_allclose(nonlinear.linearise(p).jacobian, plain.linearise(p).jacobian, atol=1e-10)
-        assert nonlinear.log_excess(p) == pytest.approx(plain.log_excess(p), rel=1e-12)
+        # As shares of the gradient: weights to twice their logits, and sums of n T terms; scores are computed anew.
+        apart = 4 * (of_logits(problem, p) + rounding(3 * 3 + 10))
+        spread = 2 * float(np.linalg.norm(problem.keys.vectors, axis=1).max())
+        np.testing.assert_allclose(nonlinear.descent(p).direction, plain.descent(p).direction, rtol=0, atol=apart)
+        ours, theirs = nonlinear.linearise(p).jacobian, plain.linearise(p).jacobian
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=apart * spread**2)
+        assert nonlinear.log_excess(p) == pytest.approx(plain.log_excess(p), rel=rounding(2), abs=apart)
     batch = np.random.default_rng(0).standard_normal((4, 3))
-    np.testing.assert_allclose(nonlinear.descent(batch).direction, plain.descent(batch).direction, atol=1e-12)
+    apart = 4 * (of_logits(problem, batch) + rounding(3 * 3 + 10))
+    np.testing.assert_allclose(nonlinear.descent(batch).direction, plain.descent(batch).direction, rtol=0, atol=apart)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -73,9 +86,10 @@ def test_flow_and_path_reach_the_margin_of_the_optimal_sets() -> None:
     np.testing.assert_array_equal(best, [[True, False, False]])
     direction = max_margin(problem, best.argmax(axis=1)).vector
     path = flow(objective, until_norm=1e6)
-    assert float(angle(problem.keys, path.prompt, direction)) < 1e-5
+    assert float(angle(problem.keys, path.prompt, direction)) < 10 / 1e6  # beside its ray by a constant, below 10 here
     ridge = regularisation_path(objective, [1.0, 1e4], rng=np.random.default_rng(0), starts=3)
-    assert float(angle(problem.keys, ridge.points[-1], direction)) < 1e-6
+    # Where one constraint is active the pulls of all others fall like exp(-R): to the residual of the path.
+    assert float(angle(problem.keys, ridge.points[-1], direction)) < 1e3 * ridge.residuals.max()
 
 
 def test_optimal_sets_hold_ties_together() -> None:

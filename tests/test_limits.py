@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from benchmarks.limits_audit import Tally, audit, case
+from scipy.optimize import brentq
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent
@@ -11,7 +12,7 @@ from tokenmargin.limits.shares import basin_map, basins, random_starts
 from tokenmargin.margin import atlas, choice_margin, class_margin, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective
-from tokenmargin.objective.losses import CustomLoss
+from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
 from tokenmargin.objective.multi_head import MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
@@ -386,3 +387,36 @@ def test_equals_beside_a_finite_part_need_not_part() -> None:
         assert limit.solution.vector == pytest.approx([-1, -1, 0], abs=1e-9)
         assert limit.angle <= 1e-6
         assert sorted(order[t] for t in np.flatnonzero(limit.chosen[0])) == [1, 3]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
+@pytest.mark.parametrize("gram", [False, True])
+def test_a_token_level_with_the_tied_ones_stays_however_little_it_weighs(scale, gram) -> None:
+    """Three tokens on a line hold one another; a fourth on the same line weighs 1e-6, and nothing takes it away."""
+    along, scores = np.array([-1.0, -0.75, -0.5, 0.75]), np.array([0.5, 0.625, 0.125, 0.25])
+    keys = np.append(np.stack([along, np.zeros(4)], axis=1), [[-0.25, -1.0]], axis=0)
+    start = np.array([-3.0, 1.0]) / scale
+    plain = TokenProblem.of(scale * keys[None], [1], scores=np.append(scores, 0.0)[None])
+    problem = plain.as_gram(start[None]) if gram else plain
+    limit = limit_of(problem, problem.keys.unit(5) if gram else start, loss=CorrelationLoss())
+    assert limit.outcome == "finite part"
+    assert limit.finite.tied.tolist() == [[True, True, True, True, False]]
+
+    def slope(x: float) -> float:
+        """Of the mean score of the four, where p is x along the line."""
+        weights = np.exp(along * x - (along * x).max())
+        weights /= weights.sum()
+        return float(weights @ ((scores - weights @ scores) * along))
+
+    rest = brentq(slope, -20.0, -2.0, xtol=1e-13)
+    point = limit.finite.point @ np.vstack([plain.keys.vectors, start]) if gram else limit.finite.point
+    # The point is known to the step that Newton's method would still take and the rounding of its gradient; a vector
+    # told by its inner products, to half of the digits.
+    allowed = limit.finite.error * scale + (abs(rest) * np.finfo(float).eps ** 0.5 if gram else 1e-11)
+    assert scale * point[0] == pytest.approx(rest, abs=allowed)
+    assert np.exp(1.75 * rest) < 1e-4  # the fourth is far below the weight from which tokens are seen to tie
+
+
+def test_a_loss_by_its_name_is_refused_in_a_line() -> None:
+    with pytest.raises(TypeError, match=r"got 'correlation'; by its name: .*loss_named"):
+        limit_of(figure1a(), np.zeros(2), loss="correlation")

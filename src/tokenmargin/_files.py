@@ -14,6 +14,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import stat
 import uuid
 import zipfile
@@ -32,6 +33,28 @@ LOCK = ".lock"
 SEAL = "seal"
 
 
+_SWEPT: set[Path] = set()
+
+
+def _beside(target: Path, suffix: str) -> Path:
+    """A name beside a place that says whose it is; the first time, what dead processes have left there is removed."""
+    owner = f"{LEFTOVER}{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
+    if target.parent not in _SWEPT and os.name == "posix":
+        _SWEPT.add(target.parent)
+        for path in target.parent.glob(f"{owner}*"):
+            _remove_if_dead(path, path.name.removeprefix(owner).partition("-")[0])
+    return target.with_name(f"{owner}{os.getpid()}-{uuid.uuid4().hex}{suffix}")
+
+
+def _remove_if_dead(path: Path, process: str) -> None:
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    except (OSError, ValueError, OverflowError):  # somebody else's, or no name of ours
+        return
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """A path to write to; on success the file is synced and takes its place at once, on failure nothing is left."""
@@ -44,7 +67,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         what = "a folder" if kind == stat.S_IFDIR else "no file"
         raise FileExistsError(f"{path} is {what} and cannot be written to; choose another name")
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f"{LEFTOVER}{uuid.uuid4().hex}{target.suffix}")
+    beside = _beside(target, target.suffix)
     try:
         beside.touch()
         mode = stat.S_IMODE(beside.stat().st_mode)
@@ -65,7 +88,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill; on success it takes the place of `folder` and what was there goes, on failure it goes."""
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = folder.with_name(f"{LEFTOVER}{uuid.uuid4().hex}")
+    beside = _beside(folder, "")
     old = beside.with_suffix(".old")
     beside.mkdir()
     try:

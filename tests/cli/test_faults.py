@@ -229,6 +229,24 @@ def test_a_second_process_on_a_folder_says_so(capsys, tmp_path, corpus) -> None:
     assert one_line(error)
 
 
+def test_an_interrupt_that_python_drops_is_sent_again(monkeypatch, capsys) -> None:
+    """One that arrives while an object is freed is said to be ignored, by the interpreter."""
+
+    class Freed:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def work(*_: object, **__: object) -> int:
+        Freed()
+        for _moment in range(500):
+            time.sleep(0.01)
+        return 0
+
+    monkeypatch.setattr("tokenmargin.cli.app", work)
+    code, out, err = run(capsys)
+    assert (code, out, one_line(err)) == (130, "", True)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 3.0])
 def test_an_interrupt_at_any_moment_is_one_line_and_130(tmp_path, seconds) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import of_attention, of_joint, of_logits, of_path, rounding
 
 from tokenmargin.dynamics import (
     AbstractMethod,
@@ -26,6 +27,7 @@ from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.problem.instances import figure1b, figure3a, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.selection import angle
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -71,11 +73,7 @@ def matrix_problem(seed: int) -> TokenProblem:
     ids=["momentum", "nesterov", "adam", "adam with eps", "adamw"],
 )  # fmt: skip
 def test_a_hundred_steps_are_those_of_torch(ours: AbstractMethod, theirs: str, settings: dict, seed: int) -> None:
-    """Automatic differentiation and torch's own optimisers, while the gradients are large.
-
-    Ours rounds logarithms of size 10 at most, theirs plain numbers: 100 steps of size 1 differ by some 100 x 10 eps,
-    amplified where the path is unstable by a factor of some hundreds.
-    """
+    """Automatic differentiation and torch's own optimisers, while the gradients are large."""
     torch = pytest.importorskip("torch", reason="torch is not installed (pip install 'tokenmargin[training]')")
     problem = problem_of(seed)
     start = 0.3 * np.random.default_rng(seed).standard_normal(10)
@@ -90,7 +88,7 @@ def test_a_hundred_steps_are_those_of_torch(ours: AbstractMethod, theirs: str, s
         optimizer.step()
         points.append(p.detach().numpy().copy())
     path = evolve(problem, ours, steps=100, start=start, keep=("point",))
-    np.testing.assert_allclose(path["point"][1:], points, atol=1e-10)
+    np.testing.assert_allclose(path["point"][1:], points, rtol=0, atol=of_path(path.objective, ours, 100, start))
 
 
 @pytest.mark.parametrize("method", [*NORMALISED.values(), *PLAIN.values()], ids=[*NORMALISED, *PLAIN])
@@ -102,8 +100,8 @@ def test_many_runs_at_once_are_those_of_evolve(method: AbstractMethod) -> None:
     runs = some.resume(steps=40)
     assert (runs.steps == 40).all()
     for pose, first, final in zip(poses, firsts, runs.finals, strict=True):
-        # Rounding of products in another order, amplified where signs change: those of 1e-15 do not within 40 steps.
-        np.testing.assert_allclose(evolve(pose, method, steps=40, start=first).final, final, atol=1e-9)
+        alone = evolve(pose, method, steps=40, start=first)
+        np.testing.assert_allclose(alone.final, final, rtol=0, atol=of_path(alone.objective, method, 40, first))
 
 
 def test_matrices_and_shorter_inputs_run_at_once_too() -> None:
@@ -112,11 +110,14 @@ def test_matrices_and_shorter_inputs_run_at_once_too() -> None:
     for method in (method_named("spectral"), method_named("muon"), SteepestDescent("nuclear")):
         runs = evolve_many(poses, method, steps=25)
         for pose, final in zip(poses, runs.finals, strict=True):
-            np.testing.assert_allclose(evolve(pose, method, steps=25).final, final[0], atol=1e-9)
+            alone = evolve(pose, method, steps=25)
+            np.testing.assert_allclose(alone.final, final[0], rtol=0, atol=of_path(alone.objective, method, 25))
     mask = np.array([[True, True, False], [True, True, True]])
     short = TokenProblem.of(rng.standard_normal((2, 3, 4)), [1, -1], head=rng.standard_normal(4), mask=mask)
     runs = evolve_many([short, short], method_named("sign"), steps=30, starts=[np.ones((1, 4)), np.zeros((1, 4))])
-    np.testing.assert_allclose(runs.finals[0][0], evolve(short, "sign", steps=30, start=np.ones(4)).final, atol=1e-12)
+    # Steps are signs times a length: thirty sums of numbers no longer than the way, whatever the gradient's rounding.
+    alone = evolve(short, "sign", steps=30, start=np.ones(4)).final
+    np.testing.assert_allclose(runs.finals[0][0], alone, rtol=0, atol=rounding(30, 1.0 + 30 * 0.1))
 
 
 @pytest.mark.parametrize("method", NORMALISED.values(), ids=NORMALISED)
@@ -133,8 +134,8 @@ def test_no_guard_is_needed_at_any_norm(method: AbstractMethod) -> None:
             descent = Descent(way, np.array([size + shift]))
             theta, state = method.advance(theta, descent, _Falls(size + shift), t, state)
         ends.append(theta)
-    # Logarithms near 5000 are rounded to 5e-13, and twenty steps add up.
-    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-10)
+    # A step, of length 1 at most, handles up to four logarithms near 5000; twenty steps add up.
+    np.testing.assert_allclose(ends[0], ends[1], rtol=0, atol=rounding(20 * 4, 5000.0))
     assert np.abs(ends[0] - 0.5).max() > 0.1
 
 
@@ -162,15 +163,18 @@ def test_a_step_is_the_steepest_of_its_norm(norm: str) -> None:
     start = np.random.default_rng(0).standard_normal(10)
     moved = evolve(problem, SteepestDescent(norm, 0.25), steps=1, start=start).final - start
     way = PromptObjective(problem).descent(start).direction
-    np.testing.assert_allclose(one.value(moved), 0.25, rtol=1e-12)
-    np.testing.assert_allclose(moved @ way, 0.25 * one.dual_value(way), rtol=1e-12)
+    # Every coordinate of the step is what is left of the end, rounded to its size; and the norms' own rounding.
+    apart = float(one.value(rounding(1, np.abs(start) + 0.25))) + 0.25 * 2 * one.rounding(10)
+    np.testing.assert_allclose(one.value(moved), 0.25, rtol=0, atol=apart)
+    np.testing.assert_allclose(moved @ way, 0.25 * one.dual_value(way), rtol=0, atol=2 * apart * one.dual_value(way))
 
 
 def test_mirror_descent_with_the_euclidean_potential_is_normalised_descent() -> None:
     problem, start = problem_of(3), np.random.default_rng(1).standard_normal(10)
     mirror = evolve(problem, MirrorDescent(2.0, 0.2), steps=60, start=start).final
     plain = evolve(problem, NormalizedGradientDescent(0.2), steps=60, start=start).final
-    np.testing.assert_allclose(mirror, plain, atol=1e-10)  # as of test_batch: rounding, amplified over a valley
+    apart = of_path(PromptObjective(problem), NormalizedGradientDescent(0.2), 60, start)
+    np.testing.assert_allclose(mirror, plain, rtol=0, atol=apart)
 
 
 def test_mirror_descent_steps_in_the_gradient_of_its_potential() -> None:
@@ -178,7 +182,9 @@ def test_mirror_descent_steps_in_the_gradient_of_its_potential() -> None:
     for p in (1.2, 3.0):
         after = evolve(problem, MirrorDescent(p, 0.2, normalized=False), steps=1, start=start).final
         fallen = np.sign(after) * np.abs(after) ** (p - 1) - np.sign(start) * np.abs(start) ** (p - 1)
-        np.testing.assert_allclose(fallen, -0.2 * PromptObjective(problem).gradient(start), rtol=1e-9, atol=1e-13)
+        # Powers and roots of numbers of the size of the start, forth and back, and the gradient's own rounding.
+        apart = rounding(8, (np.abs(start).max() + 1) ** (p - 1)) + 0.2 * of_attention(problem, start)[1]
+        np.testing.assert_allclose(fallen, -0.2 * PromptObjective(problem).gradient(start), rtol=0, atol=apart)
 
 
 def test_polyaks_steps_come_to_one_over_the_margin() -> None:
@@ -186,18 +192,27 @@ def test_polyaks_steps_come_to_one_over_the_margin() -> None:
     problem = figure1b()
     path = evolve(problem, Polyak(), steps=200, keep=("point",))
     lengths = np.linalg.norm(np.diff(path["point"], axis=0), axis=1)
-    np.testing.assert_allclose(lengths[-1], 1 / max_margin(problem, path.selected).margin, rtol=1e-3)
-    known = evolve(problem, Polyak(infimum=float(np.logaddexp(0, -problem.scores.max(axis=1)).mean())), steps=5)
-    np.testing.assert_allclose(known.final, path["point"][5], rtol=1e-9)  # the same, while the excess has digits
+    solution = max_margin(problem, path.selected)
+    # The path is beside its ray by less than it is long, so that lengths differ by the square of that angle.
+    tilt = float(angle(problem.keys, path.final, solution.vector))
+    np.testing.assert_allclose(lengths[-1], 1 / solution.margin, rtol=tilt**2)
+    infimum = float(np.logaddexp(0, -problem.scores.max(axis=1)).mean())
+    known = evolve(problem, Polyak(infimum=infimum), steps=5)
+    # The same, while the excess over the infimum has digits: five steps lose what the least of them loses.
+    lost = rounding(5 * 8, infimum) / np.exp(PromptObjective(problem).log_excess(path["point"][5]))
+    np.testing.assert_allclose(known.final, path["point"][5], rtol=0, atol=lost * np.linalg.norm(known.final))
 
 
 def test_schedules() -> None:
     problem = problem_of(0)
     sizes = [0.2, 0.1, 0.3]
     path = evolve(problem, NormalizedGradientDescent(lambda t: sizes[t]), steps=3, keep=("point",))
-    np.testing.assert_allclose(np.linalg.norm(np.diff(path["point"], axis=0), axis=1), sizes, rtol=1e-12)
+    # Lengths of ten numbers, differences of points up to 0.8, six times the shortest step.
+    of_lengths = rounding(10 + 2 * 6)
+    np.testing.assert_allclose(np.linalg.norm(np.diff(path["point"], axis=0), axis=1), sizes, rtol=of_lengths)
     path = evolve(problem, method_named("ngd", 0.4, decay=1.0), steps=3, keep=("point",))
-    np.testing.assert_allclose(np.linalg.norm(np.diff(path["point"], axis=0), axis=1), [0.4, 0.2, 0.4 / 3], rtol=1e-12)
+    lengths = np.linalg.norm(np.diff(path["point"], axis=0), axis=1)
+    np.testing.assert_allclose(lengths, [0.4, 0.2, 0.4 / 3], rtol=of_lengths)
 
 
 @pytest.mark.parametrize("make", [PromptObjective, JointObjective])
@@ -208,10 +223,13 @@ def test_a_minibatch_is_the_risk_of_its_inputs(make) -> None:
     whole = make(TokenProblem.of(tokens, labels, head=head))
     part = make(TokenProblem.of(tokens[[3, 1]], labels[[3, 1]], head=head))
     theta, seen = rng.standard_normal((2, whole.dimension)), on_inputs(whole, np.array([3, 1]), 5)
-    np.testing.assert_allclose(seen.gradient(theta), part.gradient(theta), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(seen.value(theta), part.value(theta), rtol=1e-12)
+    of_value, of_gradient = (of_attention if make is PromptObjective else of_joint)(part.problem, theta)
+    np.testing.assert_allclose(seen.gradient(theta), part.gradient(theta), rtol=0, atol=of_gradient)
+    np.testing.assert_allclose(seen.value(theta), part.value(theta), rtol=0, atol=of_value)
     if make is PromptObjective:
-        np.testing.assert_allclose(seen.excess(theta)[0], part.excess(theta)[0], rtol=1e-12)
+        # Positive terms, n T of them, each as a share as exact as its weight.
+        of_excess = 2 * of_logits(part.problem, theta) + rounding(2 * 3 + 20)
+        np.testing.assert_allclose(seen.excess(theta)[0], part.excess(theta)[0], rtol=0, atol=of_excess)  # logarithms
 
 
 def test_minibatches_are_drawn_by_rng_and_all_inputs_are_the_whole() -> None:
@@ -219,7 +237,8 @@ def test_minibatches_are_drawn_by_rng_and_all_inputs_are_the_whole() -> None:
     one, other = (evolve(problem, method, steps=30, batch=2, rng=np.random.default_rng(7)).final for _ in range(2))
     assert (one == other).all()
     full = evolve(problem, method, steps=30, batch=4, rng=np.random.default_rng(0)).final
-    np.testing.assert_allclose(full, evolve(problem, method, steps=30).final, atol=1e-12)
+    whole = evolve(problem, method, steps=30)
+    np.testing.assert_allclose(full, whole.final, rtol=0, atol=of_path(whole.objective, method, 30))
     assert not np.allclose(one, full, atol=0.1)
     with pytest.raises(ValueError, match="minibatches are drawn: give rng"):
         evolve(problem, method, steps=1, batch=2)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from tests.oracles.rounding import of_difference, rounding
 
 from tokenmargin.dynamics import cone_path, flow, regularisation_path
 from tokenmargin.dynamics.paths.ball import prompt_landscape
@@ -29,8 +30,12 @@ def test_landscape_derivatives(selected) -> None:
     steps = h * np.eye(5)
     slopes = [(landscape(y + e)[0] - landscape(y - e)[0]) / (2 * h) for e in steps]
     bends = [(landscape(y + e)[1] - landscape(y - e)[1]) / (2 * h) for e in steps]
-    np.testing.assert_allclose(gradient, slopes, atol=1e-8)
-    np.testing.assert_allclose(hessian, bends, atol=1e-8)
+    # Values are logarithms of some 30, sums of 3 x 4 x 5 products; third and fourth derivatives of softmax are at most
+    # the powers of the spread of the logits, below 10.
+    spread = 2 * float(np.linalg.norm(objective.problem.keys.vectors, axis=1).max())
+    sizes = [max(1.0, float(np.abs(landscape(y)[k]).max())) for k in (0, 1)]
+    np.testing.assert_allclose(gradient, slopes, rtol=0, atol=of_difference(h, sizes[0], spread**3, 60))
+    np.testing.assert_allclose(hessian, bends, rtol=0, atol=of_difference(h, sizes[1], spread**4, 60))
 
 
 def test_trust_region_agrees_with_scipy_on_a_small_sphere() -> None:
@@ -56,9 +61,9 @@ def test_theorem_1_the_path_reaches_the_global_direction(name) -> None:
     best = optimal_tokens(problem).argmax(axis=1)
     np.testing.assert_array_equal(path.selected, best)
     angles = angle(problem.keys, path.points, max_margin(problem, best).vector)
-    assert angles[-1] < 1e-3
+    assert angles[-1] < 10 / radii[-1]  # the path is beside its ray by a constant, below 10 here
     assert (np.diff(angles) < 0).all()
-    np.testing.assert_allclose(problem.keys.norm(path.points), radii, rtol=1e-9)
+    np.testing.assert_allclose(problem.keys.norm(path.points), radii, rtol=rounding(2 * problem.keys.dimension))
     # On the sphere to 1e-9, or to the rounding of logits of size R.
     assert (path.residuals <= np.maximum(1e-9, 32 * np.finfo(float).eps * radii)).all()
 
@@ -73,7 +78,8 @@ def test_local_minima_are_the_locally_optimal_directions() -> None:
         selected = select(problem.keys, branch.points[-1])
         solution = max_margin(problem, selected)
         assert is_locally_optimal(problem, solution.vector, selected)
-        assert float(angle(problem.keys, branch.points[-1], solution.vector)) < 1e-2
+        # Beside its ray by a constant: below 100, also where the margin is small.
+        assert float(angle(problem.keys, branch.points[-1], solution.vector)) < 100 / 1e4
 
 
 def test_both_geometries_give_one_path() -> None:
@@ -82,8 +88,13 @@ def test_both_geometries_give_one_path() -> None:
         regularisation_path(PromptObjective(pose), [1.0, 20.0], rng=np.random.default_rng(0), starts=1)
         for pose in (problem, problem.as_gram())
     ]
+    # Each is stationary on the sphere to its residual (1e-9, checked above), a share of a gradient whose pull back to
+    # the minimum is not less than 1e-3 of it: an error of residual / 1e-3 as a share of |p|.
+    apart = 1e3 * sum(float(path.residuals.max()) for path in paths) + rounding(100)
     for plain, gram in zip(*(path.points for path in paths), strict=True):
-        np.testing.assert_allclose(paths[1].objective.problem.keys.logits(gram), problem.keys.logits(plain), atol=1e-6)
+        size = apart * float(problem.keys.norm(plain)) * float(problem.keys.norm(problem.keys.vectors).max())
+        logits = paths[1].objective.problem.keys.logits(gram)
+        np.testing.assert_allclose(logits, problem.keys.logits(plain), rtol=0, atol=size)
 
 
 def test_a_bounded_minimum_stays_inside_the_ball() -> None:
@@ -120,7 +131,7 @@ def off_the_limit(name, limit, pairs) -> tuple[np.ndarray, np.ndarray]:
     problem = NAMED_PROBLEMS[name]()
     path = ridge_path(JointObjective(problem), pairs, rng=np.random.default_rng(0), starts=1)
     np.testing.assert_array_equal(path.selected, [1, 1, 1])
-    assert path.residuals.max() < 1e-8
+    assert path.residuals.max() < 1e-8  # what Newton's method is asked for on two spheres
     return (
         np.asarray(angle(problem.keys, path.prompts, limit(problem, [1, 1, 1]).vector)),
         np.asarray(angle(problem.values, path.heads, label_margin(problem, [1, 1, 1]).vector)),
@@ -153,7 +164,7 @@ def test_theorem_6_depends_on_the_ratio_of_the_radii(ratio) -> None:
     if ratio == 1:
         assert off[-1] == pytest.approx(0.505, abs=0.01)
     if ratio == 2:
-        assert abs(off[-1]) < 1e-3
+        assert abs(off[-1]) < 1e-3  # inside, the third input is no support: what is left falls like exp(-R / 2), 1e-19
 
 
 def test_a_prompt_that_grows_like_a_logarithm_reaches_the_relaxed_direction_faster_than_any_power() -> None:
@@ -162,7 +173,7 @@ def test_a_prompt_that_grows_like_a_logarithm_reaches_the_relaxed_direction_fast
     times = prompt * np.array(pairs)[:, 1]
     assert times[1] > 0.5  # 0.929 at R = 11
     assert times[2] < 0.01  # 0.0017 at R = 17
-    assert times[3] < 1e-4
+    assert times[3] < 1e-4  # the third input's weight falls like exp(-|v|): a factor exp(-70) later, all is rounding
 
 
 def test_bad_pairs_are_named() -> None:
@@ -187,8 +198,8 @@ def test_theorem_4_only_locally_optimal_directions_hold_their_path(direction, ve
     assert path.verdict == verdict
     cosines = path.points @ path.direction / path.norms
     assert (cosines >= 1 - 1e-3 - 1e-8).all()
-    assert (path.norms <= path.radii * (1 + 1e-9)).all()
-    assert (path.norms >= 5.0 * (1 - 1e-9)).all()
+    assert (path.norms <= path.radii * (1 + rounding(8))).all()
+    assert (path.norms >= 5.0 * (1 - rounding(8))).all()
 
 
 def test_an_inner_minimum_of_a_cone_is_where_flow_comes_to_rest() -> None:
@@ -197,9 +208,11 @@ def test_an_inner_minimum_of_a_cone_is_where_flow_comes_to_rest() -> None:
     assert rest.stop == "stationary"
     path = cone_path(objective, rest.final, [10.0, 60.0, 70.0, 200.0], width=1e-3, rng=np.random.default_rng(0))
     assert path.verdict == "bounded"
-    np.testing.assert_allclose(path.norms[2:], rest.norm, rtol=1e-6)  # about 64.9: between two radii
-    np.testing.assert_allclose(path.norms[:2], path.radii[:2])
-    np.testing.assert_allclose(path.angles[2:], 0.0, atol=1e-6)
+    # About 64.9, between two radii. Both are where the gradient is 1e-9 of its terms; its derivative along p falls with
+    # the weights, so that the place is known to some hundred times that.
+    np.testing.assert_allclose(path.norms[2:], rest.norm, rtol=1e-7)
+    np.testing.assert_allclose(path.norms[:2], path.radii[:2], rtol=rounding(8))
+    np.testing.assert_allclose(path.angles[2:], 0.0, atol=1e-7)
 
 
 def test_a_head_that_prefers_mixtures_has_no_path_to_tokens() -> None:

@@ -122,7 +122,7 @@ def test_the_exchange_of_constraints_proposes_what_passes_wherever_daqp_does(fam
         own_passes = own is not None and judged(systems, own).largest <= TOLERANCE
         passed, lost = passed + own_passes, lost + (daqp_passes and not own_passes)
     assert passed >= 5
-    assert lost <= 1  # of 60: rows dependent to the last digits are left to daqp and the rescue
+    assert lost <= 1  # of 60: rows dependent to the last digits are left to daqp and to refinement
 
 
 def test_compiled_code_takes_over_when_loading_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,3 +41,7 @@ def assert_same_vector(one: np.ndarray, other: np.ndarray, *answers: Answer) -> 
     """Two vectors, in one system of coordinates, are as near as the certificates of their problem promise."""
     size = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)))
     assert float(np.linalg.norm(np.asarray(one) - other)) <= apart(*answers) * size
+
+
+SETTLED = 1e-6
+"""The largest angle between p and its certified direction that `limit_of` calls settled: what it promises."""

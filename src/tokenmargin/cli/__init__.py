@@ -5,10 +5,13 @@ Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -71,10 +74,28 @@ for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
         app.command(_verb, group=_group)
 
 
+@contextlib.contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Python drops a Ctrl-C that arrives while it frees an object: send it again, from outside, a moment later."""
+    before = sys.unraisablehook
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            threading.Timer(0.02, _thread.interrupt_main).start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        with plugin_lines():
+        with plugin_lines(), _interrupts_kept():
             code = app(arguments, exit_on_error=False, result_action="return_value")
     except CycloptsError:  # cyclopts has printed what is wrong
         return 2

@@ -1,4 +1,4 @@
-"""PreparedText: ragged token ids with labels, vocabulary and original characters; stored so that it can be mapped.
+"""PreparedText: ragged token ids with labels, vocabulary and original characters; in a file that is read as it is used.
 
 A file holds a checksum of its arrays and notes, which is checked before anything of it is used.
 """

@@ -226,6 +226,8 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     within, across = rows[:rank], rows[rank:]
     if rank == 0 or len(across) == 0:
         return None
+    # Nothing across the span takes them from their pivot: they stay as well, however little they weigh.
+    tied |= problem.mask & (np.linalg.norm(away @ across.T, axis=-1) <= _SAME * sizes[0])
     alone = replace(objective, problem=_masked(problem, tied))
     polished, balance = polish(alone, y)
     near = float(np.linalg.norm(polished - y)) <= 1e-3 * max(1.0, float(np.linalg.norm(y)))

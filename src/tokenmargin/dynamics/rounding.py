@@ -1,4 +1,4 @@
-"""What rounding has grown to along a flow: whether the path still is that of its start.
+"""How far rounding errors grow along a flow: does where it goes still depend on its start, or on them?
 
 A displacement `e` of the path is carried along by the linearised flow `e' = J e`. Rounding adds one of a few times
 eps (|p| + 1 / K) at every step, K being the longest derivative of a difference of two logits (for a prompt the longest

@@ -1,4 +1,4 @@
-"""Records: one folder per run, found again by what was run, finished or absent.
+"""Records: one folder per run, named by experiment, settings and code, and there whole or not at all.
 
     runs/fig1a-5f0c2a9be1d3/
       run.json           settings, seeds, code, packages, machine, timing, findings, digests of the tables

@@ -325,7 +325,8 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
         held = f"{held}; beside them, {_where_rounding_decides(path)}"
     elif not part.curvature > 0:
         outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
-    elif off <= tolerance:
+    # Short keys have a long finite part, which still turns p where its last decade has nothing of it.
+    elif off <= tolerance or (path.stop == "norm" and _advance(path, named) <= tolerance):
         outcome = "finite part"
     else:
         outcome = "undecided"

@@ -1,4 +1,4 @@
-"""rates: how fast a path goes where it goes, fitted and beside what the theory says.
+"""rates: how fast a path converges, as fitted to it, beside what the theory says.
 
 Close to a limit direction p^ training is at `p = p^ log t + w + o(1)` (`docs/results/constants.md`). So `|p|` grows by
 1 over the margin for every unit of `log t`, the angle and what is missing of the margin fall like `1 / |p|`, and the

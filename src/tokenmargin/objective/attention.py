@@ -149,6 +149,11 @@ def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
         )
     if isinstance(problem, ClassProblem):
         raise TypeError(f"this problem has {problem.k} classes; use ClassObjective(problem)")
+    if not isinstance(loss, AbstractLoss):
+        raise TypeError(
+            f"loss must be a loss such as tokenmargin.LogisticLoss(), got {loss!r}; "
+            "by its name: tokenmargin.objective.losses.loss_named(name)"
+        )
     if isinstance(loss, SquareLoss):
         raise TypeError("the square loss is for real labels; give a RegressionProblem to SquareObjective")
 
@@ -239,14 +244,20 @@ def _weights_norm(problem: TokenProblem) -> float:
     """Spectral norm of the least W that takes the values to the keys."""
     if problem.values is problem.keys:
         return 1.0
-    keys, values = problem.keys, problem.values
-    if isinstance(keys, Coordinates) and isinstance(values, Coordinates):
-        x, k = values.laid_out[problem.mask], keys.laid_out[problem.mask]
-        w, *_ = np.linalg.lstsq(x, k, rcond=None)
-        # Backward stability of least squares: the residual of a consistent system is rounding.
-        if np.abs(x @ w - k).max() <= 1e-12 * max(np.abs(k).max(), np.finfo(float).tiny) * len(k):
-            return float(np.linalg.norm(w, 2))
+    mapped = key_map(problem)
+    # Backward stability of least squares: the residual of a consistent system is rounding.
+    if mapped is not None and mapped[0] <= 1e-12 * int(problem.mask.sum()):
+        return float(np.linalg.norm(mapped[1], 2))
     raise ValueError("the printed L_p needs |W|, and these keys are no linear image of the values; give weights_norm=")
+
+
+def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
+    """The smallest W with `k = W x`, transposed, after its relative residual; None where values are not coordinates."""
+    if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates):
+        return None
+    keys, values = problem.keys.laid_out[problem.mask], problem.values.laid_out[problem.mask]
+    transposed = np.linalg.lstsq(values, keys, rcond=None)[0]
+    return float(np.linalg.norm(values @ transposed - keys) / max(float(np.linalg.norm(keys)), 1e-300)), transposed
 
 
 @dataclass(frozen=True)

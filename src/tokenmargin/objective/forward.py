@@ -47,6 +47,18 @@ def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Arr
     return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
+def sloped(
+    log_slope: Float[Array, "... n"], logs: Float[Array, "... n T"]
+) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
+    """`exp(log_slope + logs - largest)` and the largest. The steepest slope is taken off first: beside that of scores
+    like 1e20 the logarithm of a weight would lose every digit."""
+    with np.errstate(invalid="ignore"):  # where an output has underflowed and its slope is infinite there is none
+        steepest = np.where((logs > -np.inf).any(axis=-1), log_slope, -np.inf).max(axis=-1, keepdims=True)
+        steepest = np.where(np.isfinite(steepest), steepest, 0.0)
+        sizes, log_scale = shifted((log_slope - steepest)[..., None] + logs, (-2, -1))
+    return sizes, np.asarray(log_scale + steepest[..., 0])
+
+
 def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
     chosen = logits.argmax(axis=-1)[..., None]
     pivot = chosen == np.arange(logits.shape[-1])
@@ -90,10 +102,8 @@ def descent_weights(
     state: Attention, log_slope: Float[Array, "... n"]
 ) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
     """Weights `w` on the keys with `sum_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it = exp(log_scale) sum w k`."""
-    with np.errstate(invalid="ignore"):  # where an output has underflowed and its slope is infinite there is none
-        logs = log_slope[..., None] + state.log_weights + state.log_lead
-    logs[state.pivot] = -np.inf
-    sizes, log_scale = shifted(logs, (-2, -1))
+    logs = np.where(state.pivot, -np.inf, state.log_weights + state.log_lead)
+    sizes, log_scale = sloped(log_slope, logs)
     coefficients = np.copysign(sizes, state.lead_sign)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
     return coefficients, log_scale

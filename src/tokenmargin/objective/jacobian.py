@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.forward import Attention, Descent, shifted
+from tokenmargin.objective.forward import Attention, Descent, shifted, sloped
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import in_coordinates
@@ -106,11 +106,8 @@ def prompt_block(
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
     - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
-    with np.errstate(invalid="ignore"):  # as in `descent_weights`
-        logs = state.log_slope[:, None] + state.log_weights + state.log_lead
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
-    logs[idle] = -np.inf
-    sizes, scale = shifted(logs, (0, 1))
+    sizes, scale = sloped(state.log_slope, np.where(idle, -np.inf, state.log_weights + state.log_lead))
     log_scale = float(scale)
     coefficients = np.copysign(sizes, state.lead_sign)  # c_i a_it
     pulls = coefficients[..., None] * state.keys
@@ -122,7 +119,7 @@ def prompt_block(
         own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
     rows: tuple[Array, ...] = (own,)
     if features is not None and spread is not None:
-        logs = np.where(idle, -np.inf, state.log_slope[:, None] + state.log_weights - log_scale)
+        logs = np.where(idle, -np.inf, (state.log_slope - log_scale)[:, None] + state.log_weights)
         plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
         mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
         rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)

@@ -1,4 +1,4 @@
-"""Losses of the margin `u = Y f`: value, slope and bend, each in the form that survives any norm."""
+"""Losses of the margin `u = Y f`: value, slope and bend (how the slope changes), as logarithms where they underflow."""
 
 from __future__ import annotations
 

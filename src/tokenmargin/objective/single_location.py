@@ -1,4 +1,4 @@
-"""Single-location regression: one token of a sequence decides a real label, and where it stands is not told.
+"""Single-location regression: one token of a sequence decides a real label, and its position is not given.
 
 Of L tokens in d dimensions one is `X_1 ~ N(sqrt(d/2) k*, gamma^2 I)` and the others are standard normal; the label is
 `<X_1, v*>` plus noise, with k* and v* orthogonal unit vectors. The predictor `sum_l erf(lambda <X_l, k>) <X_l, v>` (a

@@ -170,14 +170,13 @@ class ClassProblem(TokenProblem):
         return np.asarray(scores.max(axis=1) > scores[np.arange(self.n), selected])
 
     def fields(self) -> dict[str, Array]:
-        if not isinstance(self.keys, Coordinates) or not isinstance(self.values, Coordinates):
-            raise TypeError("only a problem in coordinates can be saved; save it before calling as_gram()")
-        arrays = {"keys": self.keys.tokens, "labels": self.classes, "mask": self.mask}
+        arrays = super().fields() | {"labels": self.classes}
         if self.keep_unused:
             arrays["keep_unused"] = np.array(True)
-        if self.values is not self.keys:
-            arrays["values"] = self.values.tokens
-        return arrays | ({"scores": self.class_logits} if self.class_head is None else {"head": self.class_head})
+        if self.class_head is None:
+            return arrays | {"scores": self.class_logits}
+        del arrays["scores"]
+        return arrays | {"head": self.class_head}
 
 
 def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Float[Array, "... k"]:

@@ -1,4 +1,4 @@
-"""RegressionProblem: real labels, met by the attended prediction `f_i = sum_t s_it <v, x_it>` as well as it can."""
+"""RegressionProblem: real labels, to which the attended predictions `f_i = sum_t s_it <v, x_it>` are fitted."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Drawings and pages of results; the only room that uses matplotlib."""

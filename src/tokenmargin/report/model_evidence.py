@@ -142,7 +142,7 @@ def confined_rows(parts: PartsFound, shown: Callable[[str], bool]) -> list[tuple
     return rows
 
 
-def lit(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+def sure_examples(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
     """Three short texts that were decided rightly and surely, of different classes where there are."""
     held = trust.held
     right = held.probabilities.argmax(1) == held.truths
@@ -197,7 +197,7 @@ def trial_context(
         return {"verdict": held, "errors": {}} | tables | counts
     names = list(called.values())
     errors = shown_errors(trust, texts) if len(texts) else {}
-    shown = lit(trust, texts) if len(texts) else []
+    shown = sure_examples(trust, texts) if len(texts) else []
     return {
         "verdict": in_plain_words(trust),
         "lit": [example(*pair, called) for pair in shown],

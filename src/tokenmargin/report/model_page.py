@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from numpy import ndarray as Array
 
-from tokenmargin._files import atomic_path
 from tokenmargin._version import __version__
 from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
 from tokenmargin.classifier.trust import Trust
@@ -27,6 +25,7 @@ from tokenmargin.report.model_evidence import (
     trial_context,
     trust_rows,
 )
+from tokenmargin.report.page import write_template
 from tokenmargin.report.word_model import can_be_read_by_pages, class_names, page_model
 
 PLOTTED, LISTED, FIRST = 2000, 5000, 50
@@ -63,13 +62,7 @@ class ModelReport:
 
 def write_model_report(report: ModelReport, path: Path) -> Path:
     """Write the page, whole or not at all."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tokenmargin.report"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    page = environment.get_template("model.html").render(**_context(report))
-    with atomic_path(path) as beside:
-        beside.write_text(page, encoding="utf-8")
-    return path
+    return write_template(path, "model.html", _context(report))
 
 
 def _context(report: ModelReport) -> dict[str, Any]:

@@ -47,17 +47,20 @@ class Section:
 
 def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section], command: str) -> Path:
     """Render the page and write it."""
+    verdicts = get_args(Verdict)
+    shown = {"title": title, "lead": lead, "sections": sections, "command": command, "verdicts": verdicts}
+    return write_template(path, "page.html", shown | {"version": __version__})
+
+
+def write_template(path: Path, name: str, shown: Mapping[str, object]) -> Path:
+    """Fill a template of this room and write it, whole or not at all."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tokenmargin.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    page = environment.get_template("page.html")
-    verdicts = get_args(Verdict)
-    text = page.render(
-        title=title, lead=lead, sections=sections, command=command, verdicts=verdicts, version=__version__
-    )
+    text = environment.get_template(name).render(shown)
     with atomic_path(path) as beside:
         beside.write_text(text, encoding="utf-8")
     return path

@@ -265,12 +265,5 @@ class Disc:
         self.ax.plot(*end, marker="o", color=colour, markersize=5, zorder=5, clip_on=False)
 
     def path(self, points: Float[Array, "k 2"], *, colour: str) -> None:
-        """A path of p, with a ring at its start; arrow heads where a third and two thirds of it are drawn."""
-        drawn = self.place(points)
-        self.ax.plot(*drawn.T, color=colour, linewidth=1.0, alpha=0.9, zorder=3)
-        self.ax.plot(*drawn[0], marker="o", color="white", markeredgecolor=colour, markersize=3.5, zorder=5)
-        lengths = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(drawn, axis=0).T))])
-        for share in (0.35, 0.75):
-            k = int(np.clip(np.searchsorted(lengths, share * lengths[-1]), 1, len(drawn) - 1))
-            arrow = {"arrowstyle": "-|>", "color": colour, "lw": 0.8, "mutation_scale": 7}
-            self.ax.annotate("", drawn[k], drawn[k - 1], arrowprops=arrow, zorder=3)
+        """A path of p, with a ring at its start and arrow heads along it."""
+        draw_path(self.ax, self.place(points), colour=colour, arrow=7)

@@ -152,14 +152,17 @@ def draw_hyperplane(ax: Axes, x: float, y: float, level: float, *, reach: float)
     ax.plot(*ends.T, linestyle=":", color=MUTED, linewidth=1.4, label="separating hyperplane", zorder=1)
 
 
-def draw_path(ax: Axes, points: Float[Array, "k 2"], *, colour: str, label: str | None = None) -> None:
-    """A path with a dot at its start and arrow heads along it, evenly by length within the window it is drawn in."""
+def draw_path(
+    ax: Axes, points: Float[Array, "k 2"], *, colour: str, label: str | None = None, arrow: float | None = None
+) -> None:
+    """A path with a ring at its start and arrow heads along it, by length as drawn; `arrow` is the size of these."""
     ax.plot(*points.T, color=colour, linewidth=1, alpha=0.9, label=label, zorder=3)
     ax.plot(*points[0], marker="o", color="white", markeredgecolor=colour, markersize=4, zorder=5)
+    look = {"arrowstyle": "-|>", "color": colour, "lw": 1} | ({} if arrow is None else {"mutation_scale": arrow})
     lengths = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
     for share in (0.35, 0.8):
         k = int(np.clip(np.searchsorted(lengths, share * lengths[-1]), 1, len(points) - 1))
-        ax.annotate("", points[k], points[k - 1], arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1}, zorder=3)
+        ax.annotate("", points[k], points[k - 1], arrowprops=look, zorder=3)
 
 
 def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]]) -> None:

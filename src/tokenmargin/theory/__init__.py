@@ -1,4 +1,4 @@
-"""The stated results of both papers, as claims that can be run.
+"""The stated results of the papers, and some of our own, as claims that can be run.
 
 >>> from tokenmargin.theory import claim
 >>> report = next(claim("B.lemma3").own())

@@ -1,4 +1,4 @@
-"""From a trained model back to the theory: alignment with the frequencies, selections, attention mass, the problem.
+"""From a trained model back to the theory: alignment with the frequencies, tokens selected, attention mass.
 
 The papers say that `<E_s, v>` follows the posterior difference of token s and `<E_s, p>` its modulus, and that p turns
 towards the max-margin direction of the tokens it selects. Here are the numbers that say how far a model does so.

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
+from tokenmargin.dynamics.methods.memoryless import MirrorDescent
 from tokenmargin.dynamics.methods.method import AbstractMethod, Schedule, StepSize
-from tokenmargin.dynamics.methods.mirror import MirrorDescent
-from tokenmargin.dynamics.methods.momentum import Adam, Momentum, SteepestDescent
+from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
 from tokenmargin.plugins import PluginError, described, find, names
 

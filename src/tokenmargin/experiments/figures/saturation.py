@@ -1,4 +1,4 @@
-"""Saturated is not diverging: where gradient flow rests on random problems, and whom it selects where it does not."""
+"""Saturated is not diverging: where gradient flow rests on random problems, and what it selects where it diverges."""
 
 from __future__ import annotations
 

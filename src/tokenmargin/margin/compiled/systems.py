@@ -1,4 +1,4 @@
-"""Stacks of systems solved: a solver proposes, the certificate decides, and what fails is rescued one by one.
+"""Stacks of systems solved: a solver proposes, the certificate decides; what fails is refined or refuted, one by one.
 
 Many small systems go through the compiled search of `stack`; few, large or tied ones through daqp.
 """
@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
 from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
-from tokenmargin.margin.single.refine import judged, proof, rescue
+from tokenmargin.margin.single.refine import judged, proof, refine_or_refute
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -107,7 +107,7 @@ def _replace(verdicts: StackResult, which: Int[Array, " c"], others: StackResult
 
 
 def _one_by_one(systems: Systems) -> StackResult:
-    """As `solve_systems`: daqp proposes, one system after the other, and what fails is refuted or rescued."""
+    """As `solve_systems`: daqp proposes, one system after the other, and what fails is refined or refuted."""
     verdicts = StackResult.nothing(*systems.rows.shape, tolerance=systems.tolerance)
     if not systems.rows.shape[1]:  # nothing to separate
         verdicts.residuals.table[:] = 0.0
@@ -119,7 +119,7 @@ def _one_by_one(systems: Systems) -> StackResult:
         one = systems.one(b)
         reached = judged(one, proposal) if proposal.any() and proposal.min() >= 0 else None
         if reached is None or reached.largest > systems.tolerance:
-            proposal, reached, verdicts.farkas.weights[b], verdicts.farkas.residual[b] = rescue(one, proposal)
+            proposal, reached, verdicts.farkas.weights[b], verdicts.farkas.residual[b] = refine_or_refute(one, proposal)
         verdicts.multipliers[b] = proposal
         verdicts.residuals.table[b], verdicts.residuals.norm[b] = reached[:4], reached.norm
         if systems.products is None:

@@ -16,7 +16,7 @@ from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 
 
 class Ties:
-    """Rows with equal logits: p lies in a subspace, and the vectors are seen from there."""
+    """Rows that must have equal logits: p lies in a subspace, onto which the vectors are projected."""
 
     def __init__(self, vectors: Float[Array, "m d"], ties: Int[Array, "q 2"]) -> None:
         differences = vectors[ties[:, 0]] - vectors[ties[:, 1]]
@@ -40,7 +40,7 @@ class PairCertifier:
         self.vectors = vectors - vectors.mean(axis=0)  # differences are all that counts, and they keep their digits
         self.ties = Ties(self.vectors, pairs.ties)
 
-    def unmoved(self) -> MarginSolution:
+    def zero_solution(self) -> MarginSolution:
         """Nothing to separate: p = 0."""
         empty = np.zeros(0, dtype=np.intp)
         return self._solution("optimal", Proposal(np.zeros(0), None), empty, Certificate(0.0, 0.0, 0.0, 0.0))

@@ -1,4 +1,4 @@
-"""Very many constraint rows that are differences of dictionary rows, never formed, and what routes make of them."""
+"""Very many constraint rows, each the difference of two dictionary rows: products with them, without forming them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIECE = 4096
 
 
 class Proposal(NamedTuple):
-    """What a route believes: multipliers and a vector p, or multipliers that refute the constraints and no vector."""
+    """What a method proposes: multipliers and a vector p, or multipliers that refute the constraints and no vector."""
 
     multipliers: Float[Array, " k"]
     vector: Float[Array, " d"] | None

@@ -72,7 +72,7 @@ def corpus_margin(
         )
     judge = PairCertifier(np.asarray(vectors, dtype=np.float64), pairs)
     if not len(pairs):
-        return judge.unmoved()
+        return judge.zero_solution()
     cover = transitive_reduction(pairs, len(vectors))
     if cover.cyclic:
         return judge.answer(Proposal(np.ones(len(cover.numbers)), None), cover.numbers, gap=gap)
@@ -104,7 +104,7 @@ def _routes(
         return
     yield partial(cutting_planes, rows, start=start, gap=gap, progress=progress)
     if route is None:
-        yield partial(ordinary, rows) if d * len(rows) <= SMALL else interior
+        yield partial(by_general_solver, rows) if d * len(rows) <= SMALL else interior
 
 
 def equal_tokens(rows: Differences) -> Proposal:
@@ -114,8 +114,8 @@ def equal_tokens(rows: Differences) -> Proposal:
     return Proposal(multipliers, None)
 
 
-def ordinary(rows: Differences) -> Proposal:
-    """The solver of single problems, with its rescue of hard cases."""
+def by_general_solver(rows: Differences) -> Proposal:
+    """The solver of single problems, which refines hard cases or refutes them."""
     systems = normalised(rows.dense(slice(None))[None], np.ones((1, len(rows))))
     verdict = solve_systems(systems)
     if verdict.farkas.residual[0] < verdict.residuals.largest[0]:

@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.corpus.pairs import RowPairs
 
 
-class Covering(NamedTuple):
+class ReducedPairs(NamedTuple):
     """Numbers of the pairs that imply all others; or of pairs that form a cycle, which rules out a solution."""
 
     numbers: Int[Array, " c"]
@@ -39,7 +39,7 @@ class _Order(NamedTuple):
         return slice(int(self.starts[j]), int(self.starts[j + 1]))
 
 
-def transitive_reduction(pairs: RowPairs, rows: int) -> Covering:
+def transitive_reduction(pairs: RowPairs, rows: int) -> ReducedPairs:
     """The pairs from which all others follow, of a dictionary with so many `rows`.
 
     >>> every = RowPairs(np.array([0, 1]), np.array([0, 2, 3]), np.array([1, 2, 2]), np.zeros((0, 2), int), 3)
@@ -49,11 +49,11 @@ def transitive_reduction(pairs: RowPairs, rows: int) -> Covering:
     order = _order(pairs, rows)
     itself = np.repeat(order.heads, np.diff(order.starts)) == order.rivals
     if itself.any():  # a row before one it is tied with
-        return Covering(order.numbers[[int(itself.argmax())]], cyclic=True)
+        return ReducedPairs(order.numbers[[int(itself.argmax())]], cyclic=True)
     sequence = _topological(order)
     if len(sequence) < len(order.heads):
-        return Covering(order.numbers[_cycle(order, sequence)], cyclic=True)
-    return Covering(np.sort(order.numbers[_covers(order, sequence)]), cyclic=False)
+        return ReducedPairs(order.numbers[_cycle(order, sequence)], cyclic=True)
+    return ReducedPairs(np.sort(order.numbers[_covers(order, sequence)]), cyclic=False)
 
 
 def _order(pairs: RowPairs, rows: int) -> _Order:

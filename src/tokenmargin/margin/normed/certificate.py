@@ -1,4 +1,4 @@
-"""One certificate for every norm: a vector scaled until it is feasible, multipliers, and the gap between two values.
+"""One certificate for every norm: a feasible vector, multipliers, and the gap between the bounds that the two give.
 
 `min |x|` under `rows x >= bound` is at least `bound' m / |rows' m|_*` for every `m >= 0`, whatever the norm: for a
 feasible x, `bound' m <= <rows' m, x> <= |rows' m|_* |x|`. So a feasible vector is an upper bound, multipliers are a

@@ -1,4 +1,4 @@
-"""The set of solutions, where the norm leaves one: its dimension, and angles to it.
+"""All shortest vectors, in norms that leave several: the dimension of their set, and angles to it.
 
 Multipliers that are optimal say what all solutions share (complementary slackness): constraints with a positive
 multiplier hold with equality, and with `g = rows' m`

@@ -23,12 +23,14 @@ from tokenmargin.margin.normed.linear_algebra import (
     step_by_coordinates,
     step_by_rows,
     step_system,
+    substitute,
 )
 
 _ROUNDS = 100
-_ENOUGH = 1e-14
+ENOUGH = 1e-14  # residuals that cannot be improved
 _GOOD = 1e-7  # from here on, three rounds that do not improve are the last
 _FAIR = 1e-2  # from here on, seven
+_NEWTON_STEPS = 4
 _NEAR = 0.995
 _SHORTEST = 1e-4  # a step that has to be cut below this is taken as it is: the next one starts elsewhere
 _FLOOR = 1e-13  # share of the norm below which a coordinate is taken to be that large, where one divides by it
@@ -39,8 +41,9 @@ S, M, DS, DM, RS, WS, RATIO, ASK, TRY = range(9)  # per constraint
 
 @summing
 @no_type_check
-def smooth_interior_point(rows, bound, tied, p, by_rows):
-    """A vector and multipliers close to optimal; by linear systems in the multipliers (`by_rows`) or in x."""
+def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
+    """A vector and multipliers, optimal to `enough` or as far as rounding lets them; by linear systems in the
+    multipliers (`by_rows`) or in x."""
     k, r = rows.shape
     y, z = np.zeros((9, r)), np.zeros((9, k))
     free = _started(rows, bound, tied, p, y, z)
@@ -58,7 +61,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
                 kept_x[i] = y[X, i]
             for j in range(k):
                 kept_m[j] = z[M, j]
-        if worst < _ENOUGH:
+        if worst < enough:
             break
         kappa = _curvature(p, by_rows, y)
         for j in range(k):
@@ -82,6 +85,49 @@ def smooth_interior_point(rows, bound, tied, p, by_rows):
                 _corrected(tied, gap, mean, min(1.0, step), z)
         _moved(rows, bound, p, min(1.0, _NEAR * step), y, z)
     return kept_x, kept_m
+
+
+@summing
+@no_type_check
+def newton_on_active(rows, bound, p, x, m):
+    """For p < 2, in place: the constraints with multipliers made equalities, as `polish._newton` does."""
+    k, r = rows.shape
+    a = 0
+    for j in range(k):
+        a += m[j] > 0
+    if a == 0 or a > r:  # more than there are dimensions cannot all be equalities
+        return
+    kept, w, rest = np.empty((a, r)), np.empty(a), np.empty(a)
+    y, scaled, matrix = np.zeros((9, r)), np.empty((a, r)), np.empty((a, a))
+    a = 0
+    for j in range(k):
+        if m[j] > 0:
+            kept[a], w[a] = rows[j], m[j]
+            rest[a] = bound[j]
+            a += 1
+    asked = rest.copy()
+    for _ in range(_NEWTON_STEPS):
+        pulled_back(kept, w, y[G])
+        kappa = _curvature(p, True, y)
+        step_system(kept, y[E], scaled, matrix)
+        products(kept, y[V], rest)
+        for i in range(a):
+            for j in range(i + 1):
+                matrix[i, j] += kappa * rest[i] * rest[j]
+        products(kept, y[GRAD], rest)
+        for j in range(a):
+            rest[j] = asked[j] - rest[j]
+        factor(matrix)
+        substitute(matrix, rest)
+        for j in range(a):
+            w[j] += rest[j]
+    pulled_back(kept, w, y[G])
+    _gradient(y[G], p / (p - 1), x)
+    a = 0
+    for j in range(k):
+        if m[j] > 0:
+            m[j] = w[a]
+            a += 1
 
 
 @summing

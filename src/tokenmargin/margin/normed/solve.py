@@ -1,4 +1,4 @@
-"""Max-margin problems in any norm: somebody proposes, the certificate decides.
+"""Max-margin problems in any norm: a method for that norm proposes, the certificate decides.
 
 l1 and linf: our interior-point method, then HiGHS. lp: an interior-point method for smooth norms. Nuclear and spectral:
 one for matrices (`conic`). A norm of the user's own: the user's proposal. Infeasibility does not depend on the norm: it
@@ -225,7 +225,7 @@ def _attempts(
 ) -> Iterator[Callable[[], Proposal | None]]:
     """Ways to propose, the fastest first; what is compiled loads when it is needed."""
     from tokenmargin.margin.normed.polyhedral import by_highs, interior_point
-    from tokenmargin.margin.normed.smooth import smooth_interior_point
+    from tokenmargin.margin.normed.smooth import ENOUGH, smooth_interior_point
 
     k, r = rows.shape
     if p in (1, np.inf):
@@ -234,6 +234,6 @@ def _attempts(
         return
     # By the smaller linear system first; the other one is slower, and where the first stalls more robust.
     fewer = k < r or bool(tied.any())
-    yield partial(smooth_interior_point, rows, bound, tied, p, fewer)
+    yield partial(smooth_interior_point, rows, bound, tied, p, fewer, ENOUGH)
     if max(k, r) <= _WIDE and not tied.any():
-        yield partial(smooth_interior_point, rows, bound, tied, p, not fewer)
+        yield partial(smooth_interior_point, rows, bound, tied, p, not fewer, ENOUGH)

@@ -73,7 +73,7 @@ def refutation(one: Systems, weights: Float[Array, " k"]) -> float:
     return farkas_residual_by_products(one.products[0], one.noise[0], one.bound[0], weights, one.equality)
 
 
-def rescue(one: Systems, proposal: Float[Array, " k"]) -> Finding:
+def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
     """A proven Farkas vector, or the best multipliers (and vector) found, for a system whose proposal did not pass."""
     empty = _empty_row(one)
     if empty is not None:

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin import max_margin
+from tokenmargin.objective.attention import key_map
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import directional_neighbours, leads, optimal_tokens, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen, true
-from tokenmargin.theory.paper_b.gradients import key_map
 from tokenmargin.theory.settings import ProblemInstance
 
 LINEAR = 1e-10

@@ -181,24 +181,15 @@ def alike() -> ProblemInstance:
     return ProblemInstance(problem, "two tokens of one score")
 
 
-def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
-    """The smallest W with `k = W x`, transposed, after its relative residual; None where values are not coordinates."""
-    if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates):
-        return None
-    keys, values = problem.keys.tokens[problem.mask], problem.values.tokens[problem.mask]
-    transposed = np.linalg.lstsq(values, keys, rcond=None)[0]
-    return float(np.linalg.norm(values @ transposed - keys) / max(float(np.linalg.norm(keys)), 1e-300)), transposed
-
-
 def printed_smoothness(problem: TokenProblem, loss: AbstractLoss) -> float | None:
     """The objective's `printed_smoothness`, (6) and (24), with the smallest map W from tokens to keys.
 
     None where (24) says nothing: the keys are no linear map of the tokens, or there is no head.
     """
-    mapped = key_map(problem)
-    if mapped is None or mapped[0] > 1e-10 or problem.head is None:
+    try:
+        return PromptObjective(problem, loss).printed_smoothness()
+    except ValueError:
         return None
-    return PromptObjective(problem, loss).printed_smoothness(weights_norm=float(np.linalg.norm(mapped[1], 2)))
 
 
 def lemma6(x: ProblemInstance) -> Findings:

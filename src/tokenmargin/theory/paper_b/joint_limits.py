@@ -134,19 +134,25 @@ def joint_findings(
     )
 
 
+def separable(j: Joint) -> tuple[Slack, Slack]:
+    """That there is a max-margin prompt of alpha, and a max-margin head."""
+    return (
+        true("alpha is separable", j.prompt.is_optimal),
+        above("label margin", j.head.margin if j.head.is_optimal else 0.0, 0, strict=True),
+    )
+
+
 def theorem5(x: ProblemInstance) -> Findings:
     """If the tokens alpha are separable and mixing others in shrinks the label margin (Assumption C), the ridge
     solutions `argmin_{|v| <= r, |p| <= R} L(v, p)` converge in direction to the max-margin head and to the max-margin
     prompt of alpha. (Logistic loss; |v| = factor |p|, both growing; |p| up to 200 |p_mm|.)"""
     j = Joint(x)
-    hypotheses: tuple[Slack, ...] = (
-        true("alpha is separable", j.prompt.is_optimal),
-        above("label margin", j.head.margin if j.head.is_optimal else 0.0, 0, strict=True),
-    )
+    hypotheses = separable(j)
     if not all(slack.holds for slack in hypotheses):
         return Findings(hypotheses, ())
-    hypotheses += (j.assumption().slack(),)
-    return joint_findings(j, hypotheses, j.path(j.prompt), j.prompt.vector, "the max-margin prompt")
+    return joint_findings(
+        j, (*hypotheses, j.assumption().slack()), j.path(j.prompt), j.prompt.vector, "the max-margin prompt"
+    )
 
 
 def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
@@ -165,7 +171,7 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
     )
 
 
-def _without_subject(j: Joint) -> Findings | None:
+def without_subject(j: Joint) -> Findings | None:
     """Where the problem has no max-margin head or prompt, there is nothing to converge to."""
     if not j.head.is_optimal:
         return Findings((above("label margin", 0, 0, strict=True),), ())
@@ -180,7 +186,7 @@ def theorem6(x: ProblemInstance) -> Findings:
     of the relaxed problem (10), which asks for a margin on the support inputs only. (Printed without a relation between
     |v| <= r and |p| <= R; here |v| = factor |p|, both growing.)"""
     j = Joint(x)
-    if (nothing := _without_subject(j)) is not None:
+    if (nothing := without_subject(j)) is not None:
         return nothing
     path = j.path(j.relaxed)
     found = joint_findings(j, relaxed_hypotheses(j, path), path, j.relaxed.vector, "the relaxed solution")
@@ -191,7 +197,7 @@ def theorem6_repaired(x: ProblemInstance) -> Findings:
     """Theorem 6 with a relation between |v| and |p|: at p_relax, no other input's margin plus (m_i - 1) |v| Gamma/|p|
     is below that of the support inputs. A constant ratio |v|/|p| is enough."""
     j = Joint(x)
-    if (nothing := _without_subject(j)) is not None:
+    if (nothing := without_subject(j)) is not None:
         return nothing
     path = j.path(j.relaxed)
     found = joint_findings(j, relaxed_hypotheses(j, path), path, j.relaxed.vector, "the relaxed solution")
@@ -203,7 +209,7 @@ def theorem6_phases(x: ProblemInstance) -> Findings:
     that maximises the least of mu_i(p) + (m_i - 1) |v| Gamma/|p|: p_mm where the ratio is small, p_relax where it is
     large, and between them in between. (Ours.)"""
     j = Joint(x)
-    if (nothing := _without_subject(j)) is not None:
+    if (nothing := without_subject(j)) is not None:
         return nothing
     target = phase_direction(x.problem, x.alpha, x.factor)
     path = j.path(j.relaxed)

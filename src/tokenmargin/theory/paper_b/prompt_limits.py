@@ -44,16 +44,21 @@ def path_angles(x: ProblemInstance, targets: list[Float[Array, " D"]]) -> tuple[
     return (early, late), norm
 
 
+def one_optimum(x: ProblemInstance, solution: MarginSolution) -> tuple[Slack, ...]:
+    """Assumption A, one optimal token in every input, and a `solution` that separates those from the others."""
+    return (
+        assumption_a(x.loss, x.problem),
+        below("most optimal tokens in an input", optimal_tokens(x.problem).sum(axis=1).max(), 1),
+        true("the optimal tokens are separable", solution.is_optimal),
+    )
+
+
 def theorem1(x: ProblemInstance) -> Findings:
     """If every input has one optimal token, the regularisation path `argmin_{|p| <= R} L(p)` converges in direction to
     the GMM as R grows. (That the GMM exists is part of the statement. The path is the lowest minimum that continuation
     from many starts finds, at |p| up to 1000 |p_mm|.)"""
     solution = max_margin(x.problem, x.best)
-    hypotheses = (
-        assumption_a(x.loss, x.problem),
-        below("most optimal tokens in an input", optimal_tokens(x.problem).sum(axis=1).max(), 1),
-        true("the optimal tokens are separable", solution.is_optimal),
-    )
+    hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     angles, norm = path_angles(x, [solution.vector])

@@ -24,6 +24,7 @@ from tokenmargin.theory.paper_b.joint_limits import (
     relaxed_hypotheses,
     second,
     smaller_label_margin,
+    without_subject,
 )
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -61,10 +62,8 @@ def lemma13(x: ProblemInstance) -> Findings:
     converges to the direction of the relaxed problem (10), and v_r/r to the max-margin head. (Printed, like Theorem 6,
     without a relation of r and R; here |v| = factor |p|, both growing.)"""
     j = Joint(x)
-    if not j.head.is_optimal:
-        return Findings((above("label margin", 0, 0, strict=True),), ())
-    if not j.prompt.is_optimal or not j.relaxed.is_optimal:
-        return Findings((true("alpha is separable", False),), ())
+    if (nothing := without_subject(j)) is not None:
+        return nothing
     path = j.path(j.relaxed)
     hypotheses = relaxed_hypotheses(j, path)
     found = joint_findings(j, hypotheses, confine(x, path), j.relaxed.vector, "the relaxed solution")

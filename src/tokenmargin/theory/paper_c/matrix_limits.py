@@ -12,23 +12,20 @@ from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import optimal_tokens
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, seen
 from tokenmargin.theory.evidence import vanishing
-from tokenmargin.theory.paper_b.assumptions import assumption_a
-from tokenmargin.theory.paper_b.prompt_limits import elsewhere, path_angles, theorem2, theorem2_direction, theorem3
+from tokenmargin.theory.paper_b.prompt_limits import (
+    elsewhere,
+    one_optimum,
+    path_angles,
+    theorem2,
+    theorem2_direction,
+    theorem3,
+)
 from tokenmargin.theory.paper_c.solutions import drawn, matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
 
 FARTHER = "following the path to larger norms"
-
-
-def _hypotheses(x: ProblemInstance, solution: MarginSolution) -> tuple[Slack, ...]:
-    return (
-        assumption_a(x.loss, x.problem),
-        below("most optimal tokens in an input", optimal_tokens(x.problem).sum(axis=1).max(), 1),
-        true("the optimal tokens are separable", solution.is_optimal),
-    )
 
 
 def frobenius_path(x: ProblemInstance) -> Findings:
@@ -37,7 +34,7 @@ def frobenius_path(x: ProblemInstance) -> Findings:
     starts finds, at |W| up to 1000 times that of the solution.)"""
     matrix_keys(x)
     solution = max_margin(x.problem, x.best)
-    hypotheses = _hypotheses(x, solution)
+    hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     angles, norm = path_angles(x, [solution.vector])
@@ -52,7 +49,7 @@ def nuclear_path(x: ProblemInstance) -> Findings:
     1000 times that of a solution. With fewer columns the statement has a rank constraint, which is not checked.)"""
     matrix_keys(x)
     solution = max_margin(x.problem, x.best, norm="nuclear")
-    hypotheses = _hypotheses(x, solution)
+    hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     objective = FactoredObjective(x.problem, x.loss)

@@ -16,8 +16,15 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.paper_b.joint_limits import Joint, least_margins, rather_another, second, smaller_label_margin
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen
+from tokenmargin.theory.paper_b.joint_limits import (
+    Joint,
+    least_margins,
+    rather_another,
+    second,
+    separable,
+    smaller_label_margin,
+)
 from tokenmargin.theory.settings import ProblemInstance
 
 RADII = (1e2, 1e3, 1e4)
@@ -47,11 +54,7 @@ def _below_the_margin(x: ProblemInstance, phases: JointPhases) -> Slack:
 
 def _posed(x: ProblemInstance) -> tuple[tuple[Slack, ...], JointPhases | None]:
     """What both statements ask of the problem, and its phases where there are any."""
-    joint = Joint(x)
-    hypotheses: tuple[Slack, ...] = (
-        true("alpha is separable", joint.prompt.is_optimal),
-        above("label margin", joint.head.margin if joint.head.is_optimal else 0.0, 0, strict=True),
-    )
+    hypotheses = separable(Joint(x))
     if not all(slack.holds for slack in hypotheses):
         return hypotheses, None
     phases = joint_phases(x.problem, x.alpha)

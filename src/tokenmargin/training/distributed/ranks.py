@@ -1,4 +1,4 @@
-"""Several processes training one model: who we are among them, and what is exchanged, counted in bytes.
+"""Several processes training one model: the place of each among them, and what they exchange, counted in bytes.
 
 `torchrun` starts the processes and tells each its rank; without it a process is alone and nothing is exchanged. Every
 collective goes through `Ranks`, so `moved` is what training really hands to the network: the payload of one rank.

@@ -64,7 +64,7 @@ export function endWords({ run, limits, state }) {
   const last = run.points.at(-1), limit = limits[run.end];
   if (!limit) {
     if (!limits.length) return "No direction is locally optimal here, and this run settles on none.";
-    return run.flat ? "It comes to rest: the pulls cancel." : "It has not settled on one of the limits.";
+    return run.flat ? "The pulls cancel to rounding: it rests, or tokens keep their shares of the weight while the others fall behind." : "It has not settled on one of the limits.";
   }
   const off = angleBetween(last, limit.unit);
   const there = `${tokensOf(limit.sets)}${limit.global ? ", the best" : ", not the best"}`;
