@@ -15,7 +15,7 @@ import argparse
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from benchmarks.classifier_suite import suite
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import agreement, deletion_test
+from tokenmargin.classifier.explanation import Explanation
 
 TRAIN = 25_000
 WORDS = r"(?u)\b\w+\b"  # with words of one letter, as ours
@@ -154,6 +155,16 @@ def main() -> None:
             print("fastText: not installed, skipped")
 
 
+def strengthening(explanations: Iterable[Explanation]) -> float:
+    """Of the five words with the largest contributions for each decision, the share whose deletion strengthens it."""
+    gone: list[bool] = []
+    for one in explanations:
+        side = np.sign(one.decision)
+        parts = sorted((part for part in one.words if side * part.contribution > 0), key=lambda p: -abs(p.contribution))
+        gone += [bool(side * part.effect < 0) for part in parts[:5]]
+    return float(np.mean(gone))
+
+
 def ours(data: Halves, n: int, *, seeds: int) -> None:
     """The classifier over seeds; how far the seeds agree; uniform attention; its explanations; the deletion test."""
     texts, labels, test, truth = data
@@ -167,15 +178,18 @@ def ours(data: Halves, n: int, *, seeds: int) -> None:
     accuracy, wall, cpu, rate, expected = np.mean(rows, axis=0)
     line(f"tokenmargin, {seeds} seeds", f"{accuracy:.2%} +- {np.std(rows, axis=0)[0]:.2%}", wall, cpu, rate)
     print(f"held out while training: {expected:.2%}; importance of leading tokens over seeds: {agreement(tables):.4f}")
-    judge(
-        "  the same, uniform attention",
-        lambda: TokenSelectionClassifier(ngrams=n, attention="uniform", random_state=0).fit(texts, labels),
-        test,
-        truth,
-    )
+    for kind in ("uniform", "learned"):
+        judge(
+            f"  the same, {kind} attention",
+            lambda kind=kind: TokenSelectionClassifier(ngrams=n, attention=kind, random_state=0).fit(texts, labels),
+            test,
+            truth,
+        )
     found, wall, cpu = min((timed(lambda: fitted.explain(test)) for _ in range(3)), key=lambda run: run[1])
     gap = np.abs(found.sums - fitted.decision_function(test)).max()  # type: ignore[attr-defined]
     print(f"explanations, best of 3: {len(test) / wall:.0f} texts/s ({cpu:.1f} CPU s), largest gap of sums {gap:.1e}")
+    print(f"of the five words that speak most for a decision, {strengthening(fitted.explain(test[:1000])):.1%} would "
+          "strengthen it when deleted")  # fmt: skip
     curve = deletion_test(fitted, test[:1000], rng=np.random.default_rng(0))
     for k, top, chance in zip(curve.k, curve.top, curve.random, strict=True):
         print(f"{k:3} words deleted: {top:.1%} of decisions stay (the strongest), {chance:.1%} (any)")

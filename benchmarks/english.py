@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.what_if import LEAST
+from tokenmargin.classifier.what_if import LEAST, decide_by_words
 from tokenmargin.data.sources import binary_labels, read_labelled
 
 WORDS = 20_000
@@ -51,6 +51,10 @@ def main() -> None:
         ("last sentences", [parts[-1] for parts in sentences]),
     ):
         print(f"{name:18}{judged(model, texts, labels[rows])}")
+    table = model.token_importance_
+    frequent = [str(table["token"][k]) for k in np.argsort(-table["count"], kind="stable")[:100]]
+    alone = [word for word in frequent if not decide_by_words(model, word).abstains]
+    print(f"of the 100 words that stand in most reviews {len(alone)} decide alone: {' '.join(alone)}")
 
 
 if __name__ == "__main__":
