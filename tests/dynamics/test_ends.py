@@ -155,6 +155,7 @@ def test_a_flow_through_a_flat_region_in_closed_form(scale):
     # 1e-3 to 1e-5 that share is also the relative error of this formula.
     for norm in (6.0, 8.0, 10.0):
         point = path.at_norm(norm / scale)
+        # The second order is the square of the share, 0.02 of it at the most.
         assert part.off(point) * scale == pytest.approx(0.375 * np.exp(-point[0] * scale) / c, rel=0.02)
 
 
