@@ -16,7 +16,7 @@ import pytest
 
 from tokenmargin._files import locked_folder, sealed, unsealed
 from tokenmargin.cli import main
-from tokenmargin.cli._common import printable
+from tokenmargin.cli._common import UsageError, printable, usage_errors
 from tokenmargin.experiments import record
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
 
@@ -249,6 +249,11 @@ def test_an_interrupt_while_work_is_tidied_away_leaves_nothing_to_trip_over(
     assert (tmp_path / "shards" / ".work").is_dir()
     assert run(capsys, *command)[0] == 0
     assert not (tmp_path / "shards" / ".work").exists()
+
+
+def test_a_system_without_an_answer_is_told_in_our_words() -> None:
+    with pytest.raises(UsageError, match="no answer in double precision"), usage_errors():
+        np.linalg.inv(np.zeros((2, 2)))
 
 
 def test_an_interrupt_that_python_drops_is_sent_again(monkeypatch, capsys) -> None:
