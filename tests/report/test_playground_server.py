@@ -170,3 +170,9 @@ def test_fifty_clients_at_once(playground: str) -> None:
         thread.join()
     assert not errors
     assert min(counts) >= 1
+
+
+@pytest.mark.parametrize("host", ["\ud800", "a" * 300, "\x00"])
+def test_a_host_that_no_name_can_be_is_refused_in_a_line(host: str) -> None:
+    with pytest.raises(OSError):  # noqa: PT011  # of three kinds, by the system's words; the command says them
+        listen(host, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import Callable
@@ -123,6 +124,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError:
         listener.close()
         raise
+    except (TypeError, UnicodeError) as error:  # a name that no name can be, such as half a character
+        listener.close()
+        raise OSError(errno.EINVAL, "no name of a computer") from error
     return listener
 
 
