@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test portable reproduce lint bench docs package sbom clean
+.PHONY: help demo test axe portable reproduce lint bench docs package sbom clean
 
 help:
 	@echo "make demo   set up, then watch attention select tokens with a certified margin (writes out/demo)"
 	@echo "make test   set up, then run all tests"
+	@echo "make axe    axe-core, for the tests of the pages in a browser (make test tries by itself)"
 	@echo "make portable  the numeric tests under the arithmetic of other processors (seven minutes)"
 	@echo "make reproduce  set up, then every figure and number of both papers, with a report (writes runs)"
 	@echo "make lint   formatter, linter, type checker and import contracts"
@@ -32,8 +33,12 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.installed-report,classify
 	@$(BIN)/tokenmargin demo --out out/demo
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test axe
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+# axe-core, which the tests in the browser run where it is there; no reason to fail where it cannot be had.
+axe: $(VENV)/.installed-test
+	@$(BIN)/python -c "import axe_playwright_python" 2> /dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps axe-playwright-python==0.1.8 2> /dev/null || echo "axe-core cannot be had here: its tests are left out"
 
 portable: $(VENV)/.installed-test
 	@VENV=$(VENV) .ci/portable

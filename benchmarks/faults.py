@@ -41,8 +41,10 @@ import numpy as np
 import tokenmargin.cli
 from tokenmargin._files import LEFTOVER, file_digest
 from tokenmargin.data.prepared import load_prepared
-from tokenmargin.experiments import Finding, Table
+from tokenmargin.experiments import Curves, Finding, Table
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
+from tokenmargin.problem.instances import figure1b
+from tokenmargin.problem.token_problem import TokenProblem
 
 Prepare = Callable[[], None]
 COLUMNS = ("tried", "same", "refused", "silent", "raw", "leftover")
@@ -51,9 +53,14 @@ FIGURE = "benchmarks.faults:Descents"
 
 
 class Descents(Figure1b):
-    """Figure 1(b) without the flows, which take ten times as long as the rest."""
+    """The descents of Figure 1(b) as one curve: without the flows and its drawing, most of a second."""
 
+    figure, title, shows = "descents", "Six descents", ""
     followed = False
+    curves = Curves("paths", "step", ("norm",))
+
+    def problem(self) -> TokenProblem:
+        return figure1b()
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         return ()

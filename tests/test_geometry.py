@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.rounding import rounding
 
 from tokenmargin.problem.bilinear import bilinear
 from tokenmargin.problem.geometry import Coordinates, Gram
+
+# Sums of at most 12 products (tokens, or five coordinates) of normal draws, all below 4: of logits, inner products and
+# pullbacks in coordinates; in Gram space a sum of such sums.
+OF_SUMS, OF_SUMS_OF_SUMS = rounding(12, 12 * 4.0**2), rounding(2 * 12, 12 * 12 * 4.0**3)
 
 
 def random_geometry(seed: int, *, shared: bool = False, ragged: bool = False) -> Coordinates:
@@ -34,12 +39,12 @@ def test_logits_and_pullback_are_adjoint_and_agree_with_plain_loops(shared: bool
     for i, t in np.ndindex(3, 4):
         if tokens.mask[i, t]:
             vector = tokens.vectors[tokens.index[i, t]]
-            assert logits[i, t] == pytest.approx(vector @ p, rel=1e-14, abs=1e-14)
+            assert logits[i, t] == pytest.approx(vector @ p, rel=0, abs=OF_SUMS)
             pullback += w[i, t] * vector
         else:
             assert logits[i, t] == -np.inf
-    np.testing.assert_allclose(tokens.pullback(w), pullback, atol=1e-14)
-    np.testing.assert_allclose(tokens.tokens[tokens.mask], tokens.vectors[tokens.index[tokens.mask]])
+    np.testing.assert_allclose(tokens.pullback(w), pullback, rtol=0, atol=OF_SUMS)
+    np.testing.assert_array_equal(tokens.tokens[tokens.mask], tokens.vectors[tokens.index[tokens.mask]])
 
 
 @cases
@@ -49,11 +54,11 @@ def test_gram_gives_the_same_logits_and_inner_products(shared: bool, ragged: boo
     rng = np.random.default_rng(3)
     a, b = rng.standard_normal((2, tokens.rows))
     p, q = tokens.combine(a), tokens.combine(b)
-    np.testing.assert_allclose(gram.logits(a), tokens.logits(p), rtol=1e-12)
-    assert gram.inner(a, b) == pytest.approx(tokens.inner(p, q), rel=1e-12)
-    assert gram.norm(a) == pytest.approx(np.linalg.norm(p), rel=1e-12)
+    np.testing.assert_allclose(gram.logits(a), tokens.logits(p), rtol=0, atol=OF_SUMS_OF_SUMS)
+    assert gram.inner(a, b) == pytest.approx(tokens.inner(p, q), rel=0, abs=12 * 4 * OF_SUMS_OF_SUMS)
+    assert gram.norm(a) ** 2 == pytest.approx(float(p @ p), rel=0, abs=12 * 4 * OF_SUMS_OF_SUMS)
     w = rng.standard_normal((3, 4))
-    np.testing.assert_allclose(tokens.combine(gram.pullback(w)), tokens.pullback(w), atol=1e-12)
+    np.testing.assert_allclose(tokens.combine(gram.pullback(w)), tokens.pullback(w), rtol=0, atol=OF_SUMS)
 
 
 @cases
@@ -63,9 +68,13 @@ def test_leading_axes_are_many_parameters_at_once(shared: bool, ragged: bool) ->
         many = np.random.default_rng(5).standard_normal((2, 3, geometry.dimension))
         weights = np.random.default_rng(6).standard_normal((2, 3, 3, 4))
         for k in np.ndindex(2, 3):
-            np.testing.assert_allclose(geometry.logits(many)[k], geometry.logits(many[k]), rtol=1e-13)
-            np.testing.assert_allclose(geometry.pullback(weights)[k], geometry.pullback(weights[k]), atol=1e-13)
-            assert geometry.norm(many)[k] == pytest.approx(geometry.norm(many[k]))
+            ours, theirs = geometry.pullback(weights)[k], geometry.pullback(weights[k])
+            np.testing.assert_allclose(geometry.logits(many)[k], geometry.logits(many[k]), rtol=0, atol=OF_SUMS_OF_SUMS)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=OF_SUMS)
+            # Of a length far above the rounding of its square.
+            assert geometry.norm(many)[k] ** 2 == pytest.approx(
+                geometry.norm(many[k]) ** 2, rel=0, abs=12 * 4 * OF_SUMS_OF_SUMS
+            )
 
 
 @pytest.mark.parametrize("make", [lambda g: g, lambda g: g.as_gram()])
@@ -74,17 +83,20 @@ def test_differences_have_the_inner_products_of_the_differences(make) -> None:
     plus, minus = np.array([0, 1, 2, 3, 4, 5, 5]), np.array([1, 2, 3, 4, 5, 6, 6])
     direct = tokens.vectors[plus] - tokens.vectors[minus]
     rows = make(tokens).differences(plus, minus)
-    np.testing.assert_allclose(rows @ rows.T, direct @ direct.T, atol=1e-12)
+    # Differences are twice as long at most, their inner products four times; roots by LAPACK add ten roundings a row.
+    of_products = 4 * 10 * OF_SUMS
+    np.testing.assert_allclose(rows @ rows.T, direct @ direct.T, rtol=0, atol=of_products)
     single = make(tokens).differences(plus, None)
-    np.testing.assert_allclose(single @ single.T, tokens.vectors[plus] @ tokens.vectors[plus].T, atol=1e-12)
+    expected = tokens.vectors[plus] @ tokens.vectors[plus].T
+    np.testing.assert_allclose(single @ single.T, expected, rtol=0, atol=of_products)
 
 
 def test_extra_rows_give_outside_vectors_a_place() -> None:
     tokens = Coordinates.of([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
     gram = tokens.as_gram(np.array([[1.0, 2.0, 3.0]]))
     start = gram.unit(2)
-    np.testing.assert_allclose(gram.logits(start), [[1.0, 2.0]])
-    assert gram.norm(start) == pytest.approx(np.sqrt(14))
+    np.testing.assert_array_equal(gram.logits(start), [[1.0, 2.0]])  # small integers, exactly
+    assert gram.norm(start) == pytest.approx(np.sqrt(14), rel=rounding(2))
 
 
 @pytest.mark.parametrize("queries", [np.array([1.0, -2.0, 0.5]), np.random.default_rng(8).standard_normal((3, 3))])
@@ -93,10 +105,11 @@ def test_bilinear_logits_are_those_of_the_matrix(queries) -> None:
     matrix = np.random.default_rng(10).standard_normal((3, 5))
     geometry = bilinear(tokens, queries)
     expected = np.einsum("ntd,nd->nt", tokens.tokens, np.broadcast_to(queries, (3, 3)) @ matrix)
-    np.testing.assert_allclose(geometry.logits(matrix.ravel())[tokens.mask], expected[tokens.mask], rtol=1e-12)
+    found = geometry.logits(matrix.ravel())[tokens.mask]
+    np.testing.assert_allclose(found, expected[tokens.mask], rtol=0, atol=OF_SUMS_OF_SUMS)
     gram = bilinear(tokens.as_gram(), queries)
     assert isinstance(geometry, Coordinates)
-    np.testing.assert_allclose(gram.matrix, geometry.as_gram().matrix, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(gram.matrix, geometry.as_gram().matrix, rtol=0, atol=4 * OF_SUMS_OF_SUMS)
 
 
 @given(st.floats(-300, 300))
@@ -104,7 +117,7 @@ def test_bilinear_logits_are_those_of_the_matrix(queries) -> None:
 def test_norm_neither_overflows_nor_underflows(exponent: float) -> None:
     tokens = random_geometry(11)
     p = np.array([3.0, 4.0, 0.0, 0.0, 0.0]) * 10.0**exponent
-    assert tokens.norm(p) == pytest.approx(5 * 10.0**exponent, rel=1e-12)
+    assert tokens.norm(p) == pytest.approx(5 * 10.0**exponent, rel=rounding(5 + 3))
 
 
 def test_zero_has_length_zero() -> None:

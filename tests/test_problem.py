@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.rounding import of_logits, rounding
 
 from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1c, figure3b, random_problem, shared_vocabulary_problem
 from tokenmargin.problem.problem_files import ProblemFileError, load_problem
@@ -21,15 +22,19 @@ KEYS = np.arange(12.0).reshape(2, 3, 2)
 def test_scores_are_label_times_head_on_value() -> None:
     problem = random_problem(3, 4, 5, rng=np.random.default_rng(0))
     for i, t in np.ndindex(3, 4):
-        assert problem.scores[i, t] == pytest.approx(problem.labels[i] * problem.values.tokens[i, t] @ problem.head)
+        value = problem.values.tokens[i, t]
+        apart = rounding(5, float(np.abs(value) @ np.abs(problem.head)))
+        assert problem.scores[i, t] == pytest.approx(problem.labels[i] * value @ problem.head, rel=0, abs=apart)
 
 
 def test_gram_view_has_the_same_scores_and_logits() -> None:
     problem = shared_vocabulary_problem(3, 4, 5, vocabulary=9, rng=np.random.default_rng(1))
     start = np.random.default_rng(2).standard_normal(5)
     gram = problem.as_gram(start[None])
-    np.testing.assert_allclose(gram.scores, problem.scores, atol=1e-14)
-    np.testing.assert_allclose(gram.keys.logits(gram.keys.unit(9)), problem.keys.logits(start), atol=1e-13)
+    of_scores = rounding(5, float((np.abs(problem.values.vectors) @ np.abs(problem.head)).max()))
+    np.testing.assert_allclose(gram.scores, problem.scores, rtol=0, atol=of_scores)
+    apart = of_logits(problem, start) + of_logits(gram, gram.keys.unit(9))
+    np.testing.assert_allclose(gram.keys.logits(gram.keys.unit(9)), problem.keys.logits(start), rtol=0, atol=apart)
 
 
 def test_gram_view_of_a_problem_given_by_scores() -> None:

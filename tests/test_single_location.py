@@ -70,7 +70,7 @@ def test_slopes_are_those_of_the_risk(name: str) -> None:
     h = 1e-5
     up, down = (law.excess_risk(at._replace(**{name: getattr(at, name) + s * h}), 0.7) for s in (1, -1))
     # Central differences: h^2 times a third derivative of order (0.7 sqrt(20))^3 = 30, and eps / h.
-    np.testing.assert_allclose(getattr(law.slopes(at, 0.7), name), (up - down) / (2 * h), atol=1e-7)
+    np.testing.assert_allclose(getattr(law.slopes(at, 0.7), name), (up - down) / (2 * h), rtol=0, atol=1e-7)
 
 
 def test_four_coordinates_hold_all_dimensions() -> None:
@@ -90,7 +90,7 @@ def test_four_coordinates_hold_all_dimensions() -> None:
         k, v = (x - 0.01 * (g - (x @ g) * x) for x, g in ((k, in_k), (v, in_v)))
         k, v = k / np.linalg.norm(k), v / np.linalg.norm(v)
         small_k, small_v = law.descend(small_k, small_v, 0.5, 0.01)
-    np.testing.assert_allclose(np.array(overlaps(k, v)), np.array(overlaps(small_k, small_v)), atol=1e-12)
+    np.testing.assert_allclose(np.array(overlaps(k, v)), np.array(overlaps(small_k, small_v)), rtol=0, atol=1e-12)
 
 
 def test_the_manifold_is_kept_and_its_two_directions_are_found() -> None:

@@ -19,14 +19,14 @@ def test_normals_are_those_of_torch(seed):
 
 def test_normals_as_recorded():
     """Printed by torch 2: `torch.randn(3)` after `manual_seed(0)`."""
-    np.testing.assert_allclose(TorchNormals(0).draw(3), [1.5409961, -0.2934289, -2.1787894], atol=ONE_ULP)
+    np.testing.assert_allclose(TorchNormals(0).draw(3), [1.5409961, -0.2934289, -2.1787894], rtol=0, atol=ONE_ULP)
 
 
 def test_problems_have_unit_vectors_and_the_printed_law():
     problem = svm_problem(5)
     for vectors in (problem.values.tokens, problem.keys.queries, problem.head[None]):
         np.testing.assert_allclose(
-            np.linalg.norm(vectors, axis=-1), 1, atol=3e-7
+            np.linalg.norm(vectors, axis=-1), 1, rtol=0, atol=3e-7
         )  # a few roundings of single precision
     assert set(problem.labels) <= {-1.0, 1.0}
     data = svm_relu_data(5, d=6)

@@ -50,12 +50,14 @@ def test_decision_is_the_formula(exponent, sentences):
     assert exponent == "auto" or fitted.token_model_.exponent == exponent
     texts = sentences[0][:50]
     # Sums of some fifty numbers of size 10: rounding stays below 1e-11.
-    np.testing.assert_allclose(fitted.decision_function(texts), [plain_decision(fitted, t) for t in texts], atol=1e-11)
+    np.testing.assert_allclose(
+        fitted.decision_function(texts), [plain_decision(fitted, t) for t in texts], rtol=0, atol=1e-11
+    )
 
 
 def test_contributions_add_up(fitted, sentences):
     found = fitted.explain(sentences[0])
-    np.testing.assert_allclose(found.sums, fitted.decision_function(sentences[0]), atol=1e-11)
+    np.testing.assert_allclose(found.sums, fitted.decision_function(sentences[0]), rtol=0, atol=1e-11)
     one = found[3]
     words = sum(word.contribution for word in one.words)
     assert one.baseline + one.shift + words == pytest.approx(one.decision, abs=1e-11)
@@ -105,7 +107,7 @@ def test_gradient_against_differences(loss, k, g, held):
     np.testing.assert_allclose(objective.flat(objective.model(at)), at, rtol=1e-12, atol=1e-14)
     slope = objective(at)[1]
     # Forward differences with step 1e-7: truncation about 1e-7 times the curvature, rounding about 1e-9.
-    np.testing.assert_allclose(slope, approx_fprime(at, lambda x: objective(x)[0], 1e-7), atol=2e-5)
+    np.testing.assert_allclose(slope, approx_fprime(at, lambda x: objective(x)[0], 1e-7), rtol=0, atol=2e-5)
 
 
 def test_same_seed_same_bits(sentences):
@@ -132,7 +134,7 @@ def test_several_classes_and_string_labels():
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     assert model.score(texts, labels) > 0.99
     assert model.predict_proba(texts).shape == (600, 20)
-    np.testing.assert_allclose(model.explain(texts).sums, model.decision_function(texts).max(1), atol=1e-11)
+    np.testing.assert_allclose(model.explain(texts).sums, model.decision_function(texts).max(1), rtol=0, atol=1e-11)
     assert model.token_importance_["class"].shape == model.token_importance_["token"].shape
 
 
@@ -151,7 +153,7 @@ def test_weights_of_texts(sentences):
     weighted.fit(texts, labels, [0.0, 2.0, 2.0] + [1.0] * (len(texts) - 3))
     assert doubled.vocabulary_.names == weighted.vocabulary_.names
     # The same objective, summed in another order; some twenty iterations multiply the rounding.
-    np.testing.assert_allclose(doubled.decision_function(texts), weighted.decision_function(texts), atol=1e-7)
+    np.testing.assert_allclose(doubled.decision_function(texts), weighted.decision_function(texts), rtol=0, atol=1e-7)
     rare = labels.copy()
     rare[: len(rare) // 2] = "1"
     balanced = TokenSelectionClassifier(class_weight="balanced", random_state=0).fit(texts, rare)
@@ -211,7 +213,7 @@ def test_ten_megabytes_in_one_text(sentences):
     found = model.explain([huge])
     assert len(found.weights) == 3 * 625_000
     # 1.9 million terms of one sign for each token: rounding of sums stays far below the 1e-6 that is promised.
-    np.testing.assert_allclose(found.sums, model.decision_function([huge]), atol=1e-9)
+    np.testing.assert_allclose(found.sums, model.decision_function([huge]), rtol=0, atol=1e-9)
 
 
 def test_tokenizers(sentences):
@@ -284,12 +286,12 @@ def test_transform_adds_up_to_the_decision(sentences, k):
     f = model.decision_function(texts)
     start = model.token_model_.intercept[0 if k == 2 else f.argmax(1)]
     # Sums of some fifty numbers of size one.
-    np.testing.assert_allclose(np.asarray(found.sum(1)).ravel() + start, f if k == 2 else f.max(1), atol=1e-11)
+    np.testing.assert_allclose(np.asarray(found.sum(1)).ravel() + start, f if k == 2 else f.max(1), rtol=0, atol=1e-11)
     assert not hasattr(model, "coef_")
     linear = TokenSelectionClassifier(exponent=0.0, random_state=0).fit(texts, labels)
     counts = linear.vocabulary_.encode(read_tokens(texts, "words")).presence(len(linear.vocabulary_))
     expected = counts @ linear.coef_.T + linear.token_model_.intercept
-    np.testing.assert_allclose(linear.decision_function(texts).reshape(200, -1), expected, atol=1e-11)
+    np.testing.assert_allclose(linear.decision_function(texts).reshape(200, -1), expected, rtol=0, atol=1e-11)
 
 
 def test_partial_fit_is_a_fit_of_all_parts(sentences):
@@ -310,7 +312,7 @@ def test_partial_fit_is_a_fit_of_all_parts(sentences):
         same.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
     # The same convex problem in the same vocabulary, each stopped where an iteration saves 1e-9: the ridge of 1/600
     # bounds the distance of their values by some sqrt(2 * 600 * 1e-8), and features have length one.
-    np.testing.assert_allclose(same.decision_function(texts), again, atol=0.01)
+    np.testing.assert_allclose(same.decision_function(texts), again, rtol=0, atol=0.01)
     anew = clone(model).fit(
         ["of other words", "other words"] * 5, ["-1", "1"] * 5
     )  # whose answer is no start for these

@@ -47,7 +47,7 @@ def test_decisions_are_those_of_the_embeddings(run):
         expected.append(weights / weights.sum() @ X @ v)
     found = model.decision_function([texts[row] for row in text.rows])
     # The run is in single precision: eight products of numbers of size one, 2^-24 each.
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert model.classes_.tolist() == ["neg", "pos"]
     # A text without a known word has the base rate.
     assert model.predict_proba(["never seen"])[0, 1] == pytest.approx((text.labels > 0).mean(), abs=1e-12)

@@ -212,7 +212,7 @@ def test_an_inner_minimum_of_a_cone_is_where_flow_comes_to_rest() -> None:
     # the weights, so that the place is known to some hundred times that.
     np.testing.assert_allclose(path.norms[2:], rest.norm, rtol=1e-7)
     np.testing.assert_allclose(path.norms[:2], path.radii[:2], rtol=rounding(8))
-    np.testing.assert_allclose(path.angles[2:], 0.0, atol=1e-7)
+    np.testing.assert_allclose(path.angles[2:], 0.0, rtol=0, atol=1e-7)
 
 
 def test_a_head_that_prefers_mixtures_has_no_path_to_tokens() -> None:

@@ -6,10 +6,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from scipy.optimize import nnls
-from tests.oracles.certified import assert_same_vector, margins_apart
+from tests.oracles.certified import apart, assert_same_vector, margins_apart
+from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.margin import atlas, max_margin
+from tokenmargin.margin import TOLERANCE, atlas, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import figure1c, figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -37,12 +38,13 @@ def assert_complete(problem: TokenProblem) -> None:
     for limit in found.limits:
         one = expected[tuple(limit.selected.tolist())]
         assert limit.solution.margin == pytest.approx(one.margin, rel=margins_apart(limit.solution, one))
-        assert limit.solution.certificate.residual <= 1e-10
+        assert limit.solution.certificate.residual <= TOLERANCE
         length = problem.keys.norm(one.vector)
-        assert problem.keys.norm(limit.solution.vector - one.vector) <= 1e-7 * length
+        assert problem.keys.norm(limit.solution.vector - one.vector) <= apart(limit.solution, one) * length
         np.testing.assert_array_equal(limit.solution.tokens, one.tokens)
         np.testing.assert_array_equal(limit.neighbours, neighbours(problem, one.vector, limit.selected))
-        np.testing.assert_allclose(limit.gaps, score_gaps(problem, one.vector, limit.selected))
+        gaps = score_gaps(problem, one.vector, limit.selected)
+        np.testing.assert_allclose(limit.gaps, gaps, rtol=0, atol=rounding(2, np.abs(problem.scores).max()))
         assert limit.is_global == is_globally_optimal(problem, limit.selected)
 
 

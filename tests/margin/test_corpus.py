@@ -64,7 +64,7 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, r
     problem = as_problem(corpus, vectors)
     reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=0.0))
     assert solution.status == reference.status == "optimal"
-    assert solution.certificate.residual <= 1e-9
+    assert solution.certificate.residual <= 1e-9  # what `corpus_margin` promises
     assert_same_vector(solution.vector, reference.vector, solution, reference)
     assert solution.margin == pytest.approx(reference.margin, rel=margins_apart(solution, reference))
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-12  # feasible, not nearly
@@ -72,7 +72,7 @@ def test_the_corpus_problem_is_the_selection_class_of_its_sequences(seed: int, r
     assert gaps[-1] <= 1e-7  # as asked for; the active set then gives the rest
     np.testing.assert_allclose(
         solution.multipliers @ rows_of(solution, vectors),
-        solution.vector, atol=1e-9 * np.linalg.norm(solution.vector),
+        solution.vector, rtol=0, atol=1e-9 * np.linalg.norm(solution.vector),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_tied_tokens_get_equal_logits() -> None:
     solution = corpus_margin(vectors, pairs, start=p)
     problem = as_problem(corpus, vectors)
     reference = class_margin(problem, selected_tokens(problem.keys, p, tolerance=1e-12))
-    np.testing.assert_allclose(vectors[0] @ solution.vector, vectors[1] @ solution.vector, atol=1e-9)
+    np.testing.assert_allclose(vectors[0] @ solution.vector, vectors[1] @ solution.vector, rtol=0, atol=1e-9)
     assert solution.margin == pytest.approx(reference.margin, rel=1e-6)
 
 
@@ -190,7 +190,7 @@ def check(solution: MarginSolution, vectors: np.ndarray, pairs: RowPairs) -> Non
     norm = np.linalg.norm(solution.vector)
     assert pairs.margins(vectors @ solution.vector).min() >= 1 - 1e-9
     assert (solution.multipliers[:inequalities] >= 0).all()
-    np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, atol=1e-9 * norm)
+    np.testing.assert_allclose(solution.multipliers @ rows, solution.vector, rtol=0, atol=1e-9 * norm)
     assert solution.multipliers[:inequalities].sum() == pytest.approx(norm**2, rel=1e-8)
 
 

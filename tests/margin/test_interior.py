@@ -25,15 +25,15 @@ def test_products_are_those_of_the_rows(d: int) -> None:
     rows = ordered_rows(rng, d=d)
     A = rows.dense(slice(None))
     q, weights = rng.standard_normal(d), rng.random(len(rows))
-    np.testing.assert_allclose(rows.times(q), A @ q, atol=1e-12)
-    np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, atol=1e-11)
-    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, atol=1e-11)
+    np.testing.assert_allclose(rows.times(q), A @ q, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, rtol=0, atol=1e-11)
     np.testing.assert_allclose(rows.lengths(), np.linalg.norm(A, axis=1), rtol=1e-12)
     lower = np.tril_indices(d)
     mean = A.T @ weights / weights.sum()
-    np.testing.assert_allclose(rows.covariance(weights)[lower], ((A.T * weights) @ A)[lower], atol=1e-10)
+    np.testing.assert_allclose(rows.covariance(weights)[lower], ((A.T * weights) @ A)[lower], rtol=0, atol=1e-10)
     np.testing.assert_allclose(
-        rows.covariance(weights, mean)[lower], (((A - mean).T * weights) @ (A - mean))[lower], atol=1e-10
+        rows.covariance(weights, mean)[lower], (((A - mean).T * weights) @ (A - mean))[lower], rtol=0, atol=1e-10
     )
     some = rows.only(np.array([3, 1, 4]))
     np.testing.assert_array_equal(some.dense(slice(None)), A[[3, 1, 4]])
@@ -70,8 +70,8 @@ def test_the_active_set_gives_the_last_digits_and_a_wrong_one_does_no_harm(seed:
     active = best.multipliers > 0
     found = polish_solution(rows, rough, active)
     assert found.vector is not None
-    np.testing.assert_allclose(found.vector, best.vector, atol=1e-9 * norm)
-    np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, atol=1e-9 * norm)
+    np.testing.assert_allclose(found.vector, best.vector, rtol=0, atol=1e-9 * norm)
+    np.testing.assert_allclose(rows.adjoint(found.multipliers), best.vector, rtol=0, atol=1e-9 * norm)
     for j in range(0, len(rows), 61):  # a wrong set is put right, or the guess stays
         active[j] ^= True
         assert rows.gap(*polish_solution(rows, rough, active)) <= rows.gap(*rough)
@@ -90,7 +90,9 @@ def test_contradictions_are_balanced() -> None:
     vectors = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0]])
     rows = Differences(vectors, plus=np.array([1, 2, 3, 4]), minus=np.array([0, 0, 0, 0]))
     found = polish_farkas(rows, np.array([0.3, 0.35, 0.35, 1e-9]))
-    np.testing.assert_allclose(found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], atol=1e-12)
+    np.testing.assert_allclose(
+        found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], rtol=0, atol=1e-12
+    )
     proof = interior_point(rows, gap=1e-9)
     assert proof.vector is None
-    np.testing.assert_allclose(proof.multipliers / proof.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], atol=1e-9)
+    np.testing.assert_allclose(proof.multipliers / proof.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], rtol=0, atol=1e-9)

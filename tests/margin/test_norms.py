@@ -15,6 +15,7 @@ from benchmarks import norms
 from scipy import sparse
 from scipy.optimize import linprog
 from tests.oracles.edge_families import by_a_hair
+from tests.oracles.rounding import rounding
 
 import tokenmargin as tm
 from tokenmargin.cli import main
@@ -98,21 +99,26 @@ def test_certified_in_every_shape(name, kind):
         x = [Fraction(v) for v in found.vector.tolist()]
         assert all(sum(a * b for a, b in zip(row, x, strict=True)) >= 1 for row in rows)
         norm = tm.norm_named(name)
-        assert float(norm.value(found.vector)) * found.margin == pytest.approx(1, rel=1e-12)
+        assert float(norm.value(found.vector)) * found.margin == pytest.approx(
+            1, rel=2 * norm.rounding(r) + rounding(2)
+        )
         pulled = found.multipliers @ constraints.rows()
         assert (found.multipliers >= 0).all()
         lower = found.multipliers.sum() / float(norm.dual_value(pulled))
         assert lower * found.margin >= 1 - 2 * GAP
 
 
+BY_CLARABEL = 1e-6  # it is asked for gaps of 1e-8, in units of its own scaling, which may cost a hundredfold
+
+
 @pytest.mark.parametrize("name", VECTOR_NORMS)
 def test_clarabel_agrees(name):
-    """Its answer is right to 1e-8 or so; ours is proven to 1e-9."""
+    """Ours is proven to 1e-9."""
     rng = np.random.default_rng(5)
     for k, r in [(20, 4), (6, 12), (42, 10)]:
         constraints = random_constraints(rng, "gaussian", k, r)
         ours = 1 / solve_in_norm(constraints, name).margin
-        assert by_clarabel(tm.norm_named(name), constraints.rows()) == pytest.approx(ours, rel=1e-6)
+        assert by_clarabel(tm.norm_named(name), constraints.rows()) == pytest.approx(ours, rel=BY_CLARABEL)
 
 
 def exact_least(rows: np.ndarray, common: bool) -> Fraction:
@@ -241,10 +247,15 @@ def test_matrices_agree_with_clarabel(name, rank):
         assert found.status == "optimal", (name, k, q, d, found)
         assert found.certificate.gap <= MATRIX_GAP
         assert np.linalg.norm(found.matrix, "nuc" if name == "nuclear" else 2) * found.margin == pytest.approx(
-            1, rel=1e-9
+            1,
+            rel=rounding(2 * 10 * max(q, d)),  # singular values by LAPACK, some ten roundings a row
         )
-        assert (constraints.rows() @ found.vector).min() >= 1 - 1e-12
-        assert semidefinite_value(name, matrices * signs[:, None, None]) == pytest.approx(1 / found.margin, rel=1e-6)
+        assert (constraints.rows() @ found.vector).min() >= 1 - rounding(
+            q * d, float(np.linalg.norm(found.vector)) * 10
+        )
+        assert semidefinite_value(name, matrices * signs[:, None, None]) == pytest.approx(
+            1 / found.margin, rel=BY_CLARABEL
+        )
 
 
 @pytest.mark.parametrize(("name", "of_diagonals"), [("nuclear", "l1"), ("spectral", "linf")])
@@ -256,7 +267,7 @@ def test_diagonal_matrices_are_vectors(name, of_diagonals):
         matrices = rows[:, :, None] * np.eye(r)
         ours, theirs = solve_in_norm(matrices_posed(matrices), name), solve_in_norm(posed(rows), of_diagonals)
         assert ours.is_optimal
-        assert ours.margin == pytest.approx(theirs.margin, rel=2e-8)
+        assert ours.margin == pytest.approx(theirs.margin, rel=GAP + MATRIX_GAP)
 
 
 @pytest.mark.parametrize("name", ["nuclear", "spectral"])
@@ -271,11 +282,11 @@ def test_matrix_problems(name):
     turn, _ = np.linalg.qr(rng.normal(size=(6, 6)))
     turned = tm.TokenProblem.of(problem.keys.tokens @ turn, problem.labels, scores=problem.scores)
     again = tm.max_margin(turned.with_matrix(wide.keys.queries), [0, 1, 2], norm=name)
-    assert again.margin == pytest.approx(found.margin, rel=2e-8)
+    assert again.margin == pytest.approx(found.margin, rel=2 * MATRIX_GAP)
     euclidean = tm.max_margin(wide, [0, 1, 2])
     assert euclidean.matrix.shape == (5, 6)
     least = np.linalg.norm(euclidean.matrix, "nuc" if name == "nuclear" else 2)
-    assert 1 / found.margin <= least * (1 + 1e-8)
+    assert 1 / found.margin <= least * (1 + MATRIX_GAP)
     tied = tm.class_margin(wide, np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool), norm=name)
     assert tied.is_optimal
     logits = wide.keys.logits(tied.vector)
@@ -288,11 +299,11 @@ def test_one_constraint_has_a_closed_form():
     row = np.array([[3.0, -4.0, 0.5]])
     for name in VECTOR_NORMS:
         norm = tm.norm_named(name)
-        assert solve_in_norm(posed(row), name).margin == pytest.approx(float(norm.dual_value(row[0])), rel=1e-9)
+        assert solve_in_norm(posed(row), name).margin == pytest.approx(float(norm.dual_value(row[0])), rel=GAP)
     matrix = np.random.default_rng(0).normal(size=(1, 3, 4))
     for name, order in {"nuclear": 2, "spectral": "nuc"}.items():
         expected = np.linalg.norm(matrix[0], order)
-        assert solve_in_norm(matrices_posed(matrix), name).margin == pytest.approx(expected, rel=1e-8)
+        assert solve_in_norm(matrices_posed(matrix), name).margin == pytest.approx(expected, rel=MATRIX_GAP)
 
 
 @pytest.mark.parametrize("norm", [L1, LINF], ids=["l1", "linf"])
@@ -363,8 +374,8 @@ def test_the_other_problems_take_a_norm():
         assert tm.label_margin(tm.figure3b(), [1, 1, 1], norm=name).is_optimal
     best = tm.choice_margin(tied, both, norm="l1")  # one token alone: (1, 1) x >= 1, by either coordinate
     assert best.is_optimal
-    assert best.margin == pytest.approx(1, rel=1e-9)
-    assert tm.choice_margin(tied, both, norm="linf").margin == pytest.approx(2, rel=1e-9)
+    assert best.margin == pytest.approx(1, rel=GAP)
+    assert tm.choice_margin(tied, both, norm="linf").margin == pytest.approx(2, rel=GAP)
 
 
 def test_the_atlas_in_another_norm_lists_what_a_search_through_all_selections_finds():
@@ -377,7 +388,9 @@ def test_the_atlas_in_another_norm_lists_what_a_search_through_all_selections_fi
         assert {tuple(limit.selected.tolist()) for limit in found.limits} == set(expected)
         for limit in found.limits:
             assert limit.solution.norm.name == name
-            assert limit.solution.margin == pytest.approx(expected[tuple(limit.selected.tolist())], rel=1e-8)
+            assert limit.solution.margin == pytest.approx(
+                expected[tuple(limit.selected.tolist())], rel=GAP + MATRIX_GAP
+            )
     assert {tuple(x.selected.tolist()) for x in tm.atlas(problem).limits} == {
         tuple(x.selected.tolist()) for x in tm.atlas(problem, norm=LpNorm(2.0)).limits
     }
@@ -416,7 +429,7 @@ def test_a_users_norm_is_judged_and_not_trusted():
             propose=lambda r, b: (propose(r, b)[0] + wrong, propose(r, b)[1]),
         )
 
-    assert tm.max_margin(problem, [0, 1, 2], norm=norm(1.0)).margin == pytest.approx(known.margin, rel=1e-9)
+    assert tm.max_margin(problem, [0, 1, 2], norm=norm(1.0)).margin == pytest.approx(known.margin, rel=2 * GAP)
     assert tm.max_margin(problem, [0, 1, 2], norm=norm(1.5)).status == "inaccurate"
 
 
@@ -441,7 +454,7 @@ def test_the_command_on_a_problem_for_a_matrix(capsys, tmp_path):
     assert main(["solve", str(tmp_path / "w.npz"), "--select", "0,3,3", "--norm", "nuclear", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert np.shape(report["matrix"]) == (3, 4)
-    assert np.linalg.norm(report["matrix"], "nuc") * report["margin"] == pytest.approx(1, rel=1e-9)
+    assert np.linalg.norm(report["matrix"], "nuc") * report["margin"] == pytest.approx(1, rel=2 * GAP)
     assert report["gap"] <= MATRIX_GAP
     assert main(["atlas", "fig1b", "--norm", "linf", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["limits"]
@@ -460,11 +473,11 @@ def test_an_added_norm_is_found_by_the_command(capsys, monkeypatch):
     report = json.loads(capsys.readouterr().out)
     assert (report["status"], report["norm"]) == ("optimal", "two-largest")
     vector = np.sort(np.abs(report["vector"]))
-    assert vector[-2:].sum() * report["margin"] == pytest.approx(1, rel=1e-9)
+    assert vector[-2:].sum() * report["margin"] == pytest.approx(1, rel=2 * GAP)
     flat = random_constraints(np.random.default_rng(2), "gaussian", 6, 2)
     from heavy_tails import TWO_LARGEST
 
-    assert solve_in_norm(flat, TWO_LARGEST).margin == pytest.approx(solve_in_norm(flat, "l1").margin, rel=1e-9)
+    assert solve_in_norm(flat, TWO_LARGEST).margin == pytest.approx(solve_in_norm(flat, "l1").margin, rel=2 * GAP)
 
 
 def test_a_sample_of_the_oracle(capsys):

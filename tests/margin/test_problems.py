@@ -36,7 +36,7 @@ def test_the_solution_of_a_class_lies_in_the_class() -> None:
         assert solution.is_optimal  # p itself is feasible, up to scale
         logits = view.keys.logits(solution.vector)
         best = logits.max(axis=1, keepdims=True)
-        np.testing.assert_allclose(np.where(selection, logits, best) - best, 0, atol=1e-9)
+        np.testing.assert_allclose(np.where(selection, logits, best) - best, 0, rtol=0, atol=1e-9)
         assert (best - logits)[~selection].min() >= 1 - 1e-9
         np.testing.assert_array_equal(selected_tokens(view.keys, solution.vector), selection)
 

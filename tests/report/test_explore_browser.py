@@ -1,5 +1,6 @@
 """The explorable article in a real browser, opened from a file."""
 
+import importlib.util
 import json
 import math
 import re
@@ -340,7 +341,10 @@ def test_a_sentence_of_ones_own_is_decided_or_not_and_kept_in_the_link(tab: Tab)
 
 
 def axe_core() -> Path | None:
-    """The script of axe-core, where node finds it: `npm install --global axe-core`, with NODE_PATH set."""
+    """The script of axe-core: that of a Python package (`make axe` installs it), or where node finds it."""
+    package = importlib.util.find_spec("axe_playwright_python")
+    if package is not None and package.origin is not None:
+        return Path(package.origin).with_name("axe.min.js")
     node = shutil.which("node")
     if node is None:
         return None
@@ -354,7 +358,9 @@ def axe_core() -> Path | None:
 def test_axe_finds_no_serious_fault(browser: Browser, address: str, size: str, scheme: str) -> None:
     script = axe_core()
     if script is None:
-        pytest.skip("node does not find axe-core: npm install axe-core, and set NODE_PATH")
+        pytest.skip(
+            "no axe-core: make axe, or pip install axe-playwright-python, or npm install axe-core and NODE_PATH"
+        )
     width, height = SIZES[size]
     tab = Tab(browser, address, viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True)
     for section in SECTIONS:

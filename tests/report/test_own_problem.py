@@ -39,7 +39,7 @@ def test_the_drawing_proves_what_the_library_proves(d: int) -> None:
             assert all(along[token] == pytest.approx(verdict["margin"], abs=ROUNDING) for token in weights)
             assert total @ unit == pytest.approx(1 / verdict["margin"], rel=1e-6)
         elif verdict["status"] == "infeasible":
-            np.testing.assert_allclose(total, 0, atol=ROUNDING * sum(weights.values()))
+            np.testing.assert_allclose(total, 0, rtol=0, atol=ROUNDING * sum(weights.values()))
     assert {"infeasible", "optimal"} & seen
 
 

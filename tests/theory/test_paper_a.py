@@ -204,7 +204,7 @@ def test_gram_and_coordinates_give_the_same_limit():
     assert (one.chosen == other.chosen).all()
     assert one.solution.margin == pytest.approx(other.solution.margin, rel=1e-8)
     np.testing.assert_allclose(
-        after.geometry.logits(one.path.prompt), gram.geometry.logits(other.path.prompt), atol=1e-3
+        after.geometry.logits(one.path.prompt), gram.geometry.logits(other.path.prompt), rtol=0, atol=1e-3
     )
 
 
@@ -373,8 +373,8 @@ def test_equation_18_leaves_the_class():
     """a = (1, 0), b = (3, 1), c = 0 with a and b selected: (18) gives (1, 0), whose logits 1 and 3 are no tie."""
     problem = TokenProblem.of([[[1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     both = np.array([[True, True, False]])
-    np.testing.assert_allclose(solve(printed_constraints(problem, both)).vector, [1, 0], atol=1e-12)
-    np.testing.assert_allclose(class_margin(problem, both).vector, [1, -2], atol=1e-12)
+    np.testing.assert_allclose(solve(printed_constraints(problem, both)).vector, [1, 0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(class_margin(problem, both).vector, [1, -2], rtol=0, atol=1e-12)
     x = claim("A.equation18").refutation()
     problem, chosen = x.problems_and_choices[0]
     p = solve(printed_constraints(problem, chosen)).vector
@@ -421,7 +421,7 @@ def test_descent_goes_where_the_flow_goes():
         direction, log_norm = objective.descent(p)
         p = p + np.exp(log_norm[0]) * direction
     path = follow(problem, after.prompt, norm=1e3).path
-    np.testing.assert_allclose(path.at_norm(np.linalg.norm(p)), p, atol=1e-6)
+    np.testing.assert_allclose(path.at_norm(np.linalg.norm(p)), p, rtol=0, atol=1e-6)
     assert np.linalg.norm(p) > 2
 
 

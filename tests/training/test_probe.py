@@ -62,7 +62,7 @@ def test_problem_of_a_trained_model_computes_what_the_model_does(corpus, model):
     p = model.state.prompt.numpy()
     f = PromptObjective(problem).outputs(p)
     wanted = corpus.labels[rows] * model.outputs(torch.as_tensor(rows)).numpy()
-    np.testing.assert_allclose(f, wanted, atol=1e-12)
+    np.testing.assert_allclose(f, wanted, rtol=0, atol=1e-12)
     loss, accuracy = evaluate(model, corpus, batch=7)
     margins = corpus.labels * model.outputs(torch.arange(60)).numpy()
     assert loss == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,6 +23,7 @@ from tokenmargin.cli._common import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.padding import Padding
 
     from tokenmargin.problem.token_problem import TokenProblem
@@ -143,10 +145,7 @@ def verify(
         _print_list(chosen, json=json)
         return 0
     if claim is None and corpus is not None:
-        from tokenmargin.cli._texts import corpus_statistics, print_corpus, read_corpus
-
-        statistics = corpus_statistics(read_corpus(corpus))
-        emit_json(statistics) if json else print_corpus(statistics)
+        _tell_corpus(corpus, json=json)
         return 0
     if d is not None and not 1 <= d < float("inf"):
         raise UsageError(f"--d must be a finite dimension of 1 or more, got {d:g}")
@@ -167,6 +166,13 @@ def verify(
     else:
         _print(reports, full=claim is not None)
     return 0 if all(report.as_expected and (not given or report.verdict != "fails") for report in reports) else 1
+
+
+def _tell_corpus(corpus: str, *, json: bool) -> None:
+    from tokenmargin.cli._texts import corpus_statistics, print_corpus, read_corpus
+
+    statistics = corpus_statistics(read_corpus(corpus))
+    emit_json(statistics) if json else print_corpus(statistics)
 
 
 def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
@@ -229,26 +235,38 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
     console = console_for(sys.stdout)
     if not full:
         console.print(_LEGEND)
-    for number, report in enumerate(reports):
-        claim = report.claim
-        if number == 0 or claim is not reports[number - 1].claim:
-            console.print(f"\n[bold]{claim.name}[/]  {escape(claim.about)}")
-        verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
-        console.print(f"  {verdict}: {_KINDS[report.kind]}  [dim]{escape(str(report.instance))}[/]")
-        unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
-        console.print(_inequalities([*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)]))
-        for slack in report.findings.open:
-            console.print(f"      [cyan]open[/] {escape(slack.name)}: decided by {escape(slack.decide)}")
+    for claim, checks in groupby(reports, lambda report: report.claim):
+        console.print(f"\n[bold]{claim.name}[/]  {escape(claim.about)}")
+        for report in checks:
+            _print_check(console, report, full=full)
     if full:
-        claim = reports[0].claim
-        spared = "\n".join(f'Not shown to be needed, "{name}": {why}' for name, why in claim.unneeded.items())
-        evidence = f"Evidence: {_EVIDENCE[claim.evidence]}"
-        statement = "\n\n".join(" ".join(paragraph.split()) for paragraph in claim.statement.split("\n\n"))
-        for words in (statement, evidence, claim.unconditional, spared, claim.note):
-            console.print(f"\n{escape(words)}" if words else "", end="\n" if words else "")
+        _print_claim(console, reports[0].claim)
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
     say(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
+
+
+def _print_check(console: Console, report: Report, *, full: bool) -> None:
+    """The verdict on one instance, the inequalities behind it, and what is open."""
+    from rich.markup import escape
+
+    verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
+    console.print(f"  {verdict}: {_KINDS[report.kind]}  [dim]{escape(str(report.instance))}[/]")
+    unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
+    console.print(_inequalities([*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)]))
+    for slack in report.findings.open:
+        console.print(f"      [cyan]open[/] {escape(slack.name)}: decided by {escape(slack.decide)}")
+
+
+def _print_claim(console: Console, claim: Claim) -> None:
+    """The statement, how strong its evidence is, and what is known of its hypotheses."""
+    from rich.markup import escape
+
+    spared = "\n".join(f'Not shown to be needed, "{name}": {why}' for name, why in claim.unneeded.items())
+    statement = "\n\n".join(" ".join(paragraph.split()) for paragraph in claim.statement.split("\n\n"))
+    for words in (statement, f"Evidence: {_EVIDENCE[claim.evidence]}", claim.unconditional, spared, claim.note):
+        if words:
+            console.print(f"\n{escape(words)}")
 
 
 def _inequalities(slacks: list[tuple[str, Slack]]) -> Padding:

@@ -16,6 +16,7 @@ from tokenmargin.data.sources import (
     open_table,
     read_header,
     read_labelled,
+    read_parquet,
     table_kind,
 )  # fmt: skip
 
@@ -44,7 +45,7 @@ def read_text_rows(
     if suffix in (".csv", ".tsv"):
         columns = _delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
     else:
-        columns = _parquet(path) if suffix == ".parquet" else _json_lines(path)
+        columns = read_parquet(path) if suffix == ".parquet" else _json_lines(path)
     if text not in columns:
         raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
     texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
@@ -83,15 +84,3 @@ def _json_lines(path: Path) -> dict[str, list[Any]]:
             rows.append(row if isinstance(row, dict) else {})
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _parquet(path: Path) -> dict[str, list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        columns = [column.to_pylist() for column in table.columns]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    return dict(zip(table.column_names, columns, strict=True))

@@ -273,18 +273,24 @@ def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | R
 
 
 def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
+    columns = read_parquet(path, (text, label))
+    rows = zip(columns[text], columns[label], strict=True)
+    return ((number, *row) for number, row in enumerate(rows, start=1))
+
+
+def read_parquet(path: Path, wanted: Sequence[str] | None = None) -> dict[str, list[Any]]:
+    """The columns of a parquet file by name: those `wanted`, all of which must be there, or every one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        names = pq.read_schema(path).names
-        for name in (text, label):
-            _column(names, name, path)
-        table = pq.read_table(path, columns=list(dict.fromkeys((text, label))))
-        rows = zip(table[text].to_pylist(), table[label].to_pylist(), strict=True)
+        for name in wanted or ():
+            _column(pq.read_schema(path).names, name, path)
+        table = pq.read_table(path, columns=None if wanted is None else list(dict.fromkeys(wanted)))
+        values = [column.to_pylist() for column in table.columns]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    return ((number, *row) for number, row in enumerate(rows, start=1))
+    return dict(zip(table.column_names, values, strict=True))
 
 
 def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:

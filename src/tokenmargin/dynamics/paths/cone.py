@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -21,7 +22,7 @@ from tokenmargin.dynamics.paths.ball import checked_radii
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.selection import select
+from tokenmargin.selection import angle, select
 
 _INSIDE = 1e-9  # of the cosine
 _NARROW = 1e-6  # of the norm, where the minimiser lies inside
@@ -37,8 +38,6 @@ class ConePath(Tabular):
     - `width`: the cone holds the p with cosine to q at least `1 - width`.
     - `radii`: the largest norm allowed; the first is R0.
     - `points`: the minimisers found.
-    - `norms`, `angles`: their lengths, and their angles to q.
-    - `on_border`: whether the cone holds them back.
     """
 
     objective: AbstractObjective
@@ -46,9 +45,21 @@ class ConePath(Tabular):
     width: float
     radii: Float[Array, " radii"]
     points: Float[Array, "radii D"]
-    norms: Float[Array, " radii"]
-    angles: Float[Array, " radii"]
-    on_border: Bool[Array, " radii"]
+
+    @cached_property
+    def norms(self) -> Float[Array, " radii"]:
+        """The lengths of the minimisers."""
+        return np.asarray(self.objective.problem.keys.norm(self.points))
+
+    @cached_property
+    def angles(self) -> Float[Array, " radii"]:
+        """Their angles to q."""
+        return angle(self.objective.problem.keys, self.points, np.broadcast_to(self.direction, self.points.shape))
+
+    @cached_property
+    def on_border(self) -> Bool[Array, " radii"]:
+        """Whether the cone holds them back."""
+        return np.asarray(np.cos(self.angles) <= 1 - self.width + _INSIDE)
 
     def __repr__(self) -> str:
         return f"ConePath({self.verdict}, {len(self.radii)} radii to {self.radii[-1]:.4g}, angle {self.angles[-1]:.3g})"
@@ -102,14 +113,8 @@ def cone_path(
         near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]
         found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
     wanted = [_lowest(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
-    points = np.stack([point for _, point in wanted])
-    norms = np.linalg.norm(points, axis=1)
-    units = points / norms[:, None]
-    angles = 2 * np.arctan2(np.linalg.norm(units - cap.q, axis=1), np.linalg.norm(units + cap.q, axis=1))
-    return ConePath(
-        objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), reduced.lift(points), norms,
-        angles, units @ cap.q <= 1 - width + _INSIDE,
-    )  # fmt: skip
+    points = reduced.lift(np.stack([point for _, point in wanted]))
+    return ConePath(objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), points)
 
 
 Ranked = tuple[tuple[float, float], Array]

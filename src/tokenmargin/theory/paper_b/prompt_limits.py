@@ -53,16 +53,20 @@ def one_optimum(x: ProblemInstance, solution: MarginSolution) -> tuple[Slack, ..
     )
 
 
-def theorem1(x: ProblemInstance) -> Findings:
-    """If every input has one optimal token, the regularisation path `argmin_{|p| <= R} L(p)` converges in direction to
-    the GMM as R grows. (That the GMM exists is part of the statement. The path is the lowest minimum that continuation
-    from many starts finds, at |p| up to 1000 |p_mm|.)"""
-    solution = max_margin(x.problem, x.best)
+def path_to(x: ProblemInstance, solution: MarginSolution, name: str) -> Findings:
+    """Whether the regularisation path converges in direction to the `solution` of that name, where it has one."""
     hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     angles, norm = path_angles(x, [solution.vector])
-    return Findings(hypotheses, vanishing("the GMM", angles, norm=norm))
+    return Findings(hypotheses, vanishing(name, angles, norm=norm))
+
+
+def theorem1(x: ProblemInstance) -> Findings:
+    """If every input has one optimal token, the regularisation path `argmin_{|p| <= R} L(p)` converges in direction to
+    the GMM as R grows. (That the GMM exists is part of the statement. The path is the lowest minimum that continuation
+    from many starts finds, at |p| up to 1000 |p_mm|.)"""
+    return path_to(x, max_margin(x.problem, x.best), "the GMM")
 
 
 def _starts(x: ProblemInstance) -> Float[Array, "k D"]:

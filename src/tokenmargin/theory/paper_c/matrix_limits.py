@@ -13,11 +13,10 @@ from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, seen
-from tokenmargin.theory.evidence import vanishing
 from tokenmargin.theory.paper_b.prompt_limits import (
     elsewhere,
     one_optimum,
-    path_angles,
+    path_to,
     theorem2,
     theorem2_direction,
     theorem3,
@@ -33,12 +32,7 @@ def frobenius_path(x: ProblemInstance) -> Findings:
     in direction to the max-margin W in the Frobenius norm as R grows. (The lowest minimum that continuation from many
     starts finds, at |W| up to 1000 times that of the solution.)"""
     matrix_keys(x)
-    solution = max_margin(x.problem, x.best)
-    hypotheses = one_optimum(x, solution)
-    if not solution.is_optimal:
-        return Findings(hypotheses, ())
-    angles, norm = path_angles(x, [solution.vector])
-    return Findings(hypotheses, vanishing("the max-margin W", angles, norm=norm))
+    return path_to(x, max_margin(x.problem, x.best), "the max-margin W")
 
 
 def nuclear_path(x: ProblemInstance) -> Findings:
