@@ -5,7 +5,7 @@ import pytest
 from benchmarks.limits_audit import Tally, audit, case
 from scipy.optimize import brentq
 from tests.oracles.certified import SETTLED, assert_same_vector
-from tests.oracles.rounding import EPS, of_flow, of_logits, rounding
+from tests.oracles.rounding import EPS, of_flow, of_logits, of_path, rounding
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent
@@ -48,6 +48,7 @@ def test_theorem_2_needs_one_input(gram) -> None:
     for limit in limits:
         assert limit.outcome == "direction"
         assert limit.angle <= SETTLED
+        # An angle of C / |p| to the first order, fitted where the solver's error is up to a twentieth of it.
         assert limit.rate == pytest.approx(-1, abs=0.05)
         assert limit.solution.is_optimal
         assert limit.kind in repr(limit)
@@ -182,14 +183,14 @@ def test_an_audit_in_small() -> None:
         audit(case(number), tally)
     assert tally.silent == []
     assert tally.outcomes["listed limit"] >= 10
-    assert tally.clarabel <= 1e-6
-    assert tally.largest <= 1e-6
+    assert tally.clarabel <= SETTLED
+    assert tally.largest <= SETTLED
 
 
 def test_bounded_comes_with_a_vanishing_gradient() -> None:
     limit = limit_of(random_problem(4, 6, 2, rng=np.random.default_rng(4)))
     assert limit.outcome == "bounded"
-    assert limit.log_gradient < np.log(1e-11)
+    assert limit.log_gradient < np.log(1e-11)  # 1e-12 of terms below 10
     assert np.isnan(limit.rate)
     value = PromptObjective(limit.path.objective.problem).value
     around = limit.point + 1e-3 * np.random.default_rng(0).standard_normal((20, 2))
@@ -231,7 +232,8 @@ def test_resumed_basins_are_the_uninterrupted_ones() -> None:
     assert begun.unsettled > 0
     resumed = begun.resume(steps=2000)
     np.testing.assert_array_equal(resumed.labels, whole.labels)
-    np.testing.assert_allclose(resumed.finals, whole.finals, rtol=1e-9)
+    apart = of_path(PromptObjective(figure8()), NormalizedGradientDescent(0.1), 2000, starts)
+    np.testing.assert_allclose(resumed.finals, whole.finals, rtol=0, atol=apart)
 
 
 def test_random_starts_lie_in_the_span() -> None:
@@ -394,7 +396,7 @@ def test_equals_beside_a_finite_part_need_not_part() -> None:
         problem = TokenProblem.of(keys[:, order] + 0.0, np.ones(3), scores=scores[:, order])
         limit = limit_of(problem, np.array([-0.23, -1.55, -0.46]))
         assert limit.outcome == "finite part"
-        assert limit.solution.vector == pytest.approx([-1, -1, 0], abs=1e-9)
+        assert limit.solution.vector == pytest.approx([-1, -1, 0], rel=0, abs=2 * TOLERANCE)
         assert limit.angle <= SETTLED
         assert sorted(order[t] for t in np.flatnonzero(limit.chosen[0])) == [1, 3]
 

@@ -1,8 +1,10 @@
-"""The tests themselves: none returns before its end, and none reaches for a private name of the package."""
+"""The tests themselves: none returns before its end, none reaches for a private name, tolerances are derived."""
 
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,13 @@ FILES = sorted(set(TESTS.rglob("*.py")) - {Path(__file__)})
 OWN = {"self", "cls", "super()"}  # a class of the test may have private names of its own
 STANDARD = {"_fields", "_replace", "_asdict", "_repr_html_"}  # of named tuples and notebooks
 WHY = {"training/test_kernels.py": "Triton's interpreter captures no graph, so the launches are made one by one"}
+
+
+CLOSE = {"approx", "assert_allclose"}
+DERIVED = ("dynamics/*.py", "margin/test_solver.py", "margin/test_batch.py", "margin/test_definitions.py",
+           "test_attention.py", "test_classes_and_labels.py", "test_curvature.py", "test_geometry.py", "test_heads.py",
+           "test_losses.py", "test_problem.py", "test_selection.py")  # fmt: skip
+"""Files in which every tolerance is computed, or says beside it where it is from; more are to follow."""
 
 
 def programs(tree: ast.AST) -> Iterator[ast.AST]:
@@ -52,6 +61,27 @@ def returns(function: ast.AST) -> Iterator[int]:
             yield from returns(child)
 
 
+def bare(text: str) -> Iterator[int]:
+    """Lines of comparisons whose tolerance is a number, or numpy's or pytest's own, without a comment about it."""
+    said = {t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
+    for statement in (
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Assert | ast.Expr | ast.Assign)
+    ):
+        near = set(range(statement.lineno - 2, (statement.end_lineno or statement.lineno) + 1))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in CLOSE and not near & said:
+                given = [k.value for k in node.keywords if k.arg in ("rel", "abs", "rtol", "atol", None)]
+                if not given or any(isinstance(x, ast.Constant) and x.value for x in given):
+                    yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "file", [file for names in DERIVED for file in sorted(TESTS.glob(names))], ids=lambda file: file.stem
+)
+def test_tolerances_are_derived(file):
+    assert not list(bare(file.read_text()))
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_tests_go_by_the_front_and_to_the_end(file):
     tree = ast.parse(file.read_text())
@@ -71,3 +101,7 @@ def test_these_rules_see_what_they_forbid():
     assert list(returns(bad.body[1])) == [4]
     patched = ast.parse('monkeypatch.setattr("tokenmargin.norms._EPS", 1)')
     assert list(reached(patched)) == ["line 1: tokenmargin.norms._EPS"]
+    assert list(bare("assert x == pytest.approx(1, rel=1e-9)\nassert x == pytest.approx(1)")) == [1, 2]
+    assert not list(
+        bare("assert x == pytest.approx(1, rel=1e-9)  # promised\ny = 0\nassert x == pytest.approx(1, rel=r)")
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from tokenmargin._files import locked_folder, sealed, unsealed
 from tokenmargin.cli import main
-from tokenmargin.cli._common import printable
+from tokenmargin.cli._common import UsageError, printable, usage_errors
 from tokenmargin.experiments import record
 from tokenmargin.experiments.figures.prompt_paths import Figure1b
 
@@ -227,6 +228,32 @@ def test_a_second_process_on_a_folder_says_so(capsys, tmp_path, corpus) -> None:
         code, _, error = run(capsys, "train", tmp_path / "shards", "--out", tmp_path / "out")
     assert code == 1
     assert one_line(error)
+
+
+def test_an_interrupt_while_work_is_tidied_away_leaves_nothing_to_trip_over(
+    monkeypatch, capsys, corpus, tmp_path
+) -> None:
+    whole = shutil.rmtree
+
+    def half(folder: Path, **options: object) -> None:
+        parts = sorted(Path(folder).glob("*.parquet"))
+        if not parts:  # another folder
+            return whole(folder, **options)
+        parts[0].unlink()
+        raise KeyboardInterrupt
+
+    command = "prepare", corpus, "--out", tmp_path / "shards"
+    with monkeypatch.context() as patched:
+        patched.setattr("tokenmargin.data.sharded.prepare.shutil.rmtree", half)
+        assert run(capsys, *command)[0] == 130
+    assert (tmp_path / "shards" / ".work").is_dir()
+    assert run(capsys, *command)[0] == 0
+    assert not (tmp_path / "shards" / ".work").exists()
+
+
+def test_a_system_without_an_answer_is_told_in_our_words() -> None:
+    with pytest.raises(UsageError, match="no answer in double precision"), usage_errors():
+        np.linalg.inv(np.zeros((2, 2)))
 
 
 def test_an_interrupt_that_python_drops_is_sent_again(monkeypatch, capsys) -> None:

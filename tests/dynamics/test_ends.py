@@ -19,6 +19,9 @@ from tokenmargin.selection import angle
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
+# The error of a finite part is an estimate, its last step of Newton's method, whose sums another processor rounds
+# otherwise.
+ESTIMATED = 4
 LOG_LOSS = CustomLoss(lambda u: -np.log(u), lambda u: -1 / u, lambda u: 1 / u**2)
 
 
@@ -91,7 +94,7 @@ def test_a_limit_with_a_finite_part_is_named_and_followed(seed, d):
     # The log-odds of the two words are those of their counts, to what Newton's method says it has left.
     longest = float(np.linalg.norm(words[0] - words[1]))
     # The point is the projection of p where it was found, and has the rounding of all of p.
-    of_odds = part.error * longest + rounding(d, longest * np.linalg.norm(part.lift(path.tail(0.0))))
+    of_odds = ESTIMATED * part.error * longest + rounding(d, longest * np.linalg.norm(part.lift(path.tail(0.0))))
     assert (words[0] - words[1]) @ part.point == pytest.approx(np.log(2), rel=0, abs=of_odds)
     # The direction has the largest margin over the other words among those that tie the two: a least-distance problem.
     apart = words[0] - words[1]
@@ -118,7 +121,9 @@ def test_a_finite_part_is_not_taken_for_rest_far_out():
     far = part.lift(part.follow(until_norm=300.0).final)
     again = flow(objective, start=far)
     assert again.stop == "norm"
-    assert again.finite_part.point == pytest.approx(part.point, rel=0, abs=again.finite_part.error + part.error)
+    assert again.finite_part.point == pytest.approx(
+        part.point, rel=0, abs=ESTIMATED * (again.finite_part.error + part.error)
+    )
 
 
 def tied_pair(scale: float = 1.0) -> PromptObjective:
@@ -136,7 +141,9 @@ def test_a_flow_through_a_flat_region_in_closed_form(scale):
     path = flow(tied_pair(scale))
     part = path.finite_part
     assert part.error * scale <= 1e-12  # what `FinitePart` promises: Newton's method to rounding
-    assert part.point * scale == pytest.approx([0, np.log(2) / 2], rel=0, abs=part.error * scale + rounding(8))
+    assert part.point * scale == pytest.approx(
+        [0, np.log(2) / 2], rel=0, abs=ESTIMATED * part.error * scale + rounding(8)
+    )
     assert np.linalg.norm(part.span, axis=1) == pytest.approx(1, rel=rounding(4))
     assert part.drift == pytest.approx([1, 0], abs=1e-5)  # where it is looked at the third word has a share of 1e-5
     c, x = 3 / np.sqrt(2), path.final[0] * scale
@@ -148,6 +155,7 @@ def test_a_flow_through_a_flat_region_in_closed_form(scale):
     # 1e-3 to 1e-5 that share is also the relative error of this formula.
     for norm in (6.0, 8.0, 10.0):
         point = path.at_norm(norm / scale)
+        # The second order is the square of the share, 0.02 of it at the most.
         assert part.off(point) * scale == pytest.approx(0.375 * np.exp(-point[0] * scale) / c, rel=0.02)
 
 
@@ -160,7 +168,7 @@ def test_events_and_resumption_beside_a_finite_part():
     stopped = flow(tied_pair(), events=[NormReached(1e3)])
     assert (stopped.stop, stopped.norm) == ("event", pytest.approx(1e3, rel=rounding(8)))
     again = stopped.resume()
-    apart = again.finite_part.error + whole.finite_part.error
+    apart = ESTIMATED * (again.finite_part.error + whole.finite_part.error)
     assert again.stop == "norm"
     assert again.finite_part.point == pytest.approx(whole.finite_part.point, rel=0, abs=apart)
     # The documented 2e-5 of each, and logits of 1e8; both paths are straight there, to the solver's error.
@@ -255,7 +263,7 @@ def test_equals_that_part_slowly_do_not_hide_a_finite_part():
     weights = np.exp(limit.finite.point[1] * heights)
     weights /= weights.sum()
     # The pull changes by at most its spread, 4, times an error of the height.
-    of_pull = 4 * limit.finite.error + rounding(2 * 4, 2.0)
+    of_pull = 4 * ESTIMATED * limit.finite.error + rounding(2 * 4, 2.0)
     assert float((weights * (gains - weights @ gains)) @ heights) == pytest.approx(0, abs=of_pull)
 
 

@@ -85,7 +85,7 @@ def test_a_batch_in_another_norm_is_its_problems_one_by_one(norm: str, scale: fl
             assert (one.norm, one.face is None) == (batch[b].norm, False)
             assert batch[b].freedom is None
             rows = np.repeat(keys[b][np.arange(2), selected[b]], 2, axis=0) - keys[b][tuple(batch[b].tokens.T)]
-            assert (rows @ (batch[b].vector * scale)).min() >= 1 - 1e-12
+            assert (rows @ (batch[b].vector * scale)).min() >= 1 - TOLERANCE
     assert (batch.optimal ^ batch.infeasible).all()
     assert batch.infeasible[3]
 

@@ -136,6 +136,11 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
+        if type(error).__name__ == "LinAlgError":  # numpy's, and its words are for those who called it
+            raise UsageError(
+                "a system of equations of this problem has no answer in double precision; give keys and scores of "
+                "ordinary sizes"
+            ) from None
         raise UsageError(str(error)) from error
 
 

@@ -177,6 +177,8 @@ def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()
     remove_leftovers(place)
+    for plan in work.glob("plan-*.json"):  # first, so that nobody goes on with what is half removed
+        plan.unlink()
     shutil.rmtree(work)
 
 
