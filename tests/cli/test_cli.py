@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -197,7 +198,10 @@ def test_reproduce_writes_tables_pictures_and_a_page(capsys, tmp_path) -> None:
     files = ("figures/fig1b.svg", "figures/fig1b.pdf", "figures/fig1b.png", "tables/limits.parquet", "run.json")
     for name in files:
         assert (tmp_path / runs[0]["id"] / name).stat().st_size > 0
-    assert "fig4a" in (tmp_path / "reproduction.html").read_text()
+    page = (tmp_path / "reproduction.html").read_text()
+    linked = re.findall(r'<a href="([^"#]+)"', page)
+    assert f"{runs[1]['id']}/figures/fig4a.pdf" in linked
+    assert all((tmp_path / place).is_file() for place in linked)
     assert "yes" in err
 
 

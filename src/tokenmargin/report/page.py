@@ -43,6 +43,7 @@ class Section:
     verdict: str = ""
     points: Sequence[str] = ()
     links: Sequence[tuple[str, str]] = ()
+    files: Sequence[str] = ()  # beside the page
 
 
 def write_page(path: Path, *, title: str, lead: str, sections: Sequence[Section], command: str) -> Path:

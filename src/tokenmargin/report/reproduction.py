@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tokenmargin.experiments import AbstractExperiment, Run, command
 from tokenmargin.report.figures import draw
@@ -30,7 +32,10 @@ def write_reproduction(
     if left_out:
         points = [f"{skipped.experiment.figure}: {skipped.reason}" for skipped in left_out]
         sections.append(Section("Not run", points=points))
-    sections += [_figure(experiment, run, facts) for (experiment, run), facts in zip(runs, details, strict=True)]
+    sections += [
+        _figure(experiment, run, facts, beside=path.parent)
+        for (experiment, run), facts in zip(runs, details, strict=True)
+    ]
     return write_page(path, title="Reproduction report", lead=_lead(details), sections=sections, command=command)
 
 
@@ -90,8 +95,9 @@ def _where(details: Sequence[dict[str, Any]]) -> Section:
     return Section("Code and machine", tables=(PageTable(("code", "packages", "machine"), rows),))
 
 
-def _figure(experiment: AbstractExperiment, run: Run, facts: dict[str, Any]) -> Section:
+def _figure(experiment: AbstractExperiment, run: Run, facts: dict[str, Any], *, beside: Path) -> Section:
     result = run.result(experiment)
+    kept = [*sorted(run.folder.glob("figures/*")), *sorted(run.folder.glob("tables/*")), run.folder / "run.json"]
     figure = draw(result)
     explained = [f"{f.what}: {f.explanation}" for f in result.findings if f.verdict == "explained"]
     differences = [*experiment.differences, *explained, *result.notes]
@@ -107,5 +113,6 @@ def _figure(experiment: AbstractExperiment, run: Run, facts: dict[str, Any]) -> 
         points=differences,
         svg=None if figure is None else inline_svg(figure, experiment.figure),
         tables=(findings_table(result), *(page_table(result.table(name)) for name in experiment.shown_tables)),
+        files=[quote(os.path.relpath(place, beside).replace(os.sep, "/")) for place in kept],
         code=command(experiment),
     )
