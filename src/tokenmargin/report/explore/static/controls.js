@@ -478,7 +478,7 @@ function openStory(name) {
 function legend() {
   const swatch = (shape) => `<svg viewBox="-11 -8 22 16" aria-hidden="true">${shape}</svg>`, c = disc.c;
   const items = {
-    star: ["★ best score", `<text text-anchor="middle" y="5" font-size="13" fill="${c.score}">★</text>`],
+    star: ["best score", `<text text-anchor="middle" y="5" font-size="13" fill="${c.score}">★</text>`],
     weight: ["halo: weight", `<circle r="8" fill="${c.key}" opacity=".3"/><circle r="4" fill="${c.token}" stroke="${c.ink}"/>`],
     foot: ["foot on p: logit", `<path d="M-9 6L9 -6" stroke="${c.prompt}" stroke-dasharray="2 2"/><path d="M4 6L0 0" stroke="${c.key}" stroke-width="1.5"/><circle r="3" fill="${c.key}"/>`],
     start: ["start", `<path d="M0 -6L6 0L0 6L-6 0Z" fill="${c.prompt}"/>`],
