@@ -44,3 +44,12 @@ def test_starts_end_where_the_library_says() -> None:
     stories = [story for story in STORIES if story.name in ("two", "ties", "twice")]
     tally = compared([asked_of(story.to_dict()["inputs"], rng, norms=()) for story in stories])
     assert tally.compared["end of a start"] >= 2
+
+
+def test_tokens_that_hold_one_another_are_left_behind_by_neither() -> None:
+    """Four tokens of one height, the best between two others: p grows upwards, and their weights stay as they are."""
+    along, scores = (-1.0, -0.75, -0.5, 0.75), (0.5, 0.625, 0.125, 0.25)
+    level = [{"x": x, "y": 0.0, "score": score} for x, score in zip(along, scores, strict=True)]
+    inputs = [{"label": 1, "tokens": [*level, {"x": -0.25, "y": -1.0, "score": 0.0}]}]
+    asked = asked_of(inputs, np.random.default_rng(0), norms=(10.0, 100.0, 1e4), starts=0)
+    assert compared([asked | {"start": [-3.0, 1.0], "loss": "correlation"}]).compared["flow"] == 3

@@ -19,7 +19,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 
 STATIC = Path(__file__).parent / "static"
 EXAMPLE = Path(__file__).parent / "example_model.json"  # `explore_model` of the model in playground/sentences
-MATHEMATICS = ("plane.js", "limits.js", "paths.js", "worker.js")
+MATHEMATICS = ("plane.js", "limits.js", "finite.js", "paths.js", "worker.js")
 """Modules that also run in the worker, each after those it imports."""
 PAGE = (
     *("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js", "wordmodel.js", "sentence.js"),

@@ -9,8 +9,8 @@ import { angleBetween } from "./words.js";
 const FRAMES = 240, FAR = 1e7;
 
 /** The flow at any arc length: cubic pieces through its knots, whose slopes are the field there. */
-function along(plane, { points, arcs }) {
-  const slopes = points.map(([x, y]) => (plane.field(x, y) ? [plane.u, plane.v] : [0, 0]));
+function along(plane, { points, arcs, straight }) {
+  const slopes = points.map(([x, y], k) => (straight && k >= straight.from ? straight.slope : plane.field(x, y) ? [plane.u, plane.v] : [0, 0]));
   let k = 0;
   return (arc) => {
     if (arc < arcs[k]) k = 0;
@@ -56,6 +56,7 @@ export function runOf(plane, limits, state, view, { moving = false, fine = false
     dense: byFlow ? dense : [...points, ...dense],
     risk: shown.map(([x, y]) => plane.risk(x, y)),
     flat: path.stop === "flat",
+    finite: path.finite ?? null,
     end: path.stop === "flat" && path.points.length < 2 ? -1 : limitReached(plane, limits, ...last),
   };
 }

@@ -1,5 +1,6 @@
 // Training in the plane: gradient descent, normalised descent, gradient flow by arc length, and where starts end.
 
+import { finitePart, NEAR_FINITE } from "./finite.js";
 import { Plane } from "./plane.js";
 
 export const SATURATED = 1 - 1e-5;
@@ -28,13 +29,24 @@ const ERROR = [25 / 24 - 59 / 48, -49 / 48 + 17 / 96, 125 / 16 - 225 / 32, 0, G]
 /**
  * Gradient flow by arc length from a start to a norm: {points, arcs, stop}, stop being "norm", "flat" (the gradient
  * cancels: a stationary point, or no direction left) or "steps". With `exactly`, the last point has the norm asked for.
+ * Where tokens come to hold one another for ever, the rest of the path is straight, and `finite` are they, input by input.
  */
 export function flow(plane, start, { untilNorm = 1e6, tolerance = 1e-9, maxSteps = 5000, exactly = false } = {}) {
   const points = [[...start]], arcs = [0];
   let [x, y] = start, h = 1e-3, arc = 0;
   for (let k = 0; k < maxSteps; k++) {
     if (Math.hypot(x, y) >= untilNorm) return { points, arcs, stop: "norm" };
-    if (!plane.field(x, y) || plane.balance < Math.max(1e-11, 1e-3 * tolerance)) return { points, arcs, stop: "flat" };
+    const goes = plane.field(x, y), part = plane.balance < NEAR_FINITE ? finitePart(plane, x, y) : null;
+    if (part !== null) {
+      const end = Math.sqrt(Math.max(untilNorm ** 2 - part.w ** 2, 0)), begin = part.z, straight = { from: points.length - 1, slope: part.n };
+      for (let j = 1; j <= 60 && end > begin; j++) {
+        const z = begin + (end - begin) * (begin > 0 ? ((end / begin) ** (j / 60) - 1) / (end / begin - 1) : j / 60);
+        points.push([part.w * part.e[0] + z * part.n[0], part.w * part.e[1] + z * part.n[1]]);
+        arcs.push(arc + z - begin);
+      }
+      return { points, arcs, stop: "norm", finite: part.tied, straight };
+    }
+    if (!goes || plane.balance < Math.max(1e-11, 1e-3 * tolerance)) return { points, arcs, stop: "flat" };
     // On a line the unit field is constant and the error nothing: a longer step could leap over a point that turns back.
     h = Math.min(h, 1.01 * untilNorm, (1 + Math.hypot(x, y)) / 8);
     const taken = implicitStep(plane, x, y, h, Math.max(1e-3 * tolerance, 1e-13));

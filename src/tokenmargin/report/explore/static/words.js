@@ -63,6 +63,7 @@ export function trainingWords({ plane, run, frame, limits, state }) {
 export function endWords({ run, limits, state }) {
   const last = run.points.at(-1), limit = limits[run.end];
   if (!limit) {
+    if (run.finite) return `${listed(run.finite.flatMap((set, i) => (set.length > 1 ? set.map((t) => nameOf(i, t)) : [])))} keep their shares of the weight for ever; p grows across them, and the others fall behind.`;
     if (!limits.length) return "No direction is locally optimal here, and this run settles on none.";
     return run.flat ? "The pulls cancel to rounding: it rests, or tokens keep their shares of the weight while the others fall behind." : "It has not settled on one of the limits.";
   }
