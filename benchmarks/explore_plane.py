@@ -8,8 +8,8 @@ descent and normalised descent, gradient flow at several norms, and the limit at
 
 A path may amplify rounding (normalised steps across a narrow valley do, as does a start on the border of two basins).
 It is compared where the library's own path from a start 1e-13 away stays within 1e-8, a flow where the library finds
-that errors do not grow so much along it; the others are counted. A gradient whose terms cancel is known to the rounding of its
-terms.
+that errors do not grow so much along it; the others are counted. A gradient whose terms cancel is known to the rounding
+of its terms.
 """
 
 from __future__ import annotations
