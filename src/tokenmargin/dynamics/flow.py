@@ -320,7 +320,7 @@ def flow(
     >>> from tokenmargin.objective.attention import PromptObjective
     >>> from tokenmargin.problem.instances import figure1a
     >>> path = flow(PromptObjective(figure1a()), until_norm=1e8)
-    >>> path.stop, path.selected, (path.prompt / path.norm).round(6)
+    >>> path.stop, path.selected, (path.prompt / path.norm).round(6) + 0.0
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
     settings = FlowSettings() if settings is None else settings

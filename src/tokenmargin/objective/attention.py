@@ -165,7 +165,7 @@ class PromptObjective(AbstractObjective):
     >>> from tokenmargin.problem.instances import figure1a
     >>> objective = PromptObjective(figure1a())
     >>> direction, log_norm = objective.descent(np.array([-500.0, 5000.0, 0.0]))
-    >>> direction.round(3), bool(np.exp(log_norm[0]) == 0.0)
+    >>> direction.round(3) + 0.0, bool(np.exp(log_norm[0]) == 0.0)
     (array([-0.1  ,  0.995,  0.   ]), True)
     """
 
