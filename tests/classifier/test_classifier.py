@@ -85,16 +85,23 @@ def test_selected_span_and_margin(fitted):
 @pytest.mark.parametrize("g", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("loss", ["log", "hinge"])
-def test_gradient_against_differences(loss, k, g, held):
+@pytest.mark.parametrize("repeats", [False, True])
+def test_gradient_against_differences(repeats, loss, k, g, held):
     import scipy.sparse as sp
 
     from tokenmargin.classifier import solver
 
     rng = np.random.default_rng(1)
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
-    data = solver.Labelled(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k)
+    counts = presence.multiply(rng.integers(1, 5, (12, 7))).tocsr() if repeats else None
+    data = solver.Labelled(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k, counts)
     start, units = solver.start_model(data, solver.Start(0.5, g))
     objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2), loss=loss)
+    # In the units that the ridge is measured in, the features of a text have length 1 in the mean of their squares.
+    unit = objective.model(np.ones(len(objective.flat(start)))).values * np.exp(start.logits)[:, None]
+    Z = data.matrix @ np.exp(start.logits) + np.exp(start.sink_logit)
+    squares = (data.matrix.toarray()[:, :, None] * unit / Z[:, None, None] ** g) ** 2
+    assert data.weight @ squares.sum(1).mean(1) == pytest.approx(data.weight.sum(), rel=1e-12)
     # Losses are counted in what the best constant decision loses: found here by a search over constants.
     f = np.zeros((12, start.values.shape[1]))
     best = minimize(lambda b: solver.LOSSES[loss](f + b, data.codes, data.weight / data.weight.sum())[0], f[0]).fun
@@ -163,7 +170,7 @@ def test_weights_of_texts(sentences):
 
 def test_warm_start_keeps_the_vocabulary(sentences):
     texts, labels = sentences
-    given = {"value_penalty": 1.0, "start_power": 0.5, "exponent": 0.5, "loss": "log"}  # nothing to choose
+    given = {"value_penalty": 1.0, "start_power": 0.5, "exponent": 0.5, "loss": "log", "repeats": False}  # no choice
     model = TokenSelectionClassifier(warm_start=True, random_state=0, **given).fit(texts, labels)
     before, iterations = model.vocabulary_, model.n_iter_
     model.fit(texts, labels)
@@ -289,7 +296,8 @@ def test_transform_adds_up_to_the_decision(sentences, k):
     np.testing.assert_allclose(np.asarray(found.sum(1)).ravel() + start, f if k == 2 else f.max(1), rtol=0, atol=1e-11)
     assert not hasattr(model, "coef_")
     linear = TokenSelectionClassifier(exponent=0.0, random_state=0).fit(texts, labels)
-    counts = linear.vocabulary_.encode(read_tokens(texts, "words")).presence(len(linear.vocabulary_))
+    encoded = linear.vocabulary_.encode(read_tokens(texts, "words"))
+    counts = encoded.presence(len(linear.vocabulary_), repeats=linear.token_model_.repeats)
     expected = counts @ linear.coef_.T + linear.token_model_.intercept
     np.testing.assert_allclose(linear.decision_function(texts).reshape(200, -1), expected, rtol=0, atol=1e-11)
 
@@ -319,6 +327,56 @@ def test_partial_fit_is_a_fit_of_all_parts(sentences):
     for rows in thirds:
         anew.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
     assert np.array_equal(anew.decision_function(texts), again)
+
+
+def test_a_blend_is_the_sum_of_its_fits(sentences):
+    """The model chosen is `temperature f + sum of weight_i f_i + offset prior`, each f_i of a classifier of its own."""
+    texts, labels = sentences[0][:300], sentences[1][:300]
+    model = TokenSelectionClassifier(ngrams=2, random_state=0, validation_fraction=0.0, tol=1e-9, max_iter=500)
+    chosen = model.fit(texts, labels).chosen_
+    assert chosen.partners
+    expected = chosen.offset * model.token_model_.prior[0]
+    for member, weight in [(chosen, chosen.temperature), *((one, one.weight) for one in chosen.partners)]:
+        alone = clone(model).set_params(
+            value_penalty=member.value_penalty, start_power=member.start_power, loss=member.loss,
+            exponent=chosen.exponent, repeats=chosen.repeats,
+        )  # fmt: skip
+        expected = expected + weight * alone.fit(texts, labels).decision_function(texts)
+    # Each fit stops where an iteration saves 1e-9 of the loss; the ridge over 300 texts then bounds its f within some
+    # sqrt(2 * 300 / ridge * 1e-9), and the weights here are below five.
+    ridge = min(chosen.value_penalty, *(one.value_penalty for one in chosen.partners))
+    np.testing.assert_allclose(model.decision_function(texts), expected, rtol=0, atol=5 * (600e-9 / ridge) ** 0.5)
+
+
+def test_occurrences_count_where_they_decide():
+    """Both words stand in every text: only how often tells the classes apart."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 300)
+    words = (["good"] * (1 + 2 * y) + ["bad"] * (3 - 2 * y) + [f"w{rng.integers(9)}" for _ in "ab"] for y in labels)
+    texts = [" ".join(rng.permutation(one)) for one in words]
+    model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
+    assert model.chosen_.repeats
+    assert model.score(texts, labels) == 1
+    assert model.explain(texts).sums == pytest.approx(model.decision_function(texts), abs=1e-12)
+    once = TokenSelectionClassifier(repeats=False, random_state=0).fit(texts, labels)
+    assert once.score(texts, labels) < 0.7
+    with pytest.raises(ValueError, match="repeats must be"):
+        TokenSelectionClassifier(repeats="often").fit(texts, labels)
+
+
+def test_words_of_the_texts_held_out_alone_are_not_known_on_their_fold():
+    import scipy.sparse as sp
+
+    from tokenmargin.classifier import penalties, solver
+
+    # Texts 0 and 1 are held out. Token 0 stands everywhere, 1 in one text held out and one to learn from, 2 in texts
+    # held out alone, 3 in two texts to learn from, 4 in a single text to learn from (twice, or it was asked for).
+    rows = [[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 0, 1, 1]]
+    data = solver.Labelled(sp.csr_matrix(np.array(rows, float)), np.array([0, 1, 0, 1]), np.ones(4), 2)
+    for least, kept in ((2, [0, 3, 4]), (1, [0, 1, 3, 4]), (0, [0, 1, 2, 3, 4])):
+        (fold,) = penalties._folds(data, np.array([0, 0, 1, 1]), 1, least)
+        assert fold.kept.tolist() == kept
+        assert fold.test.presence.toarray().tolist() == np.array(rows, float)[:2][:, kept].tolist()
 
 
 def test_short_reprs(fitted):

@@ -92,8 +92,8 @@ def test_parts_with_a_fixed_vocabulary(data):
     texts, labels = list(data["text"]), np.array(list(data["label"]))
     words = sorted({word for text in texts for word in text.lower().replace(".", "").replace(",", "").split()})
     model = TokenSelectionClassifier(
-        vocabulary=words, value_penalty=1.0, start_power=0.5, exponent=0.5, loss="log", tol=1e-10, max_iter=500,
-        validation_fraction=0.0,
+        vocabulary=words, value_penalty=1.0, start_power=0.5, exponent=0.5, loss="log", repeats=False, tol=1e-10,
+        max_iter=500, validation_fraction=0.0,
     )  # fmt: skip
     whole = clone(model).fit(texts, labels)
     assert whole.vocabulary_.words == tuple(words)
@@ -112,7 +112,7 @@ def test_parts_with_a_fixed_vocabulary(data):
             clone(model).set_params(vocabulary=wrong).fit(texts, labels)
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, 3, 4])
 def test_folders_of_earlier_versions_decide_as_they_did(number):
     folder = FOLDERS / f"format-{number}"
     told = json.loads((folder / "decisions.json").read_text())

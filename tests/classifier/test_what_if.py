@@ -113,17 +113,21 @@ def masked(model, text, word):
     grams = {" ".join(words[at : at + n]) for n in (1, 2, 3) for at in range(len(words) - n + 1)}
     ids = sorted(known[gram] for gram in grams if gram in known and word not in gram.split())
     weights = model.token_model_
-    e = np.exp(weights.logits[ids])
+    parts = [model.vocabulary_.names[row].split() for row in ids]
+    times = [sum(words[at : at + len(part)] == part for at in range(len(words))) for part in parts]
+    e = np.exp(weights.logits[ids]) * (times if weights.repeats else 1)
     Z = np.exp(weights.sink_logit) + e.sum()
     return weights.intercept + e @ weights.values[ids] / Z**weights.exponent if ids else weights.prior
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_effects_are_those_of_deleting_the_word_everywhere(exponent, classes):
+@pytest.mark.parametrize("repeats", [False, True])
+def test_effects_are_those_of_deleting_the_word_everywhere(repeats, exponent, classes):
     made = make_sentences(300, np.random.default_rng(2))
     labels = np.arange(300) % 3 if classes == 3 else made.labels
-    model = TokenSelectionClassifier(ngrams=3, exponent=exponent, random_state=0).fit(made.texts, labels)
+    model = TokenSelectionClassifier(ngrams=3, exponent=exponent, repeats=repeats, random_state=0)
+    model.fit(made.texts, labels)
     texts = [*made.texts[:6], "dreadful", "the the", "", "unheard of", "the dreadful the dreadful the"]
     for target in (None, *model.classes_):
         for one in model.explain(texts, target=target):

@@ -55,10 +55,13 @@ def rows() -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not on the PATH: install Node.js 18 or newer")
-@pytest.mark.parametrize(("exponent", "ngrams"), [(1.0, 1), (0.5, 2), (0.0, 1)])
-def test_a_page_decides_as_the_library(rows: tuple[list[str], list[str]], exponent: float, ngrams: int) -> None:
+@pytest.mark.parametrize(("exponent", "ngrams", "repeats"), [(1.0, 1, False), (0.5, 2, True), (0.0, 1, True)])
+def test_a_page_decides_as_the_library(
+    rows: tuple[list[str], list[str]], exponent: float, ngrams: int, repeats: bool
+) -> None:
     texts, labels = rows
-    model = TokenSelectionClassifier(exponent=exponent, ngrams=ngrams, random_state=0).fit(texts[:300], labels[:300])
+    model = TokenSelectionClassifier(exponent=exponent, ngrams=ngrams, repeats=repeats, random_state=0)
+    model.fit(texts[:300], labels[:300])
     asked = [*texts[300:], *ODD]
     decisive = 0
     for text, page in zip(asked, in_the_page(model, asked), strict=True):

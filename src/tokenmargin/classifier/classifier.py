@@ -22,7 +22,7 @@ from tokenmargin.classifier.fitting import CHOSEN, Fit, FitSettings, distinct_te
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
 from tokenmargin.classifier.penalties import Chosen
-from tokenmargin.classifier.solver import Labelled, join_labelled
+from tokenmargin.classifier.solver import Labelled, join_labelled, ones_like
 from tokenmargin.classifier.token_model import TokenModel, decided_classes, probabilities
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
 from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
@@ -51,6 +51,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         as a start, then trained), or `uniform` (equal for all tokens: the baseline to compare with).
     - `start_power`: how much easier a token that tells the classes apart gets a value (0: rarity alone counts).
     - `loss`: `log` (logistic or multinomial) or `hinge` (squared; each class against the rest).
+    - `repeats`: whether a token counts as often as it stands in a text, or once.
     - `value_penalty`: ridge on the values, beside the sum of the losses; features of a text have length 1 on average.
     - `logit_penalty`: ridge that holds learned attention to its start.
     - `max_iter`, `tol`: iterations of L-BFGS, and the part of the base rate's loss an iteration must save to go on.
@@ -92,6 +93,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         attention: str = "counted",
         start_power: float | str = "auto",
         loss: str = "auto",
+        repeats: bool | str = "auto",
         value_penalty: float | str = "auto",
         logit_penalty: float = 30.0,
         max_iter: int = 100,
@@ -113,6 +115,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.attention = attention
         self.start_power = start_power
         self.loss = loss
+        self.repeats = repeats
         self.value_penalty = value_penalty
         self.logit_penalty = logit_penalty
         self.max_iter = max_iter
@@ -157,7 +160,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        data = Labelled(encoded.presence(len(self.vocabulary_)), codes, weight, len(classes))
+        data = self._labelled(encoded, codes, weight)
         seed = check_random_state(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
             texts, self.n_duplicates_ = distinct_texts(documents, data, seed)
@@ -183,16 +186,16 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         known = np.unique(labels if classes is None else np.asarray(classes))
         if not hasattr(self, "_seen") and len(np.unique(labels)) == len(known):
             self.fit(documents, labels, sample_weight)
-            self._seen = [self._labelled(documents, labels, weight)]
+            self._seen = [self._part(documents, labels, weight)]
             return self
         if not hasattr(self, "_seen"):
             self._begin(documents, known)
-        part = self._labelled(documents, labels, weight)
+        part = self._part(documents, labels, weight)
         self._seen = [*self._seen, part]
         data = join_labelled(self._seen)
         before = getattr(self, "_fit", None)
         with threadpool_limits(1, user_api="blas"):
-            fit = lower(data, self.chosen_, self._settings(), None if before is None else before.change, self.max_iter)
+            fit = lower(data, self.chosen_, self._settings(), () if before is None else before.changes, self.max_iter)
         counts = np.stack([data.presence.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
         self._keep(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
         return self
@@ -217,13 +220,17 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             known=self.vocabulary,
         )
 
-    def _labelled(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
+    def _labelled(self, encoded: Encoded, codes: Array, weight: Array) -> Labelled:
+        counts = encoded.presence(len(self.vocabulary_), repeats=True)
+        return Labelled(ones_like(counts), codes, weight, len(self.classes_), counts if self.repeats else None)
+
+    def _part(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             shown = repr(unknown.tolist()[0])
             raise ValueError(f"the label {shown} is none of the classes; give all classes in the first partial_fit")
         codes = np.searchsorted(self.classes_, labels)
-        return Labelled(self._encode(documents).presence(len(self.vocabulary_)), codes, weight, len(self.classes_))
+        return self._labelled(self._encode(documents), codes, weight)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """The spelling of every token, in the order of the columns of `transform`."""
@@ -253,16 +260,20 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def _settings(self) -> FitSettings:
         given = {name: getattr(self, name) for name in CHOSEN}
-        fixed = {name: value if name == "loss" else float(value) for name, value in given.items() if value != "auto"}
+        plain = {"loss": str, "repeats": bool}
+        fixed = {name: plain.get(name, float)(value) for name, value in given.items() if value != "auto"}
+        least = self.min_count if self.vocabulary is None else 0
         return FitSettings(
-            fixed, self.attention, self.logit_penalty, self.max_iter, self.tol, self.validation_fraction, self.progress
-        )
+            fixed, self.attention, self.logit_penalty, self.max_iter, self.tol, self.validation_fraction, least,
+            self.progress,
+        )  # fmt: skip
 
     def _keep(self, fit: Fit, data: Labelled, occurrences: Array) -> None:
         """The attributes that every fit leaves."""
         self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
         self.n_iter_, self.n_texts_ = len(fit.losses), len(data.codes)
-        self.token_statistics_ = token_statistics(data.presence, occurrences, data.codes, fit.model)
+        presence = data.counted(fit.model.repeats).matrix
+        self.token_statistics_ = token_statistics(presence, occurrences, data.codes, fit.model)
         self.__dict__.pop("token_importance_", None)
 
     def _encode(self, documents: Sequence[Any]) -> Encoded:

@@ -25,13 +25,13 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.importance import TokenStatistics
-from tokenmargin.classifier.penalties import Chosen
+from tokenmargin.classifier.penalties import Chosen, Partner
 from tokenmargin.classifier.token_model import SMALLEST, TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
 
-FORMAT = 4  # 3 had no choice of the loss
+FORMAT = 5  # 4 had neither partners nor counted repeats, 3 no choice of the loss
 OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
 LARGEST_LOGARITHM = 700.0  # e^709 is the largest double
@@ -44,6 +44,7 @@ SETTINGS = (
     "attention",
     "start_power",
     "loss",
+    "repeats",
     "value_penalty",
     "logit_penalty",
     "max_iter",
@@ -257,7 +258,8 @@ def _chosen(config: dict[str, Any]) -> Chosen:
     found = dict(config.get("chosen", {"exponent": 1.0}))
     if config["format"] == 3:
         found |= {"log_loss": found.pop("loss"), "offset": 1 - found["temperature"]}
-    return Chosen(**found)
+    partners = tuple(Partner(**one) for one in found.pop("partners", ()))
+    return Chosen(**found, partners=partners)
 
 
 def _classes(names: list[Any], kind: str) -> Array:

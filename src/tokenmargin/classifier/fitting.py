@@ -15,11 +15,12 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin.classifier.evaluation import Validation, enough, validate
-from tokenmargin.classifier.penalties import Chosen, choose_penalties, number_of_folds
-from tokenmargin.classifier.solver import Labelled, Penalty, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.penalties import Chosen, Partner, choose_penalties, number_of_folds
+from tokenmargin.classifier.solver import Labelled, Penalty, Start, TokenObjective, fit_token_model, start_model
 from tokenmargin.classifier.token_model import TokenModel
 
-CHOSEN = ("value_penalty", "start_power", "exponent", "loss")  # what may be "auto"
+CHOSEN = ("value_penalty", "start_power", "exponent", "loss", "repeats")  # what may be "auto"
+FEW_REPEATS = 0.05  # of the tokens of a text: where fewer stand twice, counting them changes little
 FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
 
@@ -78,14 +79,15 @@ class FitSettings:
     max_iter: int
     tolerance: float
     validation_fraction: float
+    min_count: int
     progress: Callable[[int, float], None] | None
 
 
 class Fit(NamedTuple):
-    """A trained model, its change since the start that the ridge holds it to, and the loss of each iteration."""
+    """A trained model, what its fit and each partner's changed since their start, and the loss of each iteration."""
 
     model: TokenModel
-    change: TokenModel
+    changes: tuple[TokenModel, ...]
     losses: list[float]
 
 
@@ -108,7 +110,7 @@ def distinct_texts(documents: Sequence[Any], data: Labelled, seed: int) -> tuple
     # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
     smallest = np.full(int(group.max()) + 1, data.k)
     np.minimum.at(smallest, group, data.codes)
-    joined = Labelled(data.presence[first], data.codes[first], np.bincount(row, data.weight), data.k)
+    joined = replace(data.part(first), weight=np.bincount(row, data.weight))
     return DistinctTexts(joined, chance, smallest[group[first]]), len(group) - int(group.max()) - 1
 
 
@@ -123,15 +125,15 @@ def fit_and_judge(
     data, held = texts.data, held_out(texts.strata, texts.chance, settings.validation_fraction)
     judged = enough(data.codes, held)
     part, rows = (data.part(~held), ~held) if judged else (data, np.ones(len(held), bool))
-    chosen, change = _choose(part, texts.strata[rows], texts.chance[rows], settings)
-    change = change if before is None else before.change
+    chosen, near = _choose(part, texts.strata[rows], texts.chance[rows], settings)
+    changes = before.changes if before is not None else () if near is None else (near,)
     validation, iterations, losses = None, settings.max_iter, list[float]()
     if judged:
-        found, change, losses = lower(part, chosen, settings, change, iterations)
+        found, changes, losses = lower(part, chosen, settings, changes, iterations)
         validation = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
         iterations = min(ITERATIONS_AFTER_CHECK, iterations)
-    found, change, more = lower(data, chosen, settings, change, iterations)
-    return Fit(found, change, losses + more), chosen, validation
+    found, changes, more = lower(data, chosen, settings, changes, iterations)
+    return Fit(found, changes, losses + more), chosen, validation
 
 
 def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings) -> tuple[Chosen, TokenModel | None]:
@@ -139,21 +141,36 @@ def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings)
     first, free = Chosen(**settings.given), {*CHOSEN} - {*settings.given}
     if settings.attention == "uniform":
         first, free = replace(first, start_power=None), free - {"start_power"}
+    if data.counts is None or (data.counts.data > 1).mean() < FEW_REPEATS:
+        free -= {"repeats"}
     if not free or not data.presence.shape[1] or len(strata) < FEWEST_TO_CHOOSE:
         return first, None
     parts, turns = number_of_folds(len(strata), data.presence.nnz)
     fold_of = fold_numbers(strata, chance, parts)
-    return choose_penalties(data, fold_of, turns, first=first, free=free, tolerance=settings.tolerance)
-
-
-def lower(data: Labelled, chosen: Chosen, settings: FitSettings, change: TokenModel | None, iterations: int) -> Fit:
-    """Lower the loss by so many iterations at most, from the start and what an earlier fit changed."""
-    origin, units = start_model(data, chosen.start)
-    fixed = settings.attention != "learned"
-    penalty = Penalty(np.inf if fixed else settings.logit_penalty, chosen.value_penalty)
-    objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=chosen.loss)
-    found, losses = fit_token_model(
-        objective, origin.with_change(change), iterations=iterations, tolerance=settings.tolerance,
-        progress=settings.progress,
+    return choose_penalties(
+        data, fold_of, turns, first=first, free=free, tolerance=settings.tolerance, least=settings.min_count,
+        blend=settings.attention != "learned",
     )  # fmt: skip
-    return Fit(found.tempered(chosen.temperature, chosen.offset), found.change_since(origin), losses)
+
+
+def lower(data: Labelled, chosen: Chosen, settings: FitSettings, changes: Sequence[TokenModel], iterations: int) -> Fit:
+    """Lower the loss by so many iterations at most, from the start and what an earlier fit changed; add partners."""
+    data, fixed = data.counted(chosen.repeats), settings.attention != "learned"
+    fits, curves, after = list[TokenModel](), list[list[float]](), list[TokenModel]()
+    members: list[Chosen | Partner] = [chosen, *chosen.partners]
+    for number, member in enumerate(members):
+        origin, units = start_model(data, Start(member.start_power, chosen.exponent))
+        penalty = Penalty(np.inf if fixed else settings.logit_penalty, member.value_penalty)
+        objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=member.loss)
+        known = changes[number] if number < len(changes) else after[-1] if after else None
+        fit, spent = fit_token_model(
+            objective, origin.with_change(known), iterations=iterations, tolerance=settings.tolerance,
+            progress=None if number else settings.progress,
+        )  # fmt: skip
+        fits.append(fit)
+        curves.append(spent)
+        after.append(fit.change_since(origin))
+    found = fits[0].tempered(chosen.temperature, chosen.offset)
+    for partner, fit in zip(chosen.partners, fits[1:], strict=True):
+        found = found.plus(fit, partner.weight)
+    return Fit(found, tuple(after), curves[0])

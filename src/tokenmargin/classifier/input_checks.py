@@ -126,6 +126,8 @@ def check_settings(model: Any) -> None:
         raise ValueError(f"vocabulary must be a list of words, none empty, got {words!r:.60}")
     if model.loss not in ("auto", "log", "hinge"):
         raise ValueError(f"loss must be 'auto', 'log' or 'hinge', got {model.loss!r}")
+    if model.repeats not in ("auto", True, False):
+        raise ValueError(f"repeats must be 'auto', True or False, got {model.repeats!r}")
     for name in ("value_penalty", "start_power", "exponent", "logit_penalty", "tol"):
         value = getattr(model, name)
         if value == "auto" and name not in ("logit_penalty", "tol"):

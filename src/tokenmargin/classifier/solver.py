@@ -10,8 +10,9 @@ decision depends on E, p and v only through a and b, and these are what is train
 
 The attention starts at naive Bayes, `e^{a_s} = |r_s| + SOFT` with r the log ratio of a token's smoothed shares in a
 class and outside it; b starts at zero. A ridge, which is what generalises, holds both to their start. On b it is
-measured in units `d_s = i_s (|r_s| + SOFT)^power / e^{a_s}` with the rarity `i_s = 1 + log(n / n_s)`, scaled so that
-the features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short and for long texts.
+measured in units `d_s = i_s (|r_s| + SOFT)^power / e^{a_s}` with the rarity `i_s = 1 + log(n / n_s)` and r smoothed
+less, scaled so that the features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short
+and for long texts. Power 0, g = 1/2 and little in the sink are near TF-IDF with texts scaled to length 1.
 With more than two classes r has a column for each: the attention is shared and follows the largest, the units are those
 of each class.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -34,7 +35,8 @@ from scipy.special import log_softmax
 from tokenmargin.classifier.token_model import TokenModel
 
 SOFT = 0.1  # a token that says nothing keeps some attention
-SMOOTHING = 3.0  # texts that hold a token, imagined in each class
+SMOOTHING = 3.0  # texts that hold a token, imagined in each class: a rare one is not selected by chance
+UNIT_SOFT, UNIT_SMOOTHING = 0.05, 1.0  # of the units: a value that chance gave is held small by the ridge anyway
 SINK_RIDGE = 0.1
 SINK_POWER = 5  # the sink is g^5 of a typical text: whole at g = 1, nearly nothing where little is divided by
 
@@ -57,21 +59,56 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts."""
+    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts.
+
+    `counts` says how often a token stands where `presence` is 1; without it every token of a text counts once.
+    """
 
     presence: sp.csr_matrix
     codes: Int[Array, " n"]
     weight: Float[Array, " n"]
     k: int
+    counts: sp.csr_matrix | None = None
 
     def part(self, rows: Array) -> Labelled:
         """Some of the texts."""
-        return Labelled(self.presence[rows], self.codes[rows], self.weight[rows], self.k)
+        return replace(self._of(self.matrix[rows]), codes=self.codes[rows], weight=self.weight[rows])
+
+    def of_tokens(self, kept: Int[Array, " kept"]) -> Labelled:
+        """The texts in some of the tokens."""
+        return self._of(self.matrix[:, kept])
+
+    def _of(self, matrix: sp.csr_matrix) -> Labelled:
+        """The same with another `matrix`."""
+        if self.counts is None:
+            return replace(self, presence=matrix)
+        return replace(self, presence=ones_like(matrix), counts=matrix)
+
+    def counted(self, repeats: bool) -> Labelled:
+        """The texts with every occurrence of a token counted, or every token once."""
+        return self if repeats else replace(self, counts=None)
+
+    @cached_property
+    def telling(self) -> tuple[Float[Array, " m"], Float[Array, "m columns"]]:
+        """How well each token tells the classes apart: for the attention, and smoothed less for the units."""
+        texts = np.stack([self.presence.T @ (self.weight * (self.codes == c)) for c in range(self.k)], axis=1)
+        attention = SOFT + np.abs(naive_bayes(texts, SMOOTHING)).max(axis=1, initial=0.0)
+        return attention, UNIT_SOFT + np.abs(naive_bayes(texts, UNIT_SMOOTHING))
+
+    @cached_property
+    def rarity(self) -> Float[Array, " m"]:
+        """`1 + log(n / n_s)` for a token of n_s of n texts."""
+        return 1 + np.log((1 + self.weight.sum()) / (1 + self.presence.T @ self.weight)).clip(0)
+
+    @property
+    def matrix(self) -> sp.csr_matrix:
+        """As often as each token counts in each text."""
+        return self.presence if self.counts is None else self.counts
 
     @cached_property
     def products(self) -> Halves:
         """For products with the matrix and its transpose."""
-        return Halves(self.presence)
+        return Halves(self.matrix)
 
     @property
     def shares(self) -> Float[Array, " k"]:
@@ -79,36 +116,46 @@ class Labelled:
         return np.maximum(np.bincount(self.codes, self.weight, self.k) / self.weight.sum(), 1e-12)
 
 
+def ones_like(counts: sp.csr_matrix) -> sp.csr_matrix:
+    """1 wherever there is an entry."""
+    return sp.csr_matrix((np.ones(counts.nnz), counts.indices, counts.indptr), shape=counts.shape)
+
+
 def join_labelled(parts: Sequence[Labelled]) -> Labelled:
     """Texts of several parts, in one vocabulary."""
     codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
-    return Labelled(sp.vstack([part.presence for part in parts], format="csr"), codes, weight, parts[0].k)
+    whole = parts[0]._of(sp.vstack([part.matrix for part in parts], format="csr"))
+    return replace(whole, codes=codes, weight=weight)
 
 
-def naive_bayes(
-    presence: sp.csr_matrix, classes: Int[Array, " n"], weight: Float[Array, " n"], k: int
-) -> Float[Array, "m columns"]:
-    """Log of the ratio of the smoothed shares of each token inside and outside a class: one column for two classes."""
-    inside = np.stack([presence.T @ (weight * (classes == c)) for c in range(k)], axis=1) + SMOOTHING
+def naive_bayes(texts: Float[Array, "m k"], smoothing: float) -> Float[Array, "m columns"]:
+    """Log of the ratio of the smoothed shares of each token inside and outside a class: one column for two classes.
+
+    **Arguments**
+    - `texts`: of each class that hold the token. `smoothing`: how many more are imagined.
+    """
+    inside = texts + smoothing
     outside = inside.sum(1, keepdims=True) - inside
     ratio = np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
-    return np.asarray(ratio[:, 1:] if k == 2 else ratio)
+    return np.asarray(ratio[:, 1:] if texts.shape[1] == 2 else ratio)
+
+
+def class_prior(shares: Float[Array, " k"]) -> Float[Array, " columns"]:
+    """f of the base rate: the log odds of the second of two classes, else log shares that add up to zero."""
+    return np.asarray(np.log(shares[1:] / shares[0]) if len(shares) == 2 else np.log(shares) - np.log(shares).mean())
 
 
 def start_model(data: Labelled, start: Start) -> tuple[TokenModel, Float[Array, "m columns"]]:
     """The attention that training starts from with values of zero (every text has the base rate), and units of b."""
-    m, n = data.presence.shape[1], float(data.weight.sum())
-    shares = data.shares
-    prior = np.log(shares[1:] / shares[0]) if data.k == 2 else np.log(shares) - np.log(shares).mean()
+    m, prior = data.presence.shape[1], class_prior(data.shares)
     logits, units = np.zeros(m), np.ones((m, 1))
     if start.power is not None:
-        telling = np.abs(naive_bayes(data.presence, data.codes, data.weight, data.k)) + SOFT
-        logits = np.log(telling.max(axis=1, initial=SOFT))
-        rarity = 1 + np.log((1 + n) / (1 + data.presence.T @ data.weight)).clip(0)
-        units = (rarity * np.exp(-logits))[:, None] * telling**start.power
-    typical = _median(data.presence @ np.exp(logits), data.weight) if m else 1.0
+        attention, telling = data.telling
+        logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**start.power
+    typical = _median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
     sink = np.log(max(typical * start.exponent**SINK_POWER, 1e-9))
-    return TokenModel(logits, np.zeros((m, len(prior))), float(sink), prior, prior, start.exponent), units
+    values, repeats = np.zeros((m, len(prior))), data.counts is not None
+    return TokenModel(logits, values, float(sink), prior, prior, start.exponent, repeats), units
 
 
 def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
@@ -218,8 +265,10 @@ class TokenObjective:
         self._e = np.exp(origin.logits)
         Z = self._data.sums(self._e) + np.exp(origin.sink_logit)
         self._power = (Z**-origin.exponent)[:, None]  # of the attention that stays
-        lengths = self._data.sums((self._e[:, None] * units) ** 2).mean(1) * self._power[:, 0] ** 2
+        squares = self._data.sums if data.counts is None else data.counts.power(2).dot
+        lengths = squares((self._e[:, None] * units) ** 2).mean(1) * self._power[:, 0] ** 2
         self._unit = units / max(float(np.sqrt(self._share @ lengths)), 1e-12)
+        self._scaled = self._unit * self._e[:, None]
         self._ridge = 0.0 if self._fixed else penalty.logits / total
         self._value_ridge = penalty.values / total
         m, k = origin.values.shape
@@ -239,7 +288,8 @@ class TokenObjective:
         logits, sink = o.logits, o.sink_logit
         if attention:
             logits, sink = logits + attention[0], sink + float(attention[1][0])
-        return TokenModel(logits, self._unit * w.reshape(o.values.shape), sink, intercept, o.prior, o.exponent)
+        values = self._unit * w.reshape(o.values.shape)
+        return replace(o, logits=logits, values=values, sink_logit=sink, intercept=intercept)
 
     def __call__(self, flat: Float[Array, " unknowns"]) -> tuple[float, Float[Array, " unknowns"]]:
         loss, slope = self._with_attention(flat) if not self._fixed else self._values_alone(flat)
@@ -248,9 +298,9 @@ class TokenObjective:
     def _values_alone(self, flat: Array) -> tuple[float, Array]:
         """A convex problem: the features of a text stay as they are."""
         w, intercept = np.split(flat, self._split)
-        values = self._unit * self._e[:, None] * w.reshape(self._origin.values.shape)
+        values = self._scaled * w.reshape(self._origin.values.shape)
         loss, g = self._loss(intercept + self._data.sums(values) * self._power, self._classes, self._share)
-        back = self._unit * self._e[:, None] * self._data.back(g * self._power)
+        back = self._scaled * self._data.back(g * self._power)
         return (
             loss + 0.5 * self._value_ridge * float(w @ w),
             np.concatenate([back.ravel() + self._value_ridge * w, g.sum(0)]),

@@ -88,6 +88,11 @@ class TokenModel:
         intercept = temperature * self.intercept + offset * self.prior
         return replace(self, values=temperature * self.values, intercept=intercept)
 
+    def plus(self, other: TokenModel, weight: float) -> TokenModel:
+        """`f + weight times the other's f`, of models that share the attention: then f is linear in the values."""
+        values, intercept = self.values + weight * other.values, self.intercept + weight * other.intercept
+        return replace(self, values=values, intercept=intercept)
+
     @cached_property
     def padded(self) -> tuple[Float[Array, " m_plus_1"], Float[Array, "m_plus_1 k"]]:
         """Logits and values with a last row for what is no token, so that id -1 has logit -inf and value 0."""

@@ -40,7 +40,7 @@ def classifier_of_training(
     settings = {name: choices[name] for name in vars(Pipeline()) if name in choices}
     if not isinstance(stops := settings.get("stop_words", "none"), str):
         settings["stop_words"] = tuple(stops)  # type: ignore[arg-type]
-    found = TokenSelectionClassifier(Pipeline(**settings), exponent=1.0, attention="learned")  # type: ignore[arg-type]
+    found = TokenSelectionClassifier(Pipeline(**settings), exponent=1.0, attention="learned", repeats=True)  # type: ignore[arg-type]
     classes = choices.get("classes", (-1, 1))
     codes = (np.asarray(prepared.labels) > 0).astype(int)
     share = min(max(float(codes.mean()), 1e-12), 1 - 1e-12)
@@ -56,7 +56,7 @@ def classifier_of_training(
     found.classes_ = np.array(classes)
     occurrences = np.stack([np.asarray(counts[codes == c].sum(0)).ravel() for c in (0, 1)], axis=1).astype(np.int64)
     found.token_statistics_ = token_statistics(counts, occurrences, codes, found.token_model_)
-    found.chosen_, found.validation_ = Chosen(exponent=1.0), None
+    found.chosen_, found.validation_ = Chosen(exponent=1.0, repeats=True), None
     found.loss_curve_, found.n_iter_ = list(losses), len(losses)
     found.n_texts_, found.n_duplicates_ = prepared.n, 0
     return found

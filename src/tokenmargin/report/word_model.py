@@ -51,6 +51,7 @@ def page_model(
         "symbols": model.tokenizer == "words",
         "exponent": weights.exponent,
         "sink": weights.sink_logit,
+        "repeats": weights.repeats,
         "intercept": weights.intercept.tolist(),
         "prior": weights.prior.tolist(),
         "tokens": "\n".join(names[row] for row in kept),

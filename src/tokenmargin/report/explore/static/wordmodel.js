@@ -42,7 +42,7 @@ export function decideOn(model, words, { gone = new Set(), without = null } = {}
   }
   if (!places.size) return { f: model.prior, start: model.prior, sink: 1, tokens: [] };
   const rows = [...places.keys()], top = Math.max(model.sink, ...rows.map(model.logit));
-  const e = rows.map((row) => Math.exp(model.logit(row) - top)), rest = Math.exp(model.sink - top), Z = e.reduce((sum, x) => sum + x, rest);
+  const e = rows.map((row) => (model.repeats ? places.get(row).length : 1) * Math.exp(model.logit(row) - top)), rest = Math.exp(model.sink - top), Z = e.reduce((sum, x) => sum + x, rest);
   const scale = Math.exp((1 - model.exponent) * top) / Z ** model.exponent;
   const tokens = rows.map((row, j) => {
     const values = model.values(row);
