@@ -24,6 +24,7 @@ from tokenmargin.training.one_layer import BLOCK_BYTES, RowBlocks
 from tokenmargin.training.parameters import AdamW, State
 
 EPSILON = 1e-5  # of the layer norm, as in torch
+BUCKET_BYTES = 6 << 20  # of vectors, which are read for two products: small enough for the cache
 WORTH_A_CALL = 4_000_000  # multiplications of one product that outweigh the calling of it
 _ONE_DNN = "_linear_pointwise"  # torch's own compiler calls it too; where it is missing, MKL does
 
@@ -180,6 +181,7 @@ class TwoLayer:
 
     **Arguments**
     - `group`: sequences in a bucket; a batch is sorted by size and cut into buckets, each padded to its own width.
+      Unless given, at most 16, and so many that their vectors take `BUCKET_BYTES` in the median.
     - `multiple`: widths are rounded up to a multiple of this, so that a GPU meets few different shapes.
     """
 
@@ -190,21 +192,22 @@ class TwoLayer:
         optimizer: AdamW,
         *,
         conventions: Conventions | None = None,
-        group: int = 16,
+        group: int | None = None,
         multiple: int = 1,
     ) -> None:
         state.check_rows(data.m)
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions = conventions or Conventions()
-        self.group, self.multiple = group, multiple
         self._ids, self._counts, self._offsets = _distinct(data)
         self._widths = self._offsets.diff().cpu()
+        row = state.embeddings[0].nbytes
+        fitting = BUCKET_BYTES // (row * max(int(self._widths.median()), 1))
+        self.group, self.multiple = group or min(max(fitting, 1), 16), multiple
         centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
         offset = state.heads.new_zeros(())
         self._params = Projected(centred, columns, offset, self.conventions.temperature)
         self._gradient = Gradient(torch.zeros_like(centred), torch.zeros_like(columns), torch.zeros_like(offset))
         self._step = torch.tensor(float(state.step), device=state.heads.device)
-        row = state.embeddings[0].nbytes
         on_cpu = state.embeddings.device.type == "cpu"
         self._rows = RowBlocks(data.m, max(BLOCK_BYTES // row, 1) if on_cpu else data.m, 1)
 
