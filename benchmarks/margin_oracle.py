@@ -156,7 +156,7 @@ def compare_least(norm: SchattenNorm, rows: np.ndarray, found: MarginSolution, s
     seen.wrong += difference > BY_CLARABEL
 
 
-def in_norm(norm: AbstractNorm, count: int, peer: int, seed: int) -> tuple[int, int]:
+def in_norm(norm: AbstractNorm, count: int, seed: int, *, peer: int = 4) -> tuple[int, int]:
     """The table of one norm: how many problems, how many false answers."""
     print(f"| {norm.name}, in stacks | optimal | infeasible | inaccurate | wrong | over | residual | undecided |")
     print("|---|" + "---:|" * 7)
@@ -243,7 +243,7 @@ def main() -> int:
     given = parser.parse_args()
     began, count, seed = time.process_time(), given.problems, given.seed
     norm = norm_named(given.norm)
-    tables = [in_norm(norm, count if norm != L2 else count * 90 // 100, given.peer, seed)]
+    tables = [in_norm(norm, count if norm != L2 else count * 90 // 100, seed, peer=given.peer)]
     if norm == L2:
         tables += [kinds(count * 8 // 100, given.peer, seed), edges(count * 2 // 100, seed)]
     asked, failures = (sum(column) for column in zip(*tables, strict=True))
