@@ -52,10 +52,10 @@ from tokenmargin.problem.attention_problems import cross_attention as cross_atte
 from tokenmargin.problem.attention_problems import self_attention as self_attention
 from tokenmargin.problem.class_problem import ClassProblem as ClassProblem
 from tokenmargin.problem.corpus import TokenCorpus as TokenCorpus
-from tokenmargin.problem.corpus_generators import k_level_corpus as k_level_corpus
-from tokenmargin.problem.corpus_generators import selective_corpus as selective_corpus
 from tokenmargin.problem.instances import figure1b as figure1b
+from tokenmargin.problem.instances import k_level_corpus as k_level_corpus
 from tokenmargin.problem.instances import random_problem as random_problem
+from tokenmargin.problem.instances import selective_corpus as selective_corpus
 from tokenmargin.problem.instances import three_limits as three_limits
 from tokenmargin.problem.next_token import NextTokenProblem as NextTokenProblem
 from tokenmargin.problem.problem_files import load_problem as load_problem

@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent

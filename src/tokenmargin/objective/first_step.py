@@ -73,7 +73,7 @@ class FirstStep:
 def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     """One gradient step of length `eta` on all tokens and the prompt (4).
 
-    >>> from tokenmargin.problem.corpus_generators import selective_corpus
+    >>> from tokenmargin.problem.instances import selective_corpus
     >>> from tokenmargin.objective.embedding import wishart_embeddings
     >>> rng = np.random.default_rng(0)
     >>> start = wishart_embeddings(selective_corpus(4, 3, rng=rng), 5.4e59, rng=rng)

@@ -15,15 +15,19 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted
-from tokenmargin.objective.jacobian import (
+from tokenmargin.objective.forward import (
+    Attention,
     Block,
+    Descent,
     Linearisation,
     Pivoted,
+    attend,
     differences_from_pivot,
     linearisation,
     pivoted,
     prompt_block,
+    prompt_descent,
+    shifted,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.class_problem import ClassProblem, soft_margin
