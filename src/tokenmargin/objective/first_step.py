@@ -91,7 +91,7 @@ def class_shares(
 ) -> Float[Array, "m k"]:
     """`alpha_sc`: how much more of token s stands in sequences of class c than an even share of it.
 
-    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3)
+    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3) + 0.0
     array([[ 0.   ,  0.   ,  0.   ],
            [ 0.111, -0.056, -0.056],
            [-0.056,  0.111, -0.056],

@@ -48,7 +48,7 @@ class NonlinearHead:
       differences of the gradient over `eps^(1/3) max(1, |x_j|)`, right to about ten digits.
 
     >>> bowl = NonlinearHead(lambda x: (x**2).sum(-1), lambda x: 2 * x)
-    >>> bowl.second(np.array([1.0, 2.0])).round(6)
+    >>> bowl.second(np.array([1.0, 2.0])).round(6) + 0.0
     array([[2., 0.],
            [0., 2.]])
     """
