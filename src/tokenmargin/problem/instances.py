@@ -17,6 +17,13 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
+LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
+"""The importance levels `delta_1, ..., delta_8` of Figure 2."""
+SYNTHETIC_SIZE = 25_000
+"""Sequences in Figure 2's corpus: not printed, but 25,000 make its 196 batches of 128."""
+IRRELEVANT = "irrelevant"
+"""How the names of the irrelevant tokens of a K-level corpus begin."""
+
 
 def random_problem(n: int, T: int, d: int, *, rng: Rng) -> TokenProblem:
     """Tokens and head uniform on the unit sphere, labels fair coins: the data of Figures 9 and 10.
@@ -134,14 +141,6 @@ def _planar(tokens: list[list[tuple[float, float, float]]]) -> TokenProblem:
     """Tokens (key_1, key_2, score), labels +1, W = diag(1, 1, 0), head (0, 0, 1)."""
     values = np.array(tokens)
     return TokenProblem.of(values * [1.0, 1.0, 0.0], np.ones(len(tokens)), values=values, head=[0.0, 0.0, 1.0])
-
-
-LEVELS = (0.45, 0.35, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02)
-"""The importance levels `delta_1, ..., delta_8` of Figure 2."""
-SYNTHETIC_SIZE = 25_000
-"""Sequences in Figure 2's corpus: not printed, but 25,000 make its 196 batches of 128."""
-IRRELEVANT = "irrelevant"
-"""How the names of the irrelevant tokens of a K-level corpus begin."""
 
 
 def k_level_corpus(
