@@ -15,8 +15,7 @@ _EXPORTS = {
     "tokenmargin.problem.token_problem": ("TokenProblem",),
     "tokenmargin.problem.problem_files": ("load_problem",),
     "tokenmargin.problem.attention_problems": ("cross_attention", "self_attention"),
-    "tokenmargin.problem.class_problem": ("ClassProblem",),
-    "tokenmargin.problem.regression_problem": ("RegressionProblem",),
+    "tokenmargin.problem.label_problems": ("ClassProblem", "RegressionProblem"),
     "tokenmargin.problem.instances": (
         "figure1b",
         "k_level_corpus",

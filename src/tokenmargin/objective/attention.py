@@ -25,9 +25,8 @@ from tokenmargin.objective.forward import (
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, selected_share
 

@@ -28,7 +28,7 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
-from tokenmargin.problem.class_problem import checked_classes
+from tokenmargin.problem.label_problems import checked_classes
 
 
 @dataclass(frozen=True, eq=False)
