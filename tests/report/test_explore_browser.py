@@ -185,7 +185,8 @@ def test_no_score_is_written_over_a_token_or_another_score(tab: Tab) -> None:
     for story in ("one", "three", "ties", "seven"):
         page.evaluate(f"() => document.querySelector('[data-story={story}]').click()")
         boxes = page.evaluate(
-            "() => { const box = (node) => { const b = node.getBoundingClientRect(); return [b.x, b.y, b.right, b.bottom]; };"
+            "() => { const box = (node) => {"
+            " const b = node.getBoundingClientRect(); return [b.x, b.y, b.right, b.bottom]; };"
             " const tokens = [...document.querySelectorAll('#layer-tokens .token')];"
             " return tokens.map((node) => { const [name, score] = node.querySelectorAll('text');"
             "   return { token: box(node.children[1]), score: score && box(score), name: name.textContent }; }); }"
