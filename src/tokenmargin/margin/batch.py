@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
-from tokenmargin.margin.compiled import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
+from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
