@@ -85,8 +85,7 @@ def _read_texts(out: Path) -> None:
     import io
 
     from tokenmargin.cli._texts import open_model
-    from tokenmargin.cli.fit import fit
-    from tokenmargin.cli.report import report
+    from tokenmargin.cli.fit import fit, report
 
     # Their own lines would fill the screen; what they found is told below, and whole on the page.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
