@@ -28,7 +28,7 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
-from tokenmargin.problem.class_problem import checked_classes
+from tokenmargin.problem.label_problems import checked_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class FirstStep:
 def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     """One gradient step of length `eta` on all tokens and the prompt (4).
 
-    >>> from tokenmargin.problem.corpus_generators import selective_corpus
+    >>> from tokenmargin.problem.instances import selective_corpus
     >>> from tokenmargin.objective.embedding import wishart_embeddings
     >>> rng = np.random.default_rng(0)
     >>> start = wishart_embeddings(selective_corpus(4, 3, rng=rng), 5.4e59, rng=rng)

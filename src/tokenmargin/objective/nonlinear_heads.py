@@ -15,8 +15,17 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, differences_from_pivot, linearisation, pivoted, prompt_block
+from tokenmargin.objective.forward import (
+    Attention,
+    Descent,
+    Linearisation,
+    attend,
+    differences_from_pivot,
+    linearisation,
+    pivoted,
+    prompt_block,
+    prompt_descent,
+)
 from tokenmargin.objective.local_scores import weighed
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find

@@ -24,8 +24,8 @@ from tokenmargin.training.one_layer import BLOCK_BYTES, RowBlocks
 from tokenmargin.training.parameters import AdamW, State
 
 EPSILON = 1e-5  # of the layer norm, as in torch
+BUCKET_BYTES = 6 << 20  # of vectors, which are read for two products: small enough for the cache
 WORTH_A_CALL = 4_000_000  # multiplications of one product that outweigh the calling of it
-_ONE_DNN = "_linear_pointwise"  # torch's own compiler calls it too; where it is missing, MKL does
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,49 +71,49 @@ class _Forward:
     f: Tensor
 
 
-def _by_one_dnn(x: Tensor, rows: int) -> bool:
-    """Whether products of so many rows of x with each other go to oneDNN, one sequence at a time.
+def _one_by_one(x: Tensor, rows: int) -> bool:
+    """Whether products of so many rows of x with each other are formed one sequence at a time."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and rows * rows * x.shape[-1] >= WORTH_A_CALL
 
-    torch gives float32 products to MKL, which does not use the wide registers of every processor that has them; oneDNN
-    does (2.2 times as fast on an AMD EPYC), but torch has no batched product by it.
+
+def times_transposed(A: Tensor, B: Tensor) -> Tensor:
+    """`A B'` of two float32 matrices on a CPU.
+
+    torch gives such products to MKL, which does not use the wide registers of every processor that has them; oneDNN
+    does, but torch has no batched product by it.
     """
-    worth = rows * rows * x.shape[-1] >= WORTH_A_CALL
-    return worth and x.device.type == "cpu" and x.dtype == torch.float32 and hasattr(torch.ops.mkldnn, _ONE_DNN)
-
-
-def _times_transposed(A: Tensor, B: Tensor) -> Tensor:
-    """`A B'` by oneDNN."""
-    return getattr(torch.ops.mkldnn, _ONE_DNN)(A, B, None, "none", [], "")
+    by_one_dnn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch's own compiler calls
+    return A @ B.T if by_one_dnn is None else by_one_dnn(A, B, None, "none", [], "")
 
 
 def _gram(X: Tensor) -> Tensor:
     """`X X'` of each sequence: (r, u, d) to (r, u, u)."""
     u = X.shape[1]
-    if not _by_one_dnn(X, u):
+    if not _one_by_one(X, u):
         return torch.bmm(X, X.mT)
     G = X.new_empty(len(X), u, u)
     half = u // 2
     for x, g in zip(X, G, strict=True):  # symmetric: the upper right quarter is the lower left one
-        g[:half, :half] = _times_transposed(x[:half], x[:half])
-        g[half:] = _times_transposed(x[half:], x)
+        g[:half, :half] = times_transposed(x[:half], x[:half])
+        g[half:] = times_transposed(x[half:], x)
         g[:half, half:] = g[half:, :half].T
     return G
 
 
 def _products(A: Tensor, B: Tensor) -> Tensor:
     """`A B` of each sequence."""
-    if not _by_one_dnn(B, B.shape[1]):
+    if not _one_by_one(B, B.shape[1]):
         return torch.bmm(A, B)
-    return torch.stack([_times_transposed(a, b.T) for a, b in zip(A, B, strict=True)])
+    return torch.stack([times_transposed(a, b.T) for a, b in zip(A, B, strict=True)])
 
 
 def _add_products(into: Tensor, ids: Tensor, S: Tensor, X: Tensor) -> None:
     """Add the rows of `S X` of each sequence to the rows `ids` of a matrix."""
-    if not _by_one_dnn(X, X.shape[1]):
+    if not _one_by_one(X, X.shape[1]):
         into.index_add_(0, ids.reshape(-1), torch.bmm(S, X).reshape(-1, X.shape[2]))
         return
     for rows, s, x in zip(ids, S, X, strict=True):  # at once, while the product is still in the cache
-        into.index_add_(0, rows, _times_transposed(s, x.T))
+        into.index_add_(0, rows, times_transposed(s, x.T))
 
 
 def _forward(params: Projected, bucket: Bucket) -> _Forward:
@@ -180,6 +180,7 @@ class TwoLayer:
 
     **Arguments**
     - `group`: sequences in a bucket; a batch is sorted by size and cut into buckets, each padded to its own width.
+      Unless given, at most 16, and so many that their vectors take `BUCKET_BYTES` in the median.
     - `multiple`: widths are rounded up to a multiple of this, so that a GPU meets few different shapes.
     """
 
@@ -190,21 +191,22 @@ class TwoLayer:
         optimizer: AdamW,
         *,
         conventions: Conventions | None = None,
-        group: int = 16,
+        group: int | None = None,
         multiple: int = 1,
     ) -> None:
         state.check_rows(data.m)
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions = conventions or Conventions()
-        self.group, self.multiple = group, multiple
         self._ids, self._counts, self._offsets = _distinct(data)
         self._widths = self._offsets.diff().cpu()
+        row = state.embeddings[0].nbytes
+        fitting = BUCKET_BYTES // (row * max(int(self._widths.median()), 1))
+        self.group, self.multiple = group or min(max(fitting, 1), 16), multiple
         centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
         offset = state.heads.new_zeros(())
         self._params = Projected(centred, columns, offset, self.conventions.temperature)
         self._gradient = Gradient(torch.zeros_like(centred), torch.zeros_like(columns), torch.zeros_like(offset))
         self._step = torch.tensor(float(state.step), device=state.heads.device)
-        row = state.embeddings[0].nbytes
         on_cpu = state.embeddings.device.type == "cpu"
         self._rows = RowBlocks(data.m, max(BLOCK_BYTES // row, 1) if on_cpu else data.m, 1)
 
