@@ -30,7 +30,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
         Write the findings as one JSON object to standard output.
     """
     from tokenmargin.dynamics import whole_runs
-    from tokenmargin.experiments.figures.demo import Demo
+    from tokenmargin.experiments.figures.prompt_paths import Demo
     from tokenmargin.experiments.records import describe_findings, write_result
 
     with needs_extra("report"):

@@ -17,8 +17,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, descent_weights
-from tokenmargin.objective.jacobian import Linearisation
+from tokenmargin.objective.forward import Attention, Descent, Linearisation, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import as_matrix

@@ -220,6 +220,31 @@ class CustomLoss(AbstractLoss):
         return self.lipschitz, self.bound
 
 
+@dataclass(frozen=True, eq=False)
+class WeightedInputs(AbstractLoss):
+    """A loss times a weight for each input: the last axis of what it is given counts the inputs."""
+
+    loss: AbstractLoss
+    log_weights: Float[Array, " n"]
+
+    def value(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.value(u) * np.exp(self.log_weights))
+
+    def log_slope(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.log_slope(u) + self.log_weights)
+
+    def log_slope_derivative(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return self.loss.log_slope_derivative(u)
+
+    def log_excess(self, best: Float[Array, "... n"], log_gap: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.log_excess(best, log_gap) + self.log_weights)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        m0, m1 = self.loss.constants(low, high)
+        largest = float(np.exp(self.log_weights.max()))
+        return m0 * largest, m1 * largest
+
+
 def loss_named(name: str) -> AbstractLoss:
     """One of `LOSSES`, one that another package adds, or the loss at `MODULE:OBJECT`.
 

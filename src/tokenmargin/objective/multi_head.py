@@ -15,8 +15,16 @@ from numpy import ndarray as Array
 from scipy.linalg import block_diag
 
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, differences_from_pivot, linearisation, prompt_block
+from tokenmargin.objective.forward import (
+    Attention,
+    Descent,
+    Linearisation,
+    attend,
+    differences_from_pivot,
+    linearisation,
+    prompt_block,
+    prompt_descent,
+)
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram

@@ -42,7 +42,7 @@ def cross_attention(
 
     >>> problem = cross_attention([[[0.0, 1.0], [1.0, 0.0]]], [[1.0, 1.0, 0.0]], [1], head=[1.0, 0.0])
     >>> from tokenmargin.margin import max_margin
-    >>> problem.as_matrix(max_margin(problem, [1]).vector)
+    >>> problem.as_matrix(max_margin(problem, [1]).vector).round(6) + 0.0
     array([[ 0.25, -0.25],
            [ 0.25, -0.25],
            [ 0.  ,  0.  ]])

@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
 from tokenmargin.limits.shares import Basins
-from tokenmargin.problem.corpus_generators import IRRELEVANT
+from tokenmargin.problem.instances import IRRELEVANT
 from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
 from tokenmargin.report.results import (
