@@ -14,8 +14,8 @@ from tokenmargin.limits import limit_of
 from tokenmargin.objective.embedding import Embeddings
 from tokenmargin.objective.first_step import class_first_step, class_shares, first_step
 from tokenmargin.objective.local_scores import ClassObjective
-from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.label_problems import ClassProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
 

@@ -13,9 +13,8 @@ from tokenmargin.margin import atlas, limit_direction
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.local_scores import ClassObjective, SquareObjective, prompt_objective
 from tokenmargin.objective.losses import ExponentialLoss, LogisticLoss
-from tokenmargin.problem.class_problem import ClassProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
 from tokenmargin.problem.problem_files import load_problem
-from tokenmargin.problem.regression_problem import RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, optimal_tokens
 

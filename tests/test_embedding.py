@@ -8,7 +8,7 @@ from scipy import stats
 
 from tokenmargin.objective.embedding import EmbeddingObjective, Embeddings, gaussian_embeddings, wishart_embeddings
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import selective_corpus
+from tokenmargin.problem.instances import selective_corpus
 
 RAGGED = TokenCorpus.of([list("abca"), list("bd"), list("cce"), list("f")], [1, -1, 1, -1])
 

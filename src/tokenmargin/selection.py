@@ -105,8 +105,8 @@ def angle(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, 
 
     >>> from tokenmargin.problem.geometry import Coordinates
     >>> plane = Coordinates.of([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> float(angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])))
-    1e-12
+    >>> f"{angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])):.6g}"
+    '1e-12'
     """
     p, q = checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.cli import VERBS, main
-from tokenmargin.cli.reproduce import reproduce
-from tokenmargin.cli.sweep import sweep
+from tokenmargin.cli.reproduce import reproduce, sweep
 from tokenmargin.experiments import EXPERIMENTS
 from tokenmargin.experiments.figures.prompt_paths import Figure1a, Figure1b, Figure1c
 from tokenmargin.experiments.provenance import MODULES

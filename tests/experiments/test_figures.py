@@ -5,9 +5,8 @@ import pytest
 
 from tokenmargin.experiments import EXPERIMENTS, Finding
 from tokenmargin.experiments.figures.along_training import Figure5
-from tokenmargin.experiments.figures.demo import Demo
 from tokenmargin.experiments.figures.joint_paths import Figure3c
-from tokenmargin.experiments.figures.prompt_paths import Figure1b, Figure2
+from tokenmargin.experiments.figures.prompt_paths import Demo, Figure1b, Figure2
 from tokenmargin.problem.instances import figure8, three_limits
 from tokenmargin.report.figures import draw
 

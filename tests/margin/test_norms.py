@@ -14,6 +14,7 @@ import pytest
 from benchmarks import norms
 from scipy import sparse
 from scipy.optimize import linprog
+from tests.oracles.by_clarabel import semidefinite_value
 from tests.oracles.edge_families import by_a_hair
 from tests.oracles.rounding import rounding
 
@@ -199,37 +200,6 @@ def matrices_posed(matrices: np.ndarray, equality: np.ndarray | None = None) -> 
     geometry = Coordinates(matrices.reshape(k, -1), [every], matrix_shape=tuple(shape))
     bound = np.ones(k) if equality is None else np.where(equality, 0.0, 1.0)
     return Constraints(geometry, every, None, bound, np.stack([every, every], 1), equality=equality)
-
-
-def semidefinite_value(name: str, matrices: np.ndarray) -> float:
-    """By clarabel: `[[P, W], [W', Q]] >= 0`, half the trace for the nuclear norm, P = Q = t I for the spectral one."""
-    k, q, d = matrices.shape
-    n = q + d
-    pairs = [(i, j) for j in range(n) for i in range(j + 1)]  # the upper triangle, by columns
-    number = {pair: c for c, pair in enumerate(pairs)}
-    constraints = np.array([[m[i, j - q] if i < q <= j else 0.0 for i, j in pairs] for m in matrices])
-    cost = np.array([0.5 if i == j else 0.0 for i, j in pairs])
-    equal = []
-    if name == "spectral":
-        cost = np.array([float((i, j) == (0, 0)) for i, j in pairs])
-        for i, j in pairs:
-            if (i < q) == (j < q) and (i, j) != (0, 0):
-                line = np.zeros(len(pairs))
-                line[number[i, j]] = 1.0
-                line[0] = -1.0 if i == j else 0.0
-                equal.append(line)
-    weights = np.array([1.0 if i == j else np.sqrt(2) for i, j in pairs])
-    parts = [np.array(equal).reshape(-1, len(pairs)), -constraints, -np.diag(weights)]
-    room = np.r_[np.zeros(len(equal)), -np.ones(k), np.zeros(len(pairs))]
-    cones = [clarabel.ZeroConeT(len(equal)), clarabel.NonnegativeConeT(k), clarabel.PSDTriangleConeT(n)]
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_rel = settings.tol_gap_abs = settings.tol_feas = 1e-9
-    nothing = sparse.csc_matrix((len(pairs), len(pairs)))
-    solver = clarabel.DefaultSolver(nothing, cost, sparse.csc_matrix(np.vstack(parts)), room, cones, settings)
-    found = solver.solve()
-    assert "Solved" in str(found.status)
-    return float(found.obj_val)
 
 
 @pytest.mark.parametrize("name", ["nuclear", "spectral"])
@@ -524,3 +494,12 @@ def test_a_solution_where_constraints_cross_and_a_coordinate_vanishes(p: float) 
     found = tm.max_margin(problem, [1, 0, 2], norm=f"lp:{p}")
     assert found.is_optimal
     assert found.margin == pytest.approx((3**p + 2**p) ** (-1 / p), rel=GAP)  # what the certificate promises
+
+
+@pytest.mark.parametrize("norm", ["nuclear", "spectral"])
+def test_rows_that_are_opposite_but_for_their_rounding(norm: str) -> None:
+    """Tokens on both sides of the selected one, on a line: rows q and -q, rounded; no iterate nears a constraint."""
+    keys = [[[-0.635617207419113], [-1.0521037293395488], [0.6004607248956575]]]
+    posed = tm.TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.0]])
+    queries = np.array([[-0.9575469403813043, 0.6135205786855819, 1.729921778887927]])
+    assert tm.max_margin(posed.with_matrix(queries), [0], norm=norm).status != "optimal"

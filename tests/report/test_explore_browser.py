@@ -177,6 +177,33 @@ def test_the_ground_says_where_the_path_from_there_ends(tab: Tab) -> None:
     assert ends == {0, 1, 2}
 
 
+@pytest.mark.parametrize(
+    "tab", [{}, {"viewport": {"width": 390, "height": 844}}], indirect=True, ids=["laptop", "phone"]
+)
+def test_no_score_is_written_over_a_token_or_another_score(tab: Tab) -> None:
+    page = tab.open("#settle")
+    for story in ("one", "three", "ties", "seven"):
+        page.evaluate(f"() => document.querySelector('[data-story={story}]').click()")
+        boxes = page.evaluate(
+            "() => { const box = (node) => {"
+            " const b = node.getBoundingClientRect(); return [b.x, b.y, b.right, b.bottom]; };"
+            " const tokens = [...document.querySelectorAll('#layer-tokens .token')];"
+            " return tokens.map((node) => { const [name, score] = node.querySelectorAll('text');"
+            "   return { token: box(node.children[1]), score: score && box(score), name: name.textContent }; }); }"
+        )
+        written = [one for one in boxes if one["score"]]
+        assert len(written) >= min(3, len(boxes))
+        for one in written:
+            for other in boxes:
+                taken = [other["score"]] if other["score"] and other is not one else []
+                taken += [other["token"]] if other is not one else []
+                for left, top, right, bottom in taken:
+                    across = min(one["score"][2], right) - max(one["score"][0], left)
+                    down = min(one["score"][3], bottom) - max(one["score"][1], top)
+                    # A text's box is a line high, three pixels more than its digits on either side.
+                    assert across <= 2 or down <= 6, (story, one["name"], other["name"], across, down)
+
+
 def test_a_link_opens_the_same_picture_and_back_goes_back(tab: Tab) -> None:
     page = tab.open("#settle")
     drag(page, '[data-token="0,3"]', (700, 300))

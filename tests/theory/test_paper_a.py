@@ -13,7 +13,7 @@ from scipy import sparse
 from tokenmargin.margin import class_margin, solve
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus
+from tokenmargin.problem.instances import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import EmbeddingInstance, binomial_interval, claim
 from tokenmargin.theory.evidence import follow, selected_in_the_limit

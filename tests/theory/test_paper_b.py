@@ -281,6 +281,18 @@ def test_theorem_3_on_shared_tokens(alpha):
     assert claim("B.theorem3").on(ProblemInstance(problem, selected=alpha)).verdict == "holds"
 
 
+def test_theorem_3_follows_no_flow_where_slopes_are_beyond_doubles():
+    """Scores of 1e150: the loss has no slope in doubles, so nothing is claimed, and a zigzag of seconds is left out."""
+    keys = [[[0.0, 0.0], [-10.0, -10.0]], [[-20.0, 10.0], [10.0, 20.0]], [[20.0, -20.0], [-10.0, 0.0]]]
+    scores = np.array([[0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]]) * 1e150
+    problem = TokenProblem.of(keys, [-1, -1, 1], scores=scores, mask=[[True, True], [True, True], [True, False]])
+    report = claim("B.theorem3").on(ProblemInstance(problem))
+    slope = report.findings.hypotheses[0]
+    assert report.verdict == "vacuous"
+    assert math.copysign(1, slope.measured) == 1  # printed as 0, not as -0
+    assert not any("gradient flow" in conclusion.name for conclusion in report.findings.conclusion)
+
+
 @pytest.mark.parametrize("kind", ["example", "outside"])
 def test_nonlinear_heads_by_autograd_and_a_scan_of_the_circle(kind):
     """The heads' gradients by torch; then the risk over the circle, and over short p, by plain softmax."""

@@ -10,7 +10,7 @@ from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions, Scales
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, State, initial_state
-from tokenmargin.training.two_layer import TwoLayer
+from tokenmargin.training.two_layer import WORTH_A_CALL, TwoLayer
 
 SETTINGS = AdamW(rate=0.01, decay=0.02)
 
@@ -108,6 +108,23 @@ def test_an_offset_common_to_all_entries_costs_no_digits(ragged):
     wanted = torch.stack([naive_two_layer(data.ids[data.offsets[i] : data.offsets[i + 1]], *exact) for i in rows])
     # Entries near 100 are known to 100 / 2^24 = 6e-6 beside a deviation of 1/8.
     assert (f - wanted).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("lengths", [(150, 150), (170, 139, 151, 170)])
+def test_large_products_in_float32_are_those_of_float64(lengths):
+    """Products of this size are formed one sequence at a time; the other tests have small ones, and float64."""
+    rng, d = np.random.default_rng(4), 256
+    assert min(lengths) ** 2 * d > WORTH_A_CALL
+    ids = np.concatenate([rng.permutation(300)[:length] for length in lengths])
+    moments = []
+    for dtype in (torch.float32, torch.float64):
+        offsets, labels = np.append(0, np.cumsum(lengths)), np.resize([1, -1], len(lengths))
+        data = TokenData.of(ids, offsets, labels, m=300, dtype=dtype)
+        state = initial_state(300, d, seed=2, dtype=dtype)
+        TwoLayer(data, state, SETTINGS).run(torch.arange(data.n), data.n, first=0, last=1, rate=1e-3)
+        moments.append(state.embeddings_m.double())  # a tenth of the gradient
+    # Sums over d entries for G, twice over u tokens, and some twenty further operations, each rounded to 24 bits.
+    assert (moments[0] - moments[1]).abs().max() < 2.0**-24 * (d + 2 * max(lengths) + 20) * moments[1].abs().max()
 
 
 def test_gradient_keeps_its_direction_when_attention_is_saturated():

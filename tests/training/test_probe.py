@@ -12,18 +12,19 @@ from tests.oracles.trained_models import as_problem, selected
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import balanced, selective_corpus, subset
+from tokenmargin.problem.instances import balanced, selective_corpus, subset
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Scales, TrainingConfig
-from tokenmargin.training.observed_training import Job, run_job
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.probe import (
+    Job,
     alignment,
     attention_mass,
     evaluate,
     learned_direction,
+    run_job,
     token_scores,
 )
 

@@ -16,9 +16,8 @@ from tests.training.conftest import make_ragged
 from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.checkpoint import whole_steps
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.distributed.ranks import Ranks
-from tokenmargin.training.distributed.splits import AbstractSplit, ByDimension, ByTexts
 from tokenmargin.training.parameters import initial_state
+from tokenmargin.training.ranks import AbstractSplit, ByDimension, ByTexts, Ranks
 from tokenmargin.training.trainer import train
 
 CONFIG = TrainingConfig(dimension=11, epochs=4, batch=6, rate=0.02, milestones=(3,), decay=1e-3, dtype="float64")

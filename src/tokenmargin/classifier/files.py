@@ -23,7 +23,7 @@ from numpy import ndarray as Array
 from tokenmargin._files import atomic_folder, file_digest
 from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.evaluation import Validation
+from tokenmargin.classifier.fitting import Validation
 from tokenmargin.classifier.importance import TokenStatistics
 from tokenmargin.classifier.penalties import Chosen
 from tokenmargin.classifier.token_model import SMALLEST, TokenModel

@@ -271,7 +271,7 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None, att
     from tokenmargin.objective.local_scores import prompt_objective
     from tokenmargin.objective.losses import loss_named
     from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
-    from tokenmargin.problem.regression_problem import RegressionProblem
+    from tokenmargin.problem.label_problems import RegressionProblem
 
     if head is not None and train == "joint":
         raise UsageError("a nonlinear head is not trained: leave out --head or --train joint")

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmargin.training.batches import Sequences
-    from tokenmargin.training.distributed.splits import AbstractSplit
     from tokenmargin.training.epochs import Progress
     from tokenmargin.training.probe import Frequencies
+    from tokenmargin.training.ranks import AbstractSplit
     from tokenmargin.training.trainer import TrainingRun
 
 SHOWN = 8
@@ -120,8 +120,7 @@ def train(
 
         from tokenmargin.training.batches import truncated
         from tokenmargin.training.config import choose_device
-        from tokenmargin.training.distributed.ranks import join_ranks
-        from tokenmargin.training.distributed.splits import ByDimension, ByTexts
+        from tokenmargin.training.ranks import ByDimension, ByTexts, join_ranks
     with usage_errors():
         place = choose_device(device)
     if margin and (settings.model != "one-layer" or split != "texts" or prepared.is_dir()):
@@ -177,7 +176,7 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     import numpy as np
 
     from tokenmargin.data.prepared import load_prepared
-    from tokenmargin.data.sharded.corpus import load_sharded
+    from tokenmargin.data.sharded.slices import load_sharded
     from tokenmargin.training.batches import MappedSequences, TokenData
 
     if prepared.is_dir():

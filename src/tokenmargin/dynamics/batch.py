@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import interrupted_run
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective

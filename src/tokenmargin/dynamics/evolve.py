@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -13,12 +13,12 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import interrupted_run
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
-from tokenmargin.objective.some_inputs import on_inputs
+from tokenmargin.objective.losses import WeightedInputs
 from tokenmargin.plugins import described
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
@@ -282,3 +282,15 @@ def _minibatches(objective: AbstractObjective, batch: int | None, rng: Rng | Non
         raise ValueError("minibatches are drawn: give rng, a seed such as 0")
     drawn = generator(rng)
     return lambda: on_inputs(objective, drawn.choice(n, size=batch, replace=False), n)
+
+
+def on_inputs(objective: AbstractObjective, inputs: Int[Array, " batch"], n: int) -> AbstractObjective:
+    """The mean risk of some of the n inputs alone, in the parameters of all."""
+    log_weights = np.full(n, -np.inf)
+    log_weights[inputs] = np.log(n / len(inputs))
+    try:
+        return replace(objective, loss=WeightedInputs(objective.loss, log_weights))
+    except TypeError:
+        raise TypeError(
+            f"{type(objective).__name__} has a loss of its own, which does not weigh inputs: train it on all of them"
+        ) from None

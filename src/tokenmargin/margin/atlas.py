@@ -112,7 +112,7 @@ def atlas(
 
     >>> from tokenmargin.problem.instances import figure8
     >>> for limit in atlas(figure8()).limits:
-    ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
+    ...     print(limit.selected, limit.solution.vector.round(6) + 0.0, limit.is_global)
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """

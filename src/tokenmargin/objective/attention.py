@@ -9,20 +9,24 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted, unit_descent
-from tokenmargin.objective.jacobian import (
+from tokenmargin.objective.forward import (
+    Attention,
+    Descent,
     Linearisation,
+    attend,
     differences_from_pivot,
     head_block,
     linearisation,
     pivoted,
     prompt_block,
+    prompt_descent,
+    shifted,
+    unit_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.class_problem import ClassProblem
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, selected_share
 

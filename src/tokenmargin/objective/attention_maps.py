@@ -15,8 +15,7 @@ from numpy import ndarray as Array
 from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Descent, sloped, unit_descent
-from tokenmargin.objective.jacobian import Linearisation, block_of, linearisation
+from tokenmargin.objective.forward import Descent, Linearisation, block_of, linearisation, sloped, unit_descent
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import in_coordinates
 

@@ -130,7 +130,7 @@ class EmbeddingGradient(NamedTuple):
 class EmbeddingObjective:
     """The logistic risk (2) of a corpus as a function of all its embeddings.
 
-    >>> from tokenmargin.problem.corpus_generators import selective_corpus
+    >>> from tokenmargin.problem.instances import selective_corpus
     >>> rng = np.random.default_rng(0)
     >>> corpus = selective_corpus(4, 3, rng=rng)
     >>> objective = EmbeddingObjective(corpus)

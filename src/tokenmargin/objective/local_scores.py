@@ -15,20 +15,23 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted
-from tokenmargin.objective.jacobian import (
+from tokenmargin.objective.forward import (
+    Attention,
     Block,
+    Descent,
     Linearisation,
     Pivoted,
+    attend,
     differences_from_pivot,
     linearisation,
     pivoted,
     prompt_block,
+    prompt_descent,
+    shifted,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
-from tokenmargin.problem.class_problem import ClassProblem, soft_margin
 from tokenmargin.problem.geometry import in_coordinates
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem, soft_margin
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -59,7 +62,7 @@ class ClassObjective(AbstractLocalObjective):
     Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is
     `sum_{c != y} exp(F_c - F_y)`.
 
-    >>> from tokenmargin.problem.class_problem import ClassProblem
+    >>> from tokenmargin.problem.label_problems import ClassProblem
     >>> problem = ClassProblem.of([[[0.0, 1.0], [1.0, 0.0]]] * 2, [0, 1], head=[[1.0, 0.0], [0.0, 1.0]])
     >>> round(float(ClassObjective(problem).value(np.zeros(2))), 4)
     0.6931
@@ -108,7 +111,7 @@ class SquareObjective(AbstractLocalObjective):
     A residual is `(y - prediction of the pivot) + its shortfall`, kept as a logarithm: it is right where a token that
     meets its target exactly has all but the last of the weight.
 
-    >>> from tokenmargin.problem.regression_problem import RegressionProblem
+    >>> from tokenmargin.problem.label_problems import RegressionProblem
     >>> problem = RegressionProblem.of([[[0.0], [1.0]]], [0.25], scores=[[0.0, 1.0]])
     >>> float(SquareObjective(problem).value(np.array([-np.log(3)])).round(12))  # weights 3/4 and 1/4 meet the target
     0.0

@@ -92,8 +92,10 @@ def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
 
 def _of_fields(arrays: dict[str, Array]) -> TokenProblem:
     """The kind of problem that the fields describe: by real targets, by a head of several columns, or plain."""
-    from tokenmargin.problem.class_problem import ClassProblem  # it loads scipy, which few files need
-    from tokenmargin.problem.regression_problem import RegressionProblem
+    from tokenmargin.problem.label_problems import (
+        ClassProblem,  # it loads scipy, which few files need
+        RegressionProblem,
+    )
 
     keys = arrays.pop("keys")
     if "targets" in arrays:

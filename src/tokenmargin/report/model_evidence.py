@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation
-from tokenmargin.classifier.evaluation import Validation
+from tokenmargin.classifier.fitting import Validation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 

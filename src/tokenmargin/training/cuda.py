@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions
-from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import ScoresKept, attend
 from tokenmargin.training.parameters import AdamW, State, initial_state
+from tokenmargin.training.ranks import ByTexts
 
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda

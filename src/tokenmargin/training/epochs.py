@@ -19,7 +19,7 @@ from torch import Tensor
 from tokenmargin._files import atomic_path, locked_folder, remove_leftovers
 from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.checkpoint import damaged_checkpoints
-from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
+from tokenmargin.training.ranks import AbstractSplit, ByTexts
 
 Status = Literal["finished", "loss reached", "out of time", "interrupted", "diverged"]
 Row = dict[str, float | int]

@@ -12,10 +12,10 @@ import torch
 from tokenmargin._notebook import Tabular
 from tokenmargin.training.batches import Sequences, TokenData, truncated
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.ranks import AbstractSplit, ByTexts
 from tokenmargin.training.two_layer import TwoLayer
 
 Observe = Callable[[Model], Mapping[str, float]]

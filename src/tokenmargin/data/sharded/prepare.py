@@ -17,8 +17,16 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, locked_folder, plain, remove_leftovers, sealed, write_json
 from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens, no_token_left
-from tokenmargin.data.sharded.corpus import FORMAT, MANIFEST, STATISTICS, ShardedText, load_sharded, shard_path
-from tokenmargin.data.sharded.slices import Slice, find_slices
+from tokenmargin.data.sharded.slices import (
+    FORMAT,
+    MANIFEST,
+    STATISTICS,
+    ShardedText,
+    Slice,
+    find_slices,
+    load_sharded,
+    shard_path,
+)
 from tokenmargin.data.sharded.worker import (
     BITS,
     MERGED_AT_ONCE,

@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import interrupted_run
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective

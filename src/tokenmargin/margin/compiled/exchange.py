@@ -54,7 +54,7 @@ class WorkingSet(NamedTuple):
 def propose_by_exchange(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Float[Array, " k"] | None:
     """Multipliers of `min |y|, rows y >= bound`; None where the search finds no solution.
 
-    >>> propose_by_exchange(np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 3.0]]), np.ones(3))
+    >>> propose_by_exchange(np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 3.0]]), np.ones(3)).round(6) + 0.0
     array([0.25, 1.  , 0.  ])
     """
     space = _roughly(rows, bound, _least(rows @ (bound @ rows), rows.shape[1]))

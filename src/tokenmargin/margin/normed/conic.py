@@ -205,7 +205,9 @@ def _of_low_rank(
     the system is singular, and shifted a little.
     """
     k, a, b = core.shape
-    m = np.where(holding(core.reshape(k, -1), bound, tied, w.ravel(), m), m, 0.0)
+    given, m = m, np.where(holding(core.reshape(k, -1), bound, tied, w.ravel(), m), m, 0.0)
+    if not m.any():  # an iterate so far away that no constraint holds it
+        return w, given
     left, values, right = np.linalg.svd(w, full_matrices=False)
     of_g = np.linalg.svd(np.tensordot(m, core, axes=1), compute_uv=False)
     kept = values / values[0] > 1 - of_g / of_g[0]
@@ -242,6 +244,8 @@ def _with_low_rank(
     """
     m = np.where(holding(core.reshape(len(core), -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
     active = np.flatnonzero(m)
+    if not active.size:  # an iterate so far away that no constraint holds it
+        return best.w, best.m
     of_w = np.linalg.svd(best.w, compute_uv=False)
     for _ in range(3):
         left, values, right = np.linalg.svd(np.tensordot(m, core, axes=1))

@@ -17,7 +17,7 @@ from torch import Tensor
 from tokenmargin._files import atomic_path
 from tokenmargin.data.images import ImageSet
 from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
-from tokenmargin.training.observed_training import machine
+from tokenmargin.training.probe import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
 
