@@ -136,7 +136,7 @@ def run_job(
     - `tell`: called with a line after every look.
     """
     begun = time.monotonic()
-    chosen = images.limited(training=job.images)
+    chosen = images.first_images(training=job.images)
     data = ImageData.of(chosen, device=device)
     learner = VisionLearner(data, job.config, compiled=compiled)
     probe = VisionProbe(data, folder)
