@@ -177,8 +177,8 @@ def _title(limit: LimitDirection) -> str:
     return f"{limit.kind} {_short(selection_text(limit.chosen))}, margin {limit.solution.margin:.3g}"
 
 
-def _short(names: str, most: int = 24) -> str:
-    return names if len(names) <= most else f"{names[:most]}..."
+def _short(names: str) -> str:
+    return names if len(names) <= 24 else f"{names[:24]}..."
 
 
 def _is_grid(starts: Float[Array, "k D"], side: int) -> bool:

@@ -69,14 +69,10 @@ class StackResult(NamedTuple):
         return self.farkas.residual == 0
 
 
-def solve_systems(systems: Systems, *, few: int = FEW) -> StackResult:
-    """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
-
-    **Arguments**
-    - `few`: fewer systems than this go without compiled code.
-    """
+def solve_systems(systems: Systems) -> StackResult:
+    """Multipliers and residuals of every system; Farkas vectors for those that have no solution."""
     B, k, _ = systems.rows.shape
-    if few > B or k > MANY or not k or systems.equality is not None or systems.products is not None:
+    if B < FEW or k > MANY or not k or systems.equality is not None or systems.products is not None:
         return _one_by_one(systems)
     # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.compiled.stack import solve_stack
