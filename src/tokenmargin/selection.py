@@ -122,7 +122,10 @@ def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
 
 
 def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
-    """Whether every selected token is optimal (Definition 1): its max-margin direction is a GMM."""
+    """Whether every selected token is optimal (Definition 1): no token of its input scores higher.
+
+    Where none scores as high either, their max-margin direction, if there is one, is the GMM.
+    """
     alpha = checked_selection(problem, selected)
     return bool(optimal_tokens(problem)[np.arange(problem.n), alpha].all())
 

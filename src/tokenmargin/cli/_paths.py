@@ -130,8 +130,16 @@ def print_report(report: dict[str, Any]) -> None:
             facts.append(
                 ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
             )
-        if report["angle"] is None:
-            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
+        if report.get("stop") == "stationary" and report["exact_weights"] is None:
+            facts.append(("direction", "none: p is at rest, at a stationary point"))
+        elif report["angle"] is None:
+            optimal = direction["status"] == "optimal"
+            why = (
+                "every p selects these tokens"
+                if optimal and not np.any(direction["vector"])
+                else ("p is zero" if optimal else f"the selection is {direction['status']}")
+            )
+            facts.append(("direction", f"none to compare with: {why}"))
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"

@@ -50,7 +50,7 @@ def evolve(
     batch: int | None = None,
     seed: int = 0,
     steps: int = 1000,
-    until_norm: float = 1e8,
+    until_norm: float | None = None,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
     loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
@@ -95,7 +95,7 @@ def evolve(
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
-        Length of the parameter at which the flow stops.
+        Length of the parameter at which the flow stops; 1e8 by default, for very long or short keys over their length.
     start:
         First p, as numbers separated by commas (for joint training: v, then p). Default: zero, and the problem's head.
     train:
@@ -220,14 +220,14 @@ def _memory_of(before: dict[str, Array], blocks: int) -> Memory | None:
 
 
 def _flow(
-    objective: AbstractObjective, start: Array | None, until_norm: float, *, keep: bool
+    objective: AbstractObjective, start: Array | None, until_norm: float | None, *, keep: bool
 ) -> tuple[FlowPath, dict[str, Array]]:
     import numpy as np
 
     from tokenmargin.dynamics import SelectionChanged, flow
 
-    decades = max(np.log10(max(until_norm, 1e-300)), 1.0)
-    with share_bar(f"flow to norm {until_norm:g}") as progress:
+    decades = max(np.log10(max(until_norm or 1e8, 1e-300)), 1.0)
+    with share_bar("flow" if until_norm is None else f"flow to norm {until_norm:g}") as progress:
         path = flow(
             objective,
             start=start,

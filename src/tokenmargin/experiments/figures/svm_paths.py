@@ -195,7 +195,7 @@ class SvmTokens(AbstractExperiment):
     """`tokenmargin reproduce svm-tokens --scale paper`: 500 runs per dimension; W = W_fin + R W_mm."""
 
     figure = "svm-tokens"
-    seconds = (4.4, None)
+    seconds = (4.4, 500)
     source = PAPER_C
     title = "With a nonlinear head W keeps several tokens: a direction and a finite part"
     shows = (
