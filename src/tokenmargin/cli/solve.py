@@ -193,7 +193,7 @@ def _arcs(problem: TokenProblem) -> dict[str, Any]:
 
 
 def _print_atlas(found: Atlas, limit: int) -> None:
-    from tokenmargin.selection import spelled
+    from tokenmargin.selection import selection_text
 
     show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
     if not found.complete:
@@ -202,7 +202,7 @@ def _print_atlas(found: Atlas, limit: int) -> None:
     columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))
     rows = [
         (
-            entry.kind, spelled(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
+            entry.kind, selection_text(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
             f"{entry.solution.certificate.residual:.0e}", _direction(entry.solution.vector),
         )
         for entry in found.limits[:limit]
