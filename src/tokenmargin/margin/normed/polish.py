@@ -131,6 +131,8 @@ def _newton(
         u = np.abs(g / norm)
         y = np.sign(g) * u ** (q - 1)
         curved = (rows * ((q - 1) * np.maximum(u, 1e-13) ** (q - 2))) @ rows.T + (2 - q) * np.outer(rows @ y, rows @ y)
+        if not np.isfinite(curved).all():  # LAPACK would say so on the standard output
+            raise np.linalg.LinAlgError("multipliers that cancel")
         m = m + np.linalg.lstsq(curved, bound - norm * (rows @ y), rcond=1e-13)[0]
     g = m @ rows
     norm = float(LpNorm(q).value(g))
