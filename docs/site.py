@@ -122,7 +122,11 @@ def _outside_code(markdown: str) -> Iterator[tuple[bool, str]]:
 
 
 def _spaced(formula: str) -> str:
-    """MathML with the spaces that TeX sets: none inside bars, a thin one beside the name of a function."""
+    """MathML with the spaces that TeX sets: none inside bars or behind a sign, a thin one beside a function's name."""
+    opening = (
+        r'<mo stretchy="false">(?:&#x00028;|\[|&#x0007B;)</mo>|<mo>(?:&#x0002C;|&#x0003D;|&#x02264;|&#x02265;)</mo>'
+    )
+    formula = re.sub(rf"({opening})<mo>(?=&#x0221[23];)", r'\1<mo form="prefix" lspace="0" rspace="0">', formula)
     formula = re.sub(
         r'<mo stretchy="false">(&#x0007C;|&#x02016;|&#x02225;)',
         r'<mo stretchy="false" lspace="0" rspace="0">\1',

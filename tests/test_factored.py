@@ -7,9 +7,8 @@ from tests.oracles.rounding import of_flow, rounding
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow
 from tokenmargin.margin import limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective, side_by_side
 from tokenmargin.objective.losses import ExponentialLoss
-from tokenmargin.objective.multi_head import MultiHeadObjective, side_by_side
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.problem.instances import figure1a, figure1b
 from tokenmargin.selection import angle

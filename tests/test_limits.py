@@ -14,9 +14,8 @@ from tokenmargin.limits.shares import basin_map, basins, random_starts
 from tokenmargin.margin import MATRIX_GAP, TOLERANCE, atlas, choice_margin, class_margin, limit_direction, max_margin
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective
 from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
-from tokenmargin.objective.multi_head import MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import rounding
 
-from tokenmargin.problem.svm_data import TorchNormals, svm_path_data, svm_problem, svm_relu_data
+from tokenmargin.problem.attention_problems import TorchNormals, svm_path_data, svm_problem, svm_relu_data
 
 ONE_ULP = 4.8e-7  # of single precision for numbers up to 8: torch's vector unit rounds logarithm and cosine otherwise
 

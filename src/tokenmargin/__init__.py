@@ -30,8 +30,7 @@ _EXPORTS = {
     "tokenmargin.objective.local_scores": ("ClassObjective", "SquareObjective"),
     "tokenmargin.objective.attention_maps": ("Entmax", "MapObjective", "Sigmoid", "Softmax", "Sparsemax"),
     "tokenmargin.objective.nonlinear_heads": ("HeadObjective", "NonlinearHead"),
-    "tokenmargin.objective.factored": ("FactoredObjective",),
-    "tokenmargin.objective.multi_head": ("MultiHeadObjective",),
+    "tokenmargin.objective.factored": ("FactoredObjective", "MultiHeadObjective"),
     "tokenmargin.objective.first_step": ("first_step",),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens"),
     "tokenmargin.margin": (

@@ -38,6 +38,7 @@ from tokenmargin.objective.attention_maps import Sigmoid as Sigmoid
 from tokenmargin.objective.attention_maps import Softmax as Softmax
 from tokenmargin.objective.attention_maps import Sparsemax as Sparsemax
 from tokenmargin.objective.factored import FactoredObjective as FactoredObjective
+from tokenmargin.objective.factored import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.first_step import first_step as first_step
 from tokenmargin.objective.local_scores import ClassObjective as ClassObjective
 from tokenmargin.objective.local_scores import SquareObjective as SquareObjective
@@ -45,7 +46,6 @@ from tokenmargin.objective.losses import CustomLoss as CustomLoss
 from tokenmargin.objective.losses import ExponentialLoss as ExponentialLoss
 from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
 from tokenmargin.objective.losses import LogLoss as LogLoss
-from tokenmargin.objective.multi_head import MultiHeadObjective as MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
 from tokenmargin.problem.attention_problems import cross_attention as cross_attention

@@ -5,8 +5,7 @@ import pytest
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
 from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
-from tokenmargin.experiments.figures.svm_paths import KQRate, SvmPaths
-from tokenmargin.experiments.figures.svm_several_tokens import SvmTokens
+from tokenmargin.experiments.figures.svm_paths import KQRate, SvmPaths, SvmTokens
 from tokenmargin.objective.factored import FactoredObjective, ManyFactored
 from tokenmargin.problem.instances import figure1a
 

@@ -5,8 +5,8 @@ import pytest
 from tests.oracles.rounding import rounding
 
 from tokenmargin.margin.corpus import polish
-from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.interior_point import interior_point
+from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_farkas, polish_solution
 
 

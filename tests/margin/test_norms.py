@@ -489,6 +489,17 @@ def test_where_no_constraint_is_close_there_are_no_multipliers_to_look_for() -> 
     assert found.margin == pytest.approx(2.14e-6, rel=0.01)
 
 
+@pytest.mark.parametrize("p", [1.2, 1.5, 1.9])
+def test_a_solution_where_constraints_cross_and_a_coordinate_vanishes(p: float) -> None:
+    """Three active constraints cross at (3, -2, 0): there Newton's method in the multipliers gains a bit a step."""
+    keys = [[[-1, -2, 2], [2, 2, -2], [-2, 2, -2], [-2, 2, 2]], [[2, -2, 1], [-1, 1, 1], [2, -1, 1], [-2, -1, 1]],
+            [[2, 1, 2], [0, -2, -1], [1, -1, 1], [-2, 1, -2]]]  # fmt: skip
+    problem = tm.TokenProblem.of(keys, np.ones(3), scores=np.zeros((3, 4)))
+    found = tm.max_margin(problem, [1, 0, 2], norm=f"lp:{p}")
+    assert found.is_optimal
+    assert found.margin == pytest.approx((3**p + 2**p) ** (-1 / p), rel=GAP)  # what the certificate promises
+
+
 @pytest.mark.parametrize("norm", ["nuclear", "spectral"])
 def test_rows_that_are_opposite_but_for_their_rounding(norm: str) -> None:
     """Tokens on both sides of the selected one, on a line: rows q and -q, rounded; no iterate nears a constraint."""

@@ -267,7 +267,7 @@ def deletion_effects(
     crowded = np.flatnonzero((rho > CROWDED) | (rho > known * (1 - 1e-9)))  # little or nothing is left
     lost = [_rows_of(at, kind, crowded) for at, kind in pairs]
     for row, *of_level in zip(crowded.tolist(), *lost, strict=True):
-        without[row] = _left(encoded, model, of_level, text_of[row], columns)
+        without[row] = _left(encoded, model, of_level, int(text_of[row]), columns)
     effects = np.where(rho > 0, decided[1][text_of] - without, 0.0)
     return effects[kinds][new]
 

@@ -18,16 +18,14 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from tokenmargin._version import __version__
 from tokenmargin.cli._common import UsageError, complain, plugin_lines
 from tokenmargin.cli.basins import basins
-from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain, predict
-from tokenmargin.cli.fit import fit
+from tokenmargin.cli.fit import fit, report
 from tokenmargin.cli.graph import graph
-from tokenmargin.cli.playground import explore, playground
 from tokenmargin.cli.prepare import data, prepare
-from tokenmargin.cli.report import report
 from tokenmargin.cli.reproduce import reproduce, sweep
 from tokenmargin.cli.runs import runs
+from tokenmargin.cli.see import demo, explore, playground
 from tokenmargin.cli.solve import atlas, solve
 from tokenmargin.cli.train import train
 from tokenmargin.cli.verify import verify

@@ -38,8 +38,10 @@ _KINDS = {
 _LEGEND = """\
 A claim is a lemma or theorem of paper A (Attention with Trained Embeddings
 Provably Selects Important Tokens) or B (Max-Margin Token Selection in
-Attention Mechanism), a result of our own (R), or one that another package
-adds: if its hypotheses are true, so is its conclusion.
+Attention Mechanism), a statement of C (Transformers as Support Vector
+Machines) or D (Mechanics of Next-Token Prediction with Self-Attention), a
+result of our own (R), or one that another package adds: if its hypotheses are
+true, so is its conclusion.
   holds      hypotheses and conclusion are true here, as far as the evidence
              goes
   vacuous    a hypothesis is not, so the claim says nothing; where the

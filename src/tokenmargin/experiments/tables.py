@@ -19,7 +19,7 @@ from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
 PAPER_C = "Transformers as Support Vector Machines"
 PAPER_A = "Attention with Trained Embeddings Provably Selects Important Tokens"
-PAPER_D = "Mechanics of Next-Token Prediction with Self-Attention"
+PAPER_D = "Mechanics of Next Token Prediction with Self-Attention"
 ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
 

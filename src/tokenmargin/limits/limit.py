@@ -28,10 +28,9 @@ from tokenmargin.limits.by_method import (
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
-from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
-from tokenmargin.objective.multi_head import MultiHeadObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, spelled

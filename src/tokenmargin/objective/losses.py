@@ -49,7 +49,9 @@ class AbstractLoss(abc.ABC):
         gap = np.exp(np.minimum(log_gap, 0.0))[..., None]
         slopes = self.log_slope(np.asarray(best)[..., None] - gap * _NODES)
         top = slopes.max(axis=-1, keepdims=True)
-        short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
+        top = np.where(np.isneginf(top), 0.0, top)  # a loss that is flat at `best`, and no gap to speak of
+        with np.errstate(divide="ignore"):
+            short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
         if (log_gap <= np.log(_SHORT)).all():
             return np.asarray(short)
         long_gap = np.exp(np.maximum(log_gap, 0.0))
@@ -139,6 +141,12 @@ class LogLoss(AbstractLoss):
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         with np.errstate(divide="ignore"):
             return np.asarray(-1 / np.asarray(u))
+
+    def log_excess(self, best: Float[Array, "..."], log_gap: Float[Array, "..."]) -> Float[Array, "..."]:
+        share = np.minimum(log_gap - self._log(best), 0.0)  # of the best output that is lost
+        with np.errstate(divide="ignore"):  # all of it: the excess is infinite
+            near = np.log(-np.log1p(-np.exp(np.maximum(share, -40.0))))
+        return np.where(share < -40, share, near)
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         if low <= 0:

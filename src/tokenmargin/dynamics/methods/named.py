@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 
-from tokenmargin.dynamics.methods.memoryless import MirrorDescent
-from tokenmargin.dynamics.methods.method import AbstractMethod, Schedule, StepSize
+from tokenmargin.dynamics.methods.method import AbstractMethod, MirrorDescent, Schedule, StepSize
 from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
 from tokenmargin.plugins import PluginError, described, find, names

@@ -95,5 +95,5 @@ class ClaimsD(_Claims):
 
     figure = "claims-d"
     source = PAPER_D
-    title = "The statements on next-token prediction, measured"
-    seconds = (7, 7)
+    title = "Every lemma and theorem on next-token prediction, measured"
+    seconds = (8, 8)

@@ -1,4 +1,4 @@
-"""The public experiments of *Mechanics of Next-Token Prediction with Self-Attention*: their draws, seeds and numbers.
+"""The public experiments of *Mechanics of Next Token Prediction with Self-Attention*: their draws, seeds and numbers.
 
 Two notebooks train one layer by normalised descent and print the correlation of W with the graph max-margin solution,
 for ten draws each. The draws are torch's, so the very same problems and starts can be drawn again. There, gradients are

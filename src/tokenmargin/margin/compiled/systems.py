@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, Systems
-from tokenmargin.margin.compiled import RAY, UNDECIDED
+from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
 from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
 from tokenmargin.margin.single.refine import judged, proof, refine_or_refute
 

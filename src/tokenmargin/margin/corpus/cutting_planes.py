@@ -10,7 +10,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE, normalised
 from tokenmargin.margin.compiled.systems import solve_systems
-from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
+from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_solution
 from tokenmargin.margin.single.proposals import RestrictedProblem
 

@@ -20,9 +20,8 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import farkas_residual, normalised
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.cutting_planes import cutting_planes
-from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
 from tokenmargin.margin.corpus.interior_point import interior_point
-from tokenmargin.margin.corpus.pairs import RowPairs, transitive_reduction
+from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, transitive_reduction
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
