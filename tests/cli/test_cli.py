@@ -100,8 +100,38 @@ def test_an_infeasible_selection_is_an_answer(capsys, tmp_path) -> None:
 def test_solve_for_people(capsys) -> None:
     code, out, _ = run(capsys, "solve", "fig1c")
     assert code == 0
-    assert "globally optimal  yes" in out
+    assert "optimal tokens   yes" in out
     assert "A7 B6" in out
+    assert "equal scores" not in out
+
+
+def test_solve_says_which_tokens_training_need_not_leave_behind(capsys, tmp_path) -> None:
+    """ATT-SVM parts tokens of one score; training does not, so its answer is not where training goes."""
+    problem = TokenProblem.of([[[1.0, 1], [1, -1], [0, 0]]], [1], scores=[[1.0, 1, 0]])
+    problem.save(tmp_path / "p.npz")
+    assert "A2: training need not leave these behind" in run(capsys, "solve", str(tmp_path / "p.npz"), "-s", "A1")[1]
+    assert "equal scores" not in run(capsys, "solve", str(tmp_path / "p.npz"), "-s", "A3")[1]
+
+
+def test_a_flow_that_rests_is_compared_with_no_direction(capsys, tmp_path) -> None:
+    problem = TokenProblem.of(
+        [[[0.0], [1.0], [-1.0]], [[0.0], [1.0], [1.5]]], [1, 1], scores=[[1.0, 0, 0], [0.2, 0.4, 0]]
+    )
+    problem.save(tmp_path / "p.npz")
+    _, out, _ = run(capsys, "evolve", str(tmp_path / "p.npz"), "--method", "flow")
+    assert "at rest" in out
+    assert "angle" not in out
+    alone = TokenProblem.of([[[1.0, 2.0]]], [1], scores=[[1.0]])
+    alone.save(tmp_path / "one.npz")
+    assert "every p selects these tokens" in run(capsys, "evolve", str(tmp_path / "one.npz"))[1]
+
+
+def test_short_keys_are_followed_as_far_as_others(capsys, tmp_path) -> None:
+    """Keys of 1e-25: the flow goes to 1e8 in their own unit, not to 1e8, where nothing has happened yet."""
+    TokenProblem.of([[[1e-25], [0.0]]], [1], scores=[[1.0, 0.0]]).save(tmp_path / "p.npz")
+    report = json.loads(run(capsys, "evolve", str(tmp_path / "p.npz"), "--method", "flow", "--json")[1])
+    assert report["saturation"] == 1
+    assert report["norm"] > 1e30
 
 
 def test_atlas_lists_every_limit(capsys, tmp_path) -> None:

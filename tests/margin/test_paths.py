@@ -9,11 +9,11 @@ from tests.oracles import margin_families
 from tests.oracles.exact_margin import solve_exactly
 from tests.oracles.rounding import rounding
 
-from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised
+from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised_systems
 from tokenmargin.margin.compiled.exchange import propose_by_exchange
 from tokenmargin.margin.compiled.systems import propose, solve_systems
 from tokenmargin.margin.single.proposals import propose_by_cuts, propose_from_many
-from tokenmargin.margin.single.refine import judged
+from tokenmargin.margin.single.refine import residuals_of
 from tokenmargin.margin.single.solver import Solved, solve_at_once
 
 
@@ -31,7 +31,7 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
         quick = solve_at_once(rows, bound)
         assert isinstance(quick, Solved)
         multipliers, y, margin, certificate = quick
-        systems = normalised(rows[None], bound[None])
+        systems = normalised_systems(rows[None], bound[None])
         scaled = multipliers * systems.lengths[0] / systems.scale[0]
         assert certificate.residual <= TOLERANCE
         assert margin == pytest.approx(1 / np.linalg.norm(y), rel=rounding(r + 3))
@@ -47,7 +47,7 @@ def test_the_residuals_are_those_of_their_definition() -> None:
     """Away from the optimum, where residuals are numbers and not rounding."""
     rng = np.random.default_rng(0)
     rows, bound = planted(rng, 12, 5), rng.uniform(0.5, 2, 12)
-    systems = normalised(rows[None], bound[None])
+    systems = normalised_systems(rows[None], bound[None])
     multipliers = rng.normal(0.2, 0.3, 12)
     y = multipliers @ systems.rows[0]
     slack = systems.rows[0] @ y - systems.bound[0]
@@ -97,7 +97,7 @@ def test_the_ordinary_path_leaves_the_rest_alone() -> None:
 def test_where_constraints_wait_the_solution_is_that_of_all(propose_one: Callable[..., np.ndarray]) -> None:
     rng = np.random.default_rng(1)
     for k, r in ((300, 10), (2000, 30), (5, 1), (7, 20)):
-        systems = normalised(planted(rng, k, r)[None], np.ones((1, k)))
+        systems = normalised_systems(planted(rng, k, r)[None], np.ones((1, k)))
         cuts = propose_one(systems.rows[0], systems.bound[0])
         whole = propose(systems, systems.rows)[0]
         assert kkt_residuals(systems.rows[0], systems.bound[0], cuts).largest <= TOLERANCE
@@ -112,7 +112,7 @@ def test_where_constraints_wait_the_solution_is_that_of_all(propose_one: Callabl
 
 def test_cutting_planes_notice_infeasibility() -> None:
     rows = np.random.default_rng(2).standard_normal((400, 5))
-    systems = normalised(rows[None], np.ones((1, 400)))
+    systems = normalised_systems(rows[None], np.ones((1, 400)))
     assert not propose_by_cuts(systems.rows[0], systems.bound[0]).any()
     assert propose_by_exchange(systems.rows[0], systems.bound[0]) is None
     verdict = solve_systems(systems)
@@ -128,15 +128,15 @@ def test_the_exchange_of_constraints_proposes_what_passes_wherever_daqp_does(fam
         if not systems.rows.shape[1]:
             continue
         daqps, own = propose(systems, systems.rows)[0], propose_by_exchange(systems.rows[0], systems.bound[0])
-        daqp_passes = bool(daqps.any()) and judged(systems, daqps).largest <= TOLERANCE
-        own_passes = own is not None and judged(systems, own).largest <= TOLERANCE
+        daqp_passes = bool(daqps.any()) and residuals_of(systems, daqps).largest <= TOLERANCE
+        own_passes = own is not None and residuals_of(systems, own).largest <= TOLERANCE
         passed, lost = passed + own_passes, lost + (daqp_passes and not own_passes)
     assert passed >= 5
     assert lost <= 1  # of 60: rows dependent to the last digits are left to daqp and to refinement
 
 
 def test_compiled_code_takes_over_when_loading_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    systems = normalised(planted(np.random.default_rng(5), 400, 10)[None], np.ones((1, 400)))
+    systems = normalised_systems(planted(np.random.default_rng(5), 400, 10)[None], np.ones((1, 400)))
     first = propose_from_many(systems.rows[0], systems.bound[0])
     monkeypatch.setattr("tokenmargin.margin.single.proposals.LOADING", 0.0)
     later = propose_from_many(systems.rows[0], systems.bound[0])

@@ -11,7 +11,7 @@ import pytest
 from tests.oracles.certified import assert_same_vector
 
 from tokenmargin.margin import max_margin, max_margin_batch
-from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised
+from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised_systems
 from tokenmargin.margin.compiled import forget_older, keep_somewhere
 from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED
 from tokenmargin.margin.compiled.stack import solve_stack
@@ -27,7 +27,7 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
     raw[:25] *= np.sign(raw[:25] @ rng.standard_normal(r))[:, :, None]  # half of them feasible
     if zeros:
         bound[:, 1:] *= rng.random((50, k - 1)) < 0.5
-    systems = normalised(raw, bound)
+    systems = normalised_systems(raw, bound)
     answers = solve_stack(systems.rows, systems.bound, systems.size)
     residuals = [
         kkt_residuals(*one, size=size)
@@ -62,7 +62,7 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
 def test_degenerate_stacks() -> None:
     """Integer rows: repeated, opposite, zero and dependent ones; stacks and single systems decide alike."""
     rng = np.random.default_rng(0)
-    systems = normalised(rng.integers(-1, 2, (400, 6, 3)).astype(float), np.ones((1, 6)))
+    systems = normalised_systems(rng.integers(-1, 2, (400, 6, 3)).astype(float), np.ones((1, 6)))
     verdicts = solve_systems(systems)
     seen = {"optimal": 0, "infeasible": 0}
     for b in range(400):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenmargin.data.images import ImageSet, make_glyphs
-from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
+from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shift_and_mirror
 from tokenmargin.training.vision.observed_training import VisionJob, run_job
 from tokenmargin.training.vision.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
@@ -116,7 +116,7 @@ def test_shifting_is_cropping_from_a_padded_image():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
     moves = epoch_moves(9, seed=1, epoch=2)
-    moved = shifted(torch.as_tensor(images), torch.as_tensor(moves)).numpy()
+    moved = shift_and_mirror(torch.as_tensor(images), torch.as_tensor(moves)).numpy()
     for image, (down, across, mirrored), ours in zip(images, moves, moved, strict=True):
         window = np.pad(image, ((4, 4), (4, 4), (0, 0)))[down : down + 8, across : across + 8]
         assert (ours == (window[:, ::-1] if mirrored else window)).all()

@@ -193,7 +193,7 @@ def explore(
     """
     from tokenmargin.report.explore.page import write_explore_page
 
-    page = write_explore_page(out, model=None if model is None else _embedded(model))
+    page = write_explore_page(out, model=None if model is None else _page_model(model))
     say(f"The page: {page} (one file; open it in a browser)")
     if open_it:
         import webbrowser
@@ -202,7 +202,7 @@ def explore(
     return 0
 
 
-def _embedded(folder: Path) -> dict[str, Any]:
+def _page_model(folder: Path) -> dict[str, Any]:
     """The model of a folder as the page reads it."""
     model = open_model(folder)
     with needs_extra("classify"):

@@ -19,7 +19,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.losses import WeightedInputs
-from tokenmargin.plugins import described
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
@@ -188,7 +188,7 @@ def evolve(
             theta, _, states = reached
             if wanted and step % every == 0:
                 record(step, theta)
-            theta, states = _advanced(method, seen_at(), theta, first + step, states)
+            theta, states = _step_blocks(method, seen_at(), theta, first + step, states)
             reached = (theta, step + 1, states)
             if progress is not None and (step + 1) % tick == 0:
                 progress(step + 1)
@@ -203,7 +203,7 @@ def evolve(
     return Trajectory(objective, method, theta, done, at, kept, interrupted, Memory(first + done, states))
 
 
-def _advanced(
+def _step_blocks(
     method: AbstractMethod,
     objective: AbstractObjective,
     theta: Float[Array, "... D"],
@@ -234,7 +234,7 @@ def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
     if isinstance(given, AbstractObjective):
         return given
     raise TypeError(
-        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {described(given)}"
+        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {kind_in_words(given)}"
     )
 
 
