@@ -206,10 +206,10 @@ def named_sets(chosen: Bool[Array, "n T"]) -> list[int | list[int]]:
     return [row[0] if len(row) == 1 else row for row in tokens]
 
 
-def spelled(chosen: Bool[Array, "n T"]) -> str:
+def selection_text(chosen: Bool[Array, "n T"]) -> str:
     """A selection in a line of text; tokens that are selected together are joined by a plus.
 
-    >>> spelled(np.array([[True, False, False], [False, True, True]]))
+    >>> selection_text(np.array([[True, False, False], [False, True, True]]))
     'A1 B2+B3'
     """
     return " ".join("+".join(token_name(i, t) for t in np.flatnonzero(row).tolist()) for i, row in enumerate(chosen))

@@ -172,10 +172,15 @@ def _report(found: Basins) -> dict[str, Any]:
 
 
 def _print(found: Basins) -> None:
-    from tokenmargin.selection import spelled
+    from tokenmargin.selection import selection_text
 
     rows: list[tuple[str, str, str, str]] = [
-        (f"{one.share:.3f}", f"{one.interval[0]:.3f}..{one.interval[1]:.3f}", one.kind, spelled(one.named.chosen))
+        (
+            f"{one.share:.3f}",
+            f"{one.interval[0]:.3f}..{one.interval[1]:.3f}",
+            one.kind,
+            selection_text(one.named.chosen),
+        )
         for one in found.basins
     ]
     rows.append((f"{found.unsettled:.3f}", "", "bounded, a finite part, or not settled", ""))

@@ -132,7 +132,7 @@ def evolve(
             rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
             path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None or rates)
     if file is not None:
-        save_run(file, _joined(before, kept), settings)
+        save_run(file, _append_run(before, kept), settings)
     report = path_report(path)
     speeds = _rates(path) if rates else None
     if json:
@@ -179,14 +179,16 @@ def _descend(
     *,
     keep: bool,
 ) -> tuple[Trajectory, dict[str, Array]]:
+    import numpy as np
+
     from tokenmargin.dynamics import evolve as run
 
     if steps < 0:
         raise ValueError(f"--steps must be at least 0, got {steps}")
-    memory = _remembered(before, len(objective.blocks))
+    memory = _memory_of(before, len(objective.blocks))
     taken = 0 if memory is None else memory.t
     left = max(steps - taken, 0)
-    with progress_bar(f"descent, {left} steps", left) as progress:
+    with progress_bar(f"descent, {left} steps", left) as progress, np.errstate(over="ignore", invalid="ignore"):
         path = run(
             objective,
             method,
@@ -199,13 +201,18 @@ def _descend(
             memory=memory,
             progress=progress,
         )
+    if not np.isfinite(path.final).all():
+        raise ValueError(
+            f"descent has left the range of double precision within {path.steps} steps; take a smaller --step, a "
+            "method with normalised steps such as ngd, or keys and scores of ordinary sizes"
+        )
     states = {
         f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()
     }
     return path, {"at": path.at, **path.kept, **states}
 
 
-def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
+def _memory_of(before: dict[str, Array], blocks: int) -> Memory | None:
     """What the method remembers at the end of a kept run (momentum, say), to continue it."""
     from tokenmargin.dynamics import Memory
 
@@ -247,7 +254,7 @@ def _flow(
     }
 
 
-def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
+def _append_run(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
     """A trajectory and its continuation, whose first point is the last of the other."""
     import numpy as np
 

@@ -21,7 +21,7 @@ from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import spelled
+from tokenmargin.selection import selection_text
 
 _LOOK = 25  # steps after which a run is first looked at again; then at every doubling
 
@@ -77,7 +77,7 @@ class Basins(Tabular, Drawn):
         return float((self.labels < 0).mean())
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{one.kind} {spelled(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
+        found = ", ".join(f"{one.kind} {selection_text(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
         more = f", {len(self.basins) - 4} more" if len(self.basins) > 4 else ""
         return f"Basins({len(self.labels)} starts: {found}{more}, unsettled {self.unsettled:.1%})"
 
@@ -85,7 +85,7 @@ class Basins(Tabular, Drawn):
         """A row a basin; shares that no basin has are unsettled."""
         return {
             "kind": np.array([one.kind for one in self.basins], dtype=str),
-            "tokens": np.array([spelled(one.named.chosen) for one in self.basins], dtype=str),
+            "tokens": np.array([selection_text(one.named.chosen) for one in self.basins], dtype=str),
             "count": np.array([one.count for one in self.basins], dtype=int),
             "share": np.array([one.share for one in self.basins]),
             "low": np.array([one.interval[0] for one in self.basins]),

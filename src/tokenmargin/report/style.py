@@ -235,7 +235,7 @@ def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]
 
 
 def finish_plane(
-    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second")
+    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second coordinate")
 ) -> None:
     """A window that fits what is shown, with equal scales, and a legend of distinct entries."""
     low, high = shown.min(axis=0), shown.max(axis=0)
