@@ -85,7 +85,7 @@ class Explanation:
 
     @property
     def abstains(self) -> bool:
-        """Whether all words together change the odds by less than a factor of two: none of two classes is decided on."""
+        """Whether all words together change the odds by less than a factor of two: nothing decides between two."""
         return abs(self.decision - self.baseline - self.shift) < LEAST
 
     @cached_property
