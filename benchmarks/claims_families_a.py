@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import k_level_corpus, varied_selective_corpus
+from tokenmargin.problem.instances import k_level_corpus, varied_selective_corpus
 from tokenmargin.theory import EmbeddingInstance
 
 __all__ = ["FAMILIES", "OF_CLAIM"]

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks import claims_families_a as of_corpora
 from benchmarks import claims_families_b as of_p
 from tokenmargin.margin import limit_direction
-from tokenmargin.problem.corpus_generators import varied_selective_corpus
+from tokenmargin.problem.instances import varied_selective_corpus
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.results.first_step import sharp_dimension
 

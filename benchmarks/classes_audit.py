@@ -22,8 +22,7 @@ from tokenmargin.limits import Limit, limit_of
 from tokenmargin.margin import attention_constraints
 from tokenmargin.objective.attention_maps import Entmax, MapObjective, Sparsemax
 from tokenmargin.objective.local_scores import ClassObjective, SquareObjective
-from tokenmargin.problem.class_problem import ClassProblem
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
 from tokenmargin.problem.token_problem import TokenProblem
 
 FAMILIES = ("normal", "integers", "copies", "one dimension", "one input", "masked", "long keys", "short keys", "sure")

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from benchmarks.cluster_training import SETTINGS, Case
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.cuda import OneLayerCuda
-from tokenmargin.training.distributed.ranks import Ranks, join_ranks
-from tokenmargin.training.distributed.splits import AbstractSplit, ByDimension, ByTexts
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import initial_state
+from tokenmargin.training.ranks import AbstractSplit, ByDimension, ByTexts, Ranks, join_ranks
 
 WARM = 16
 WAYS: tuple[tuple[str, Any, type[AbstractSplit], torch.dtype], ...] = (

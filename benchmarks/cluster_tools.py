@@ -42,7 +42,7 @@ def together(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
 def _member(pipe: Connection, environment: dict[str, object], work: Callable[..., Any], arguments: tuple[Any]) -> None:
     import torch
 
-    from tokenmargin.training.distributed.ranks import join_ranks
+    from tokenmargin.training.ranks import join_ranks
 
     os.environ |= {name: str(value) for name, value in environment.items()}
     torch.set_num_threads(1)

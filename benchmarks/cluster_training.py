@@ -15,10 +15,9 @@ import torch.distributed as dist
 from benchmarks.cluster_tools import loopback, megabytes, peak_memory, slope, together
 from benchmarks.training import naive_one_layer, pad
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.distributed.ranks import Ranks
-from tokenmargin.training.distributed.splits import ByDimension, ByTexts
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
+from tokenmargin.training.ranks import ByDimension, ByTexts, Ranks
 
 SETTINGS = AdamW(rate=1e-3, decay=1e-8)
 SPLITS = {"texts": ByTexts, "dimension": ByDimension}

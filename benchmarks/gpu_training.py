@@ -23,9 +23,9 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import SYNTHETIC_SIZE, balanced, k_level_corpus
+from tokenmargin.problem.instances import SYNTHETIC_SIZE, balanced, k_level_corpus
 from tokenmargin.training.config import TrainingConfig, choose_device
-from tokenmargin.training.observed_training import Job, machine, run_job
+from tokenmargin.training.probe import Job, machine, run_job
 
 __all__ = ["PLANS", "PRINTED", "SYNTHETIC", "load_corpus", "run_plan", "write_results"]
 

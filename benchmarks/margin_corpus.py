@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from tokenmargin.margin import argmax_pairs, corpus_margin
-from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
+from tokenmargin.margin.corpus.pairs import transitive_reduction
 from tokenmargin.problem.corpus import TokenCorpus
 
 LENGTH = 20

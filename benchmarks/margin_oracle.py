@@ -13,7 +13,8 @@ Of a hundred problems
 - two are small and at the edges of double precision (`edge_families.py`), one by one and in stacks, against exact
   rational arithmetic; `benchmarks.margin_exact` asks those of Gram space and of the atlas too.
 
-In other norms all go in stacks (matrices one by one), every proof checked by its two bounds.
+In other norms all go in stacks (matrices one by one), every proof checked by its two bounds; of matrices, one in
+25 `--peer` is also solved by clarabel, as a semidefinite program, and what is infeasible is proven in integers.
 """
 
 from __future__ import annotations
@@ -27,21 +28,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from tests.oracles.by_clarabel import LARGEST, Tally, compare, compare_choice
+from tests.oracles.by_clarabel import LARGEST, Tally, compare, compare_choice, semidefinite_value
 from tests.oracles.by_stack import check_exactly, check_in_matrix_norm, check_stack, rows_of
 from tests.oracles.edge_families import FAMILIES as EDGES
+from tests.oracles.exact_margin import exact_rows, exactly_infeasible
 from tests.oracles.margin_families import FAMILIES, choice
 from tests.oracles.stacked_families import FAMILIES as STACKS
 
 from benchmarks.margin_exact import audit
-from tokenmargin.margin import MarginBatch, choice_margin, max_margin, max_margin_batch, solve
+from tokenmargin.margin import MarginBatch, MarginSolution, choice_margin, max_margin, max_margin_batch, solve
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, norm_named
+from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
 TOGETHER = 100
 """Problems of a stack."""
+BY_CLARABEL = 1e-6
+"""Its own accuracy: a tolerance of 1e-9, of problems conditioned up to a thousand."""
 HARD = ("near_duplicates", "rank_deficient", "nearly_parallel", "by_a_hair")
 STATUSES = ("optimal", "infeasible", "inaccurate")
 
@@ -52,6 +57,10 @@ class Seen(Tally):
 
     bound: float = 0.0
     """Largest share of its longest row that the margin of an undecided problem can be (in l2 alone)."""
+    asked: int = 0
+    """Of matrices, those that clarabel has solved too."""
+    proven: int = 0
+    """Of matrices, those whose rows are infeasible in exact arithmetic."""
 
     def note(self, residuals: np.ndarray, statuses: list[str], allowed: float) -> None:
         self.statuses.update(statuses)
@@ -103,10 +112,10 @@ def in_stacks(count: int, norm: LpNorm, seed: int) -> Iterator[tuple[str, Seen]]
         yield family.__name__, seen
 
 
-def of_matrices(count: int, norm: SchattenNorm, seed: int) -> Iterator[tuple[str, Seen]]:
-    """Matrices W, one by one: random keys and queries, or small integers."""
+def of_matrices(count: int, norm: SchattenNorm, peer: int, seed: int) -> Iterator[tuple[str, Seen]]:
+    """Matrices W, one by one: random keys and queries, or small integers; one in `peer` by clarabel too."""
     rng, kinds = np.random.default_rng(seed), {"normal": Seen(), "integers": Seen()}
-    for _ in range(count):
+    for k in range(count):
         n, T, d, q = (int(rng.integers(1, most)) for most in (5, 6, 8, 5))
         keys, queries = rng.standard_normal((n, T + 1, d)), rng.standard_normal((n, q))
         seen = kinds["normal" if rng.random() < 2 / 3 else "integers"]
@@ -116,19 +125,44 @@ def of_matrices(count: int, norm: SchattenNorm, seed: int) -> Iterator[tuple[str
         posed = TokenProblem.of(keys * scale, np.ones(n), scores=keys[:, :, 0]).with_matrix(queries * scale)
         selected = rng.integers(0, T + 1, n)
         found = max_margin(posed, selected, norm=norm)
-        residual = check_in_matrix_norm(attention_constraints(posed, selected), found, norm.p)
+        constraints = attention_constraints(posed, selected)
+        residual = check_in_matrix_norm(constraints, found, norm.p)
         seen.note(np.array([residual]), [found.status], 1.01 * gap_tolerance(norm))
         seen.wrong += contradicts(found.status, max_margin(posed, selected).status)
+        if found.farkas is not None:
+            seen.proven += exactly_infeasible(exact_rows(_vectors(posed), selected.tolist()), found.farkas)
+        if found.is_optimal and k % peer == 0:
+            compare_least(norm, constraints.rows(), found, seen)
     yield from kinds.items()
 
 
-def in_norm(norm: AbstractNorm, count: int, seed: int) -> tuple[int, int]:
+def _vectors(problem: TokenProblem) -> np.ndarray:
+    """The products of keys and queries, one vector per token, as the package has rounded them."""
+    assert isinstance(problem.keys, Coordinates)
+    return problem.keys.tokens
+
+
+def compare_least(norm: SchattenNorm, rows: np.ndarray, found: MarginSolution, seen: Seen) -> None:
+    """Count an optimal answer for a matrix beside clarabel's, in units of the largest entry."""
+    assert found.shape is not None
+    size = float(np.abs(rows).max())
+    least = semidefinite_value(norm.name, (rows / size).reshape(len(rows), *found.shape))
+    if least is None:
+        seen.oracle_silent += 1
+        return
+    seen.asked += 1
+    difference = abs(least * found.margin / size - 1)
+    seen.difference = max(seen.difference, difference)
+    seen.wrong += difference > BY_CLARABEL
+
+
+def in_norm(norm: AbstractNorm, count: int, seed: int, *, peer: int = 4) -> tuple[int, int]:
     """The table of one norm: how many problems, how many false answers."""
     print(f"| {norm.name}, in stacks | optimal | infeasible | inaccurate | wrong | over | residual | undecided |")
     print("|---|" + "---:|" * 7)
     asked = failures = 0
     if isinstance(norm, SchattenNorm):
-        found = of_matrices(count, norm, seed)
+        found = of_matrices(count, norm, 25 * peer, seed)
     else:
         assert isinstance(norm, LpNorm), "norms by name"
         found = in_stacks(count, norm, seed)
@@ -137,6 +171,11 @@ def in_norm(norm: AbstractNorm, count: int, seed: int) -> tuple[int, int]:
         bound = f"{seen.bound:.0e}" if seen.bound else ""
         print(f"| {name} | {' | '.join(map(str, numbers))} | {bound} |", flush=True)
         asked, failures = asked + seen.statuses.total(), failures + seen.wrong + seen.over
+        if isinstance(norm, SchattenNorm):
+            peer_said = (
+                f"{seen.asked} optimal by clarabel, {seen.difference:.0e} apart at most, {seen.oracle_silent} not"
+            )
+            print(f"| ... {peer_said}; {seen.proven} infeasible in integers |")
     print("\nwrong: statuses contradicted by another way; over: residuals over the tolerance, checked in extended")
     print(
         "precision or exactly; undecided: the largest margin among those not decided, as a share of the longest row.\n"
@@ -204,7 +243,7 @@ def main() -> int:
     given = parser.parse_args()
     began, count, seed = time.process_time(), given.problems, given.seed
     norm = norm_named(given.norm)
-    tables = [in_norm(norm, count if norm != L2 else count * 90 // 100, seed)]
+    tables = [in_norm(norm, count if norm != L2 else count * 90 // 100, seed, peer=given.peer)]
     if norm == L2:
         tables += [kinds(count * 8 // 100, given.peer, seed), edges(count * 2 // 100, seed)]
     asked, failures = (sum(column) for column in zip(*tables, strict=True))

@@ -25,7 +25,7 @@ ROOMS = (
     "dynamics",
     "_statistics",
     "classifier.attribution",
-    "classifier.evaluation",
+    "classifier.fitting",
     "classifier.explanation",
     "classifier.importance",
     "classifier.solver",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import k_level_corpus, selective_corpus, varied_selective_corpus
+from tokenmargin.problem.instances import k_level_corpus, selective_corpus, varied_selective_corpus
 
 WORDS = st.sampled_from("abcdef")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import of_difference, rounding
 
-from tokenmargin.objective.losses import LOSSES, CorrelationLoss, CustomLoss, LogisticLoss
+from tokenmargin.objective.losses import LOSSES, CorrelationLoss, CustomLoss, LogisticLoss, LogLoss
 
 MP_LOSSES = {
     "logistic": lambda u: mpmath.log1p(mpmath.exp(-u)),
@@ -24,6 +24,20 @@ def test_log_excess_agrees_with_two_thousand_digits(name, loss, log_gap):
     # Rounding of the nodes and of ten terms, and of logarithms up to 2000.
     found = float(loss.log_excess(np.array(0.7), np.array(log_gap)))
     assert found == pytest.approx(expected, rel=rounding(2), abs=rounding(4 * 10))
+
+
+@pytest.mark.parametrize("log_gap", [-2000.0, -41.0, -39.0, -3.0, -0.4])
+def test_the_excess_of_a_probability_agrees_with_two_thousand_digits(log_gap):
+    with mpmath.workdps(2000):
+        best, gap = mpmath.mpf(0.7), mpmath.exp(mpmath.mpf(log_gap))
+        expected = float(mpmath.log(mpmath.log(best) - mpmath.log(best - gap)))
+    # 1 - gap / best is known to eps, and is 0.04 at the last.
+    found = float(LogLoss().log_excess(np.array(0.7), np.array(log_gap)))
+    assert found == pytest.approx(expected, rel=rounding(2), abs=rounding(4 / 0.04))
+
+
+def test_nothing_left_of_a_probability_is_an_infinite_excess():
+    assert LogLoss().log_excess(np.array(1.0), np.array(0.0)) == np.inf
 
 
 @pytest.mark.parametrize(("name", "loss"), LOSSES[:2])

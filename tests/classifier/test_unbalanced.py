@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier, load_model, save_model
-from tokenmargin.classifier.evaluation import validate
+from tokenmargin.classifier.fitting import validate
 
 FILLER = [f"w{i}" for i in range(300)]
 

@@ -13,8 +13,8 @@ import pytest
 from tokenmargin.data.pipeline import PAPER, PLAIN, Pipeline, prepare
 from tokenmargin.data.prepared import PreparedFileError, PreparedText
 from tokenmargin.data.sentences import make_sentences
-from tokenmargin.data.sharded.corpus import ShardedText, load_sharded
 from tokenmargin.data.sharded.prepare import prepare_sharded
+from tokenmargin.data.sharded.slices import ShardedText, load_sharded
 from tokenmargin.data.sources import SourceError, binary_labels
 from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 

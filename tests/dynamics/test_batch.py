@@ -5,9 +5,9 @@ import pytest
 from tests.oracles.rounding import of_path
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, batch, evolve, evolve_many
+from tokenmargin.dynamics.evolve import on_inputs
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import LOSSES
-from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.problem.instances import figure1b, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 

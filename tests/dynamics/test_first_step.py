@@ -6,7 +6,7 @@ from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import first_step
 from tokenmargin.objective.embedding import gaussian_embeddings
-from tokenmargin.problem.corpus_generators import selective_corpus
+from tokenmargin.problem.instances import selective_corpus
 
 
 @pytest.mark.parametrize("d", [3, 40, 2000])

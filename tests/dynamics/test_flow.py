@@ -14,8 +14,15 @@ from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.embedding import wishart_embeddings
 from tokenmargin.objective.losses import CorrelationLoss
-from tokenmargin.problem.corpus_generators import selective_corpus
-from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1a, figure1b, figure1c, figure8, random_problem
+from tokenmargin.problem.instances import (
+    NAMED_PROBLEMS,
+    figure1a,
+    figure1b,
+    figure1c,
+    figure8,
+    random_problem,
+    selective_corpus,
+)
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 

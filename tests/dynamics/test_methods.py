@@ -20,11 +20,11 @@ from tokenmargin.dynamics import (
     evolve_many,
     method_named,
 )
+from tokenmargin.dynamics.evolve import on_inputs
 from tokenmargin.margin import max_margin
 from tokenmargin.norms import norm_named
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.forward import Descent
-from tokenmargin.objective.some_inputs import on_inputs
 from tokenmargin.problem.instances import figure1b, figure3a, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle

@@ -298,7 +298,7 @@ def shards(rng: Generator, samples: Samples) -> bool:
     shutil.copytree(samples.shards, folder)
     path = pick(rng, sorted(p for p in folder.iterdir() if not p.name.startswith(".")))
     path.write_bytes(damaged(rng, path.read_bytes()))
-    from tokenmargin.data.sharded.corpus import load_sharded
+    from tokenmargin.data.sharded.slices import load_sharded
 
     was = load_sharded(samples.shards)
     try:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmargin.margin import RowPairs
-from tokenmargin.margin.corpus.transitive_reduction import transitive_reduction
+from tokenmargin.margin.corpus.pairs import transitive_reduction
 
 ROWS = 9
 

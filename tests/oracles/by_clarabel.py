@@ -57,6 +57,39 @@ def by_clarabel(constraints: Constraints) -> tuple[str, np.ndarray]:
     return str(solution.status), np.array(solution.x) * scale
 
 
+def semidefinite_value(name: str, matrices: np.ndarray) -> float | None:
+    """The least norm of W by clarabel, asked for 1e-9 beside matrices of order one; None where it has no answer.
+
+    `[[P, W], [W', Q]] >= 0`, half the trace for the nuclear norm, P = Q = t I for the spectral one.
+    """
+    k, q, d = matrices.shape
+    n = q + d
+    pairs = [(i, j) for j in range(n) for i in range(j + 1)]  # the upper triangle, by columns
+    number = {pair: c for c, pair in enumerate(pairs)}
+    constraints = np.array([[m[i, j - q] if i < q <= j else 0.0 for i, j in pairs] for m in matrices])
+    cost = np.array([0.5 if i == j else 0.0 for i, j in pairs])
+    equal = []
+    if name == "spectral":
+        cost = np.array([float((i, j) == (0, 0)) for i, j in pairs])
+        for i, j in pairs:
+            if (i < q) == (j < q) and (i, j) != (0, 0):
+                line = np.zeros(len(pairs))
+                line[number[i, j]] = 1.0
+                line[0] = -1.0 if i == j else 0.0
+                equal.append(line)
+    weights = np.array([1.0 if i == j else np.sqrt(2) for i, j in pairs])
+    parts = [np.array(equal).reshape(-1, len(pairs)), -constraints, -np.diag(weights)]
+    room = np.r_[np.zeros(len(equal)), -np.ones(k), np.zeros(len(pairs))]
+    cones = [clarabel.ZeroConeT(len(equal)), clarabel.NonnegativeConeT(k), clarabel.PSDTriangleConeT(n)]
+    settings = clarabel.DefaultSettings()
+    settings.verbose = False
+    settings.tol_gap_rel = settings.tol_gap_abs = settings.tol_feas = 1e-9
+    nothing = sparse.csc_matrix((len(pairs), len(pairs)))
+    solver = clarabel.DefaultSolver(nothing, cost, sparse.csc_matrix(np.vstack(parts)), room, cones, settings)
+    found = solver.solve()
+    return float(found.obj_val) if str(found.status) == "Solved" else None
+
+
 def _extended_rows(constraints: Constraints) -> np.ndarray:
     """The rows in extended precision, differences taken there; in Gram space, those that have its inner products."""
     if not isinstance(constraints.geometry, Coordinates):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from scipy.optimize import linprog
 
 Row = tuple[Fraction, ...]
 
@@ -127,6 +128,25 @@ def _adds_up_to_zero(rows: list[list[int]]) -> bool:
         return False
     weights, scale = solved
     return all(_times(weights, column[:-1]) == -scale * column[-1] for column in zip(*rows, strict=True))
+
+
+def exactly_infeasible(rows: list[Row], farkas: np.ndarray) -> bool:
+    """Whether non-negative multipliers of some of the rows add up to zero exactly: of those named, or by HiGHS.
+
+    A vertex of `lambda >= 0, lambda' rows = 0, sum(lambda) = 1` has as few rows as can be: their multipliers are
+    determined, and computed in integers. False where there is none, or it was missed.
+    """
+    if not all(map(any, rows)):
+        return True
+    rounded = np.array([[float(x / max(map(abs, row))) for x in row] for row in rows])
+    ask = np.vstack([rounded.T, np.ones(len(rows))])
+    vertex = linprog(np.zeros(len(rows)), A_eq=ask, b_eq=np.eye(len(ask))[-1], method="highs-ds").x
+    for chosen in (farkas, np.zeros(len(rows)) if vertex is None else vertex):
+        held = [row for row, weight in zip(rows, chosen.tolist(), strict=True) if weight > 0]
+        unit = math.lcm(*(x.denominator for row in held for x in row))
+        if held and _adds_up_to_zero([[int(x * unit) for x in row] for row in held]):
+            return True
+    return False
 
 
 def worst_violation(rows: list[Row], vector: Sequence[Fraction]) -> float:

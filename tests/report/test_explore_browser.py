@@ -153,7 +153,7 @@ def test_a_dragged_token_is_never_lost(tab: Tab) -> None:
     assert state(page)["inputs"][0]["tokens"][1]["y"] > 0.1
     page.keyboard.press("Escape")
     page.locator("#undo").click()
-    assert state(page)["inputs"][0]["tokens"][1] == {"x": pytest.approx(x), "y": pytest.approx(y), "score": 0.9}
+    assert state(page)["inputs"][0]["tokens"][1] == {"x": x, "y": y, "score": 0.9}
 
 
 def test_the_ground_says_where_the_path_from_there_ends(tab: Tab) -> None:
@@ -175,6 +175,33 @@ def test_the_ground_says_where_the_path_from_there_ends(tab: Tab) -> None:
         ends.add(end)
         assert page.locator("#caption").inner_text().startswith("From p = ")
     assert ends == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "tab", [{}, {"viewport": {"width": 390, "height": 844}}], indirect=True, ids=["laptop", "phone"]
+)
+def test_no_score_is_written_over_a_token_or_another_score(tab: Tab) -> None:
+    page = tab.open("#settle")
+    for story in ("one", "three", "ties", "seven"):
+        page.evaluate(f"() => document.querySelector('[data-story={story}]').click()")
+        boxes = page.evaluate(
+            "() => { const box = (node) => {"
+            " const b = node.getBoundingClientRect(); return [b.x, b.y, b.right, b.bottom]; };"
+            " const tokens = [...document.querySelectorAll('#layer-tokens .token')];"
+            " return tokens.map((node) => { const [name, score] = node.querySelectorAll('text');"
+            "   return { token: box(node.children[1]), score: score && box(score), name: name.textContent }; }); }"
+        )
+        written = [one for one in boxes if one["score"]]
+        assert len(written) >= min(3, len(boxes))
+        for one in written:
+            for other in boxes:
+                taken = [other["score"]] if other["score"] and other is not one else []
+                taken += [other["token"]] if other is not one else []
+                for left, top, right, bottom in taken:
+                    across = min(one["score"][2], right) - max(one["score"][0], left)
+                    down = min(one["score"][3], bottom) - max(one["score"][1], top)
+                    # A text's box is a line high, three pixels more than its digits on either side.
+                    assert across <= 2 or down <= 6, (story, one["name"], other["name"], across, down)
 
 
 def test_a_link_opens_the_same_picture_and_back_goes_back(tab: Tab) -> None:
@@ -222,6 +249,7 @@ def test_keys_move_what_the_pointer_moves(tab: Tab) -> None:
     page.locator('[data-token="0,1"]').focus()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("+")
+    # One press is a share of the picture's width, 0.02 but for the pixels.
     assert state(page)["inputs"][0]["tokens"][1] == {"x": 1, "y": pytest.approx(0.02, rel=0.1), "score": 0.95}
     page.wait_for_function("() => document.getElementById('said').textContent.includes('logit')")
 
@@ -292,8 +320,10 @@ def test_the_copied_python_gives_the_numbers_of_the_page(tab: Tab, tmp_path: Pat
     )
     (tmp_path / "copied.py").write_text(script)
     done = subprocess.run([sys.executable, tmp_path / "copied.py"], capture_output=True, text=True, check=True)
+    # Printed with six digits.
     assert [float(m) for m in re.findall(r"margin ([\d.]+)", done.stdout)] == pytest.approx(margins, abs=1e-6)
     found = re.search(r"p = \[ *(\S+) +(\S+?) *\]", done.stdout)
+    # Printed with five digits, or so numpy shows them.
     assert [float(z) for z in found.groups()] == pytest.approx(end, abs=1e-5)
 
 

@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 AS_PRINTED_WRONG = {
     *("A.initialisation", "A.equation18", "A.lemma3-solvable", "A.lemma3-closed-form", "A.lemma20"),
     *("A.length-heuristic", "B.lemma7-proof-constants", "B.lemma13", "B.theorem6"),
+    *("D.lemma3", "D.lemma15", "D.lemma16", "D.theorem2", "D.theorem3", "D.theorem4", "D.theorem5", "D.equation20"),
 }
 
 
@@ -37,6 +38,10 @@ def test_every_numbered_result_is_a_claim():
         ("B", ("theorem",), 8),
         ("B", ("lemma",), 14),
         ("B", ("definition",), 3),
+        ("D", ("theorem",), 5),
+        ("D", ("lemma",), 16),
+        ("D", ("definition",), 7),
+        ("D", ("assumption",), 3),
     ],
 )
 def test_the_numbering_has_no_gaps(paper, kinds, last):
@@ -88,7 +93,7 @@ def test_what_fails_as_printed_says_so():
     assert all(known.note for known in CLAIMS if known.refutation is not None)
     unconditional = {known.name for known in CLAIMS if known.unconditional}
     a = {"A.initialisation", "A.equation18", *(f"A.lemma{k}" for k in (3, 7, 8, 20))}
-    assert unconditional == a | {"B.lemma3", "D.finite-part"}
+    assert unconditional == a | {"B.lemma3", "D.lemma5", "D.equation20"}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,8 @@ def test_what_fails_as_printed_says_so():
 )
 def test_slacks(slack, holds, room):
     assert slack.holds is holds
-    assert slack.slack == pytest.approx(room, nan_ok=True)
+    # Slacks of 1e-13 beside numbers of size one: eps is a share of 2e-3 of them.
+    assert slack.slack == pytest.approx(room, rel=1e-2, nan_ok=True)
 
 
 def made(hypothesis, conclusion):
@@ -187,17 +193,20 @@ def test_needed_hypotheses_are_broken_alone():
     assert without_subject.on(0).verdict == "vacuous"
 
 
+BISECTED = 1e-8  # the quantile that scipy finds, and what the tail makes of its last digits
+
+
 @pytest.mark.parametrize(("events", "draws"), [(0, 1), (0, 59), (3, 20), (10, 10), (199, 1000)])
 def test_binomial_intervals_by_their_definition(events, draws):
     """At either end the binomial tail beyond what was seen has probability 2.5%."""
     low, high = binomial_interval(events, draws)
     assert low <= events / draws <= high
     if events > 0:
-        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025)
+        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025, rel=2 * BISECTED)
     else:
         assert low == 0
     if events < draws:
-        assert binom.cdf(events, draws, high) == pytest.approx(0.025)
+        assert binom.cdf(events, draws, high) == pytest.approx(0.025, rel=2 * BISECTED)
     else:
         assert high == 1
 

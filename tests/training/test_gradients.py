@@ -10,7 +10,7 @@ from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions, Scales
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, State, initial_state
-from tokenmargin.training.two_layer import TwoLayer
+from tokenmargin.training.two_layer import WORTH_A_CALL, TwoLayer
 
 SETTINGS = AdamW(rate=0.01, decay=0.02)
 
@@ -110,6 +110,23 @@ def test_an_offset_common_to_all_entries_costs_no_digits(ragged):
     assert (f - wanted).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("lengths", [(150, 150), (170, 139, 151, 170)])
+def test_large_products_in_float32_are_those_of_float64(lengths):
+    """Products of this size are formed one sequence at a time; the other tests have small ones, and float64."""
+    rng, d = np.random.default_rng(4), 256
+    assert min(lengths) ** 2 * d > WORTH_A_CALL
+    ids = np.concatenate([rng.permutation(300)[:length] for length in lengths])
+    moments = []
+    for dtype in (torch.float32, torch.float64):
+        offsets, labels = np.append(0, np.cumsum(lengths)), np.resize([1, -1], len(lengths))
+        data = TokenData.of(ids, offsets, labels, m=300, dtype=dtype)
+        state = initial_state(300, d, seed=2, dtype=dtype)
+        TwoLayer(data, state, SETTINGS).run(torch.arange(data.n), data.n, first=0, last=1, rate=1e-3)
+        moments.append(state.embeddings_m.double())  # a tenth of the gradient
+    # Sums over d entries for G, twice over u tokens, and some twenty further operations, each rounded to 24 bits.
+    assert (moments[0] - moments[1]).abs().max() < 2.0**-24 * (d + 2 * max(lengths) + 20) * moments[1].abs().max()
+
+
 def test_gradient_keeps_its_direction_when_attention_is_saturated():
     """One weight rounds to 1: the textbook b - f is zero there, and the gradient in p would vanish."""
     data = TokenData.of(np.array([0, 1]), np.array([0, 2]), np.array([1]), m=2, dtype=torch.float64)
@@ -117,9 +134,11 @@ def test_gradient_keeps_its_direction_when_attention_is_saturated():
     state.embeddings.copy_(torch.eye(2))
     state.heads.copy_(torch.tensor([[60.0, 0.0], [1.0, 0.5]]))
     c, e = OneLayer(data, state, SETTINGS).gradient(data.batch(torch.tensor([0])))[1].tolist()
+    # Nothing cancels where the pivot is: some ten operations each, and an exponential of 60.
     assert c[0] == pytest.approx(-c[1], rel=1e-12)
     assert c[0] != 0
-    assert c[0] == pytest.approx(-0.5 * np.exp(-60) / (1 + np.e), rel=1e-9)
+    # exp(-60) has 60 roundings of its argument.
+    assert c[0] == pytest.approx(-0.5 * np.exp(-60) / (1 + np.e), rel=1e-12)
     assert e[0] == pytest.approx(-1 / (1 + np.e), rel=1e-12)
 
 

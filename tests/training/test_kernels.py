@@ -37,8 +37,8 @@ assert model._counters.tolist() == [3, 2] and not model._weights.any()
 
 
 RANKS = """
-from tokenmargin.training.distributed.ranks import Ranks
-from tokenmargin.training.distributed.splits import ByTexts
+from tokenmargin.training.ranks import Ranks
+from tokenmargin.training.ranks import ByTexts
 
 for size in (2, 3):
     states = [initial_state(30, 12, seed=1, scales=Scales(2.0, 2.0)) for _ in range(size)]

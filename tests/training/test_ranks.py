@@ -16,9 +16,8 @@ from tests.training.conftest import make_ragged
 from tokenmargin.training.batches import epoch_order
 from tokenmargin.training.checkpoint import whole_steps
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.distributed.ranks import Ranks
-from tokenmargin.training.distributed.splits import AbstractSplit, ByDimension, ByTexts
 from tokenmargin.training.parameters import initial_state
+from tokenmargin.training.ranks import AbstractSplit, ByDimension, ByTexts, Ranks
 from tokenmargin.training.trainer import train
 
 CONFIG = TrainingConfig(dimension=11, epochs=4, batch=6, rate=0.02, milestones=(3,), decay=1e-3, dtype="float64")
@@ -86,6 +85,7 @@ def test_ranks_equal_one_process(size, tmp_path):
             assert abs(rank[name]["scores"] - alone["scores"]).max() < 1e-10
             assert rank[name]["scores"].tobytes() == found[0][name]["scores"].tobytes()
             losses = [row["loss"] for row in rank[name]["metrics"]]
+            # As said; losses are averages.
             assert losses == pytest.approx([row["loss"] for row in alone["metrics"]], rel=1e-12)
             assert rank[name]["metrics"] == found[0][name]["metrics"]
             for other in (f"{name} again", f"{name} resumed"):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from tokenmargin.training.distributed.ranks import rendezvous
+from tokenmargin.training.ranks import rendezvous
 
 
 def gather(store: HashStore, size: int) -> list[str]:

@@ -25,8 +25,7 @@ from tokenmargin.data.sources import binary_labels
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.checkpoint import load_checkpoint
 from tokenmargin.training.config import TrainingConfig
-from tokenmargin.training.distributed.ranks import Ranks
-from tokenmargin.training.distributed.splits import ByDimension, ByTexts
+from tokenmargin.training.ranks import ByDimension, ByTexts, Ranks
 from tokenmargin.training.trainer import train
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks in /proc")

@@ -16,9 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions, token_parts
-from tokenmargin.classifier.evaluation import Validation
 from tokenmargin.classifier.explanation import Explanations, TokenPart
-from tokenmargin.classifier.fitting import CHOSEN, Fit, FitSettings, distinct_texts, fit_and_judge, lower
+from tokenmargin.classifier.fitting import CHOSEN, Fit, FitSettings, Validation, distinct_texts, fit_and_judge, lower
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
 from tokenmargin.classifier.penalties import Chosen

@@ -13,16 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
+from scipy.stats import binomtest
 
-from tokenmargin.classifier.evaluation import Validation, enough, validate
+from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier.penalties import Chosen, Partner, choose_penalties, number_of_folds
 from tokenmargin.classifier.solver import Labelled, Penalty, Start, TokenObjective, fit_token_model, start_model
-from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.token_model import TokenModel, decided_classes
 
 CHOSEN = ("value_penalty", "start_power", "exponent", "loss", "repeats")  # what may be "auto"
 FEW_REPEATS = 0.05  # of the tokens of a text: where fewer stand twice, counting them changes little
 FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
 ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
+LEAST = 20  # texts that must be left on the smaller side of a split
+UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
 
 
 def distinct(documents: Sequence[Any]) -> Int[Array, " n"]:
@@ -170,7 +173,84 @@ def lower(data: Labelled, chosen: Chosen, settings: FitSettings, changes: Sequen
         fits.append(fit)
         curves.append(spent)
         after.append(fit.change_since(origin))
-    found = fits[0].tempered(chosen.temperature, chosen.offset)
+    found = fits[0].with_temperature(chosen.temperature, chosen.offset)
     for partner, fit in zip(chosen.partners, fits[1:], strict=True):
         found = found.plus(fit, partner.weight)
     return Fit(found, tuple(after), curves[0])
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How a model trained on the rest decided the texts held out.
+
+    **Attributes**
+    - `accuracy`, `low`, `high`: with a 95% Wilson interval. `majority`: always the most frequent class.
+    - `balanced_accuracy`: the mean over classes.
+    - `rarest`, `rarest_found`: held-out texts of the rarest class, and the part of them decided rightly.
+    - `p_value`: of doing at least as well by always guessing the majority, or of a balanced accuracy of chance when the
+        classes are uneven: whichever is smaller, doubled.
+    """
+
+    texts: int
+    accuracy: float
+    low: float
+    high: float
+    majority: float
+    balanced_accuracy: float
+    rarest: int
+    rarest_found: float
+    p_value: float
+
+    @property
+    def signal(self) -> bool:
+        """Whether the labels can be told from the texts at all (p below 0.01)."""
+        return self.p_value < 0.01
+
+    def __str__(self) -> str:
+        text = f"{self.accuracy:.1%} of {self.texts} held-out texts (95%: {self.low:.1%} to {self.high:.1%})"
+        if self.signal:
+            text += f", against {self.majority:.1%} for the most frequent class"
+        else:
+            guessing = f"{self.majority:.1%}, p = {self.p_value:.2f}"
+            text += f"; NO SIGNAL: not distinguishable from guessing ({guessing})"
+        if self.majority >= UNBALANCED:
+            low, high = wilson_interval(self.rarest_found * self.rarest, self.rarest)
+            found = f"{self.rarest_found:.0%} of its {self.rarest} held-out texts (95%: {low:.0%} to {high:.0%})"
+            text += (
+                f"; what counts is the rarest class: {found}" if self.rarest else "; none of the rarest class held out"
+            )
+        return text
+
+
+def enough(codes: Array, held: Array) -> bool:
+    """Whether enough texts are held out to judge by, and every class is left to learn from."""
+    return bool(held.sum() >= LEAST and len(np.unique(codes[~held])) == len(np.unique(codes)))
+
+
+def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
+    """Judge decisions on held-out texts; `all_codes` says which class is the most frequent."""
+    right = decided_classes(outputs) == codes
+    n, hits = len(codes), int(right.sum())
+    most = int(np.bincount(all_codes).argmax())
+    majority = float((codes == most).mean())
+    guess = binomtest(hits, n, min(max(majority, 1e-9), 1 - 1e-9), alternative="greater").pvalue
+    recall = [right[codes == code].mean() for code in np.unique(codes)]
+    p = min(1.0, 2 * min(float(guess), _rank_p(outputs, codes)))
+    rare = codes == int(np.bincount(all_codes).argmin())
+    found = float(right[rare].mean()) if rare.any() else 0.0
+    return Validation(
+        n, hits / n, *wilson_interval(hits, n), majority, float(np.mean(recall)), int(rare.sum()), found, p
+    )
+
+
+def _rank_p(outputs: Array, codes: Array) -> float:
+    """Whether each class has larger outputs than the rest (Mann-Whitney), corrected for the number of classes."""
+    from scipy.stats import mannwhitneyu
+
+    columns = [(outputs[:, 0], 1)] if outputs.shape[1] == 1 else [(outputs[:, c], c) for c in range(outputs.shape[1])]
+    found = []
+    for column, code in columns:
+        inside = codes == code
+        if inside.any() and not inside.all():
+            found.append(float(mannwhitneyu(column[inside], column[~inside], alternative="greater").pvalue))
+    return min(1.0, len(found) * min(found)) if found else 1.0

@@ -16,17 +16,20 @@ import scipy.sparse as sp
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.stats import t as student
-from sklearn.base import clone
+from sklearn.base import ClassifierMixin, clone
 
+from tokenmargin._statistics import spearman
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.evaluation import Deletion, agreement, deletion_test
 from tokenmargin.classifier.fitting import distinct, draw, held_out
+from tokenmargin.classifier.importance import TokenTable
 from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
 SPLITS, HELD = 3, 0.2
 MOST_TEXTS = 20_000
 DOUBTED = 0.02  # probability of a text's own label
 DELETED_FROM = 1000  # texts of the deletion test
+DELETED = (0, 1, 2, 3, 5, 8, 12, 20)
+COMPARED = 200  # tokens of largest importance whose ranks are compared
 OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-IDF and logistic regression"
 
 
@@ -85,6 +88,56 @@ class HeldOut:
         own = self.probabilities[np.arange(len(self.truths)), self.truths]
         found = np.flatnonzero(own < DOUBTED)
         return found[np.argsort(own[found], kind="stable")]
+
+
+@dataclass(frozen=True, eq=False)
+class Deletion:
+    """Part of the decisions that stay when `k` words are deleted: those of largest contribution, or any."""
+
+    k: Sequence[int]
+    top: Float[Array, " points"]
+    random: Float[Array, " points"]
+
+
+def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.random.Generator) -> Deletion:
+    """Delete the words that speak most for each decision, and as many chosen by chance; count decisions that stay."""
+    found = model.explain(texts)
+    decided = found.labels
+    sign = np.where(np.asarray(decided == model.classes_[1]), 1.0, -1.0) if len(model.classes_) == 2 else 1.0
+    spoken = np.where(found.contributions * found.effects > 0, found.contributions, 0.0)
+    towards = spoken * np.repeat(np.broadcast_to(sign, len(texts)), np.diff(found.offsets))
+    chance = rng.random(len(towards))
+    top: list[float] = []
+    random: list[float] = []
+    for number in DELETED:
+        for score, kept in ((towards, top), (chance, random)):
+            cut = [_without(texts[i], found, i, score, number) for i in range(len(texts))]
+            kept.append(float((model.predict(cut) == decided).mean()))
+    return Deletion(DELETED, np.array(top), np.array(random))
+
+
+def _without(text: str, found: Any, i: int, score: Array, number: int) -> str:
+    """The text without its `number` words of largest score."""
+    where = np.arange(found.offsets[i], found.offsets[i + 1])
+    gone = np.sort(where[np.argsort(-score[where], kind="stable")[:number]])
+    parts, place = [], 0
+    for start, end in zip(found.starts[gone].tolist(), found.ends[gone].tolist(), strict=True):
+        parts.append(text[place:start])
+        place = end
+    return " ".join([*parts, text[place:]])
+
+
+def agreement(tables: Sequence[TokenTable]) -> float:
+    """Mean rank correlation of |contribution| over the tokens that lead in any of two tables."""
+    found = []
+    for i, first in enumerate(tables):
+        for second in tables[i + 1 :]:
+            one, two = (dict(zip(t["token"], np.abs(t["contribution"]), strict=True)) for t in (first, second))
+            leading = sorted({*first.head(COMPARED)["token"], *second.head(COMPARED)["token"]})
+            parts = [np.array([table.get(token, 0.0) for token in leading]) for table in (one, two)]
+            if len(leading) > 2 and np.isfinite(rho := float(spearman(*parts))):
+                found.append(rho)
+    return float(np.mean(found)) if found else float("nan")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The command line: one module per verb.
+"""The command line: a function per verb, near relatives in one module.
 
 Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 the work failed, 2 bad usage.
 """
@@ -17,23 +17,16 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
 from tokenmargin.cli._common import UsageError, complain, plugin_lines
-from tokenmargin.cli.atlas import atlas
 from tokenmargin.cli.basins import basins
-from tokenmargin.cli.data import data
-from tokenmargin.cli.demo import demo
 from tokenmargin.cli.evolve import evolve
-from tokenmargin.cli.explain import explain
-from tokenmargin.cli.explore import explore
-from tokenmargin.cli.fit import fit
+from tokenmargin.cli.explain import explain, predict
+from tokenmargin.cli.fit import fit, report
 from tokenmargin.cli.graph import graph
-from tokenmargin.cli.playground import playground
-from tokenmargin.cli.predict import predict
-from tokenmargin.cli.prepare import prepare
-from tokenmargin.cli.report import report
-from tokenmargin.cli.reproduce import reproduce
+from tokenmargin.cli.prepare import data, prepare
+from tokenmargin.cli.reproduce import reproduce, sweep
 from tokenmargin.cli.runs import runs
-from tokenmargin.cli.solve import solve
-from tokenmargin.cli.sweep import sweep
+from tokenmargin.cli.see import demo, explore, playground
+from tokenmargin.cli.solve import atlas, solve
 from tokenmargin.cli.train import train
 from tokenmargin.cli.verify import verify
 
@@ -46,7 +39,7 @@ VERBS: dict[str, tuple[Callable[..., int], ...]] = {
     "Papers": (reproduce, sweep, runs),
     "Training": (data, prepare, train),
 }
-"""The commands by what they are for, each in the module of its name; what is slow is imported when a command runs."""
+"""The commands by what they are for; what is slow is imported when a command runs."""
 
 app = App(
     name="tokenmargin",

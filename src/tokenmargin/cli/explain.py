@@ -1,22 +1,29 @@
-"""`tokenmargin explain`: which words of a text decided."""
+"""`tokenmargin explain` and `predict`: which words of a text decided, and what many texts are."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tokenmargin.cli._common import (
+    Delimiter,
+    Encoding,
     ModelFolder,
+    TextColumn,
     UsageError,
     console_for,
     emit_json,
     needs_extra,
     printable,
+    say,
     show,
     show_table,
+    signed,
     usage_errors,
 )  # fmt: skip
 from tokenmargin.cli._texts import command_line, open_model
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tokenmargin.classifier import Edited, Explanation, TokenSelectionClassifier
+    from tokenmargin.data.rows import TextRows
+
 
 LEADING = 5
 
@@ -79,10 +88,12 @@ def explain(
     for number, (one, edit) in enumerate(_beside(found, edits)):
         if number:
             console.print()
-        console.print(_coloured(one))
-        show(_told(one))
+        console.print(_colour_words(one))
+        show(_decision_line(one))
+        if len(classifier.classes_) == 2 and one.selected and one.abstains:
+            show("no word here that decides: together they do not even double the odds")
         _tell_words(one)
-        for line in _edited(classifier, edit) if edit else ():
+        for line in _edit_lines(classifier, edit) if edit else ():
             show(printable(line))
     return 0
 
@@ -111,7 +122,7 @@ def _beside(found: list[Explanation], edits: list[Edited]) -> list[tuple[Explana
     return list(zip(found, beside, strict=True))
 
 
-def _coloured(one: Explanation) -> Text:
+def _colour_words(one: Explanation) -> Text:
     """The text on green where a word speaks for a positive decision, on red where against."""
     from rich.text import Text
 
@@ -126,7 +137,7 @@ def _coloured(one: Explanation) -> Text:
     return text
 
 
-def _told(one: Explanation) -> str:
+def _decision_line(one: Explanation) -> str:
     """The decision, and which token was selected."""
     selected = f"selected {one.selected!r}" if one.selected else "no known word: the base rate"
     if one.competitor:
@@ -141,18 +152,18 @@ def _tell_words(one: Explanation) -> None:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
     ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
-    rows = [("(base rate)", f"{one.baseline:+.2f}", "", "")]
+    rows = [("(base rate)", signed(one.baseline), "", "")]
     if one.shift:
-        rows.append(("(any known text)", f"{one.shift:+.2f}", "", ""))
+        rows.append(("(any known text)", signed(one.shift), "", ""))
     for name, (part, effect) in ranked[:LEADING]:
         mixed = "" if part * effect > 0 else "neither for nor against"
-        rows.append((name, f"{part:+.2f}", f"{effect:+.2f}", mixed))
+        rows.append((name, signed(part), signed(effect), mixed))
     if rest := ranked[LEADING:]:
-        rows.append((f"({len(rest)} other words)", f"{sum(part for _, (part, _) in rest):+.2f}", "", ""))
+        rows.append((f"({len(rest)} other words)", signed(sum(part for _, (part, _) in rest)), "", ""))
     show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
-def _edited(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
+def _edit_lines(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
     if not edit.changed:
         return ["what if: none of these words stands in the text"]
     names = [str(value) for value in model.classes_]
@@ -163,3 +174,70 @@ def _edited(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
         if len(names) <= LEADING or k == best
     )
     return [f"what if: {edit.edited}", f"  {shown}"]
+
+
+def predict(
+    model: ModelFolder,
+    source: str,
+    /,
+    *,
+    text: TextColumn = "text",
+    out: Path | None = None,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+) -> int:
+    """Write the table of texts with the predicted class and the probability of every class beside each row.
+
+    Every row is there, in its order, with its number and all its columns; one without a text has no prediction.
+    Texts are written as they are. A spreadsheet takes a text that begins with =, +, - or @ for a formula: open the
+    table there only if you trust the texts, or import the column as text.
+
+    Examples:
+
+        tokenmargin predict model reviews.csv --text review --out predictions.csv
+
+    Parameters
+    ----------
+    source:
+        Texts, in any form that tokenmargin fit reads.
+    out:
+        The .csv file to write; standard output without it.
+    """
+    classifier = open_model(model)
+    with needs_extra("text"):
+        from tokenmargin.data.rows import read_text_rows
+    with usage_errors():
+        rows = read_text_rows(source, text=text, encoding=encoding, delimiter=delimiter)
+    empty = sum(one is None for one in rows.texts)
+    if empty:
+        say(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
+    table = _table(classifier, rows)
+    if out is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        csv.writer(sys.stdout).writerows(table)
+        return 0
+    from tokenmargin._files import atomic_path
+
+    with atomic_path(out) as beside, _open_output(beside) as file:
+        csv.writer(file).writerows(table)
+    return 0
+
+
+def _open_output(path: Path) -> TextIO:
+    """The output file; half characters, which UTF-8 cannot write, become escapes."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def _table(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:
+    """Row number, the row's own columns, then what the model says."""
+    known = [k for k, one in enumerate(rows.texts) if one is not None]
+    probabilities = classifier.predict_proba([rows.texts[k] for k in known])
+    said: dict[int, list[str]] = {}
+    for k, row in zip(known, probabilities, strict=True):
+        said[k] = [str(classifier.classes_[row.argmax()]), f"{row.max():.6f}", *(f"{value:.6f}" for value in row)]
+    names = ["predicted", "probability", *(f"p({name})" for name in classifier.classes_)]
+    header = ["row", *rows.columns, *names]
+    own = zip(*rows.columns.values(), strict=True)
+    blank = [""] * len(names)
+    return [header, *([k + 1, *values, *said.get(k, blank)] for k, values in enumerate(own))]

@@ -178,7 +178,7 @@ def _print(found: NextTokenLimit, shown: int, limit: int) -> None:
 
 def _draw(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
     with needs_extra("report"):
-        from tokenmargin.report.priority_graph import draw_priority_graph
+        from tokenmargin.report.results import draw_priority_graph
         from tokenmargin.report.style import paper_style
 
     from matplotlib.figure import Figure

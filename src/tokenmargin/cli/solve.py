@@ -1,16 +1,34 @@
-"""`tokenmargin solve`: the max-margin direction of one selection, with its certificate."""
+"""`tokenmargin solve` and `atlas`: the certified max-margin direction of one selection, and of all."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import Json, Problem, emit_json, read_problem, selected_tokens, show_facts, usage_errors
+from tokenmargin.cli._common import (
+    Json,
+    Problem,
+    UsageError,
+    coordinates,
+    emit_json,
+    progress_bar,
+    read_problem,
+    selected_tokens,
+    show,
+    show_facts,
+    show_table,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
-    from tokenmargin.margin import MarginSolution
+    from numpy import ndarray as Array
+
+    from tokenmargin.margin import Atlas, MarginSolution
     from tokenmargin.problem.token_problem import TokenProblem
+
+MOST = 3  # coordinates of a direction that are printed
 
 
 def solve(
@@ -55,7 +73,7 @@ def solve(
     if json:
         emit_json(report)
     else:
-        _print(report)
+        _print_solution(report)
     return 1 if solution.status == "inaccurate" else 0
 
 
@@ -63,7 +81,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     """Everything about one solution, in plain types."""
     import numpy as np
 
-    from tokenmargin.selection import is_globally_optimal, is_locally_optimal, neighbours
+    from tokenmargin.selection import equals, is_globally_optimal, is_locally_optimal, neighbours
 
     solved = solution.status == "optimal"
     near = np.argwhere(neighbours(problem, solution.vector, selected)) if solved else np.zeros((0, 2), dtype=int)
@@ -80,6 +98,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
         "active": solution.tokens[solution.active],
         "multipliers": solution.multipliers[solution.active],
         "neighbours": near,
+        "equals": np.argwhere(equals(problem, np.asarray(selected)) & (np.arange(problem.T) != np.c_[selected])),
         "locally_optimal": solved and is_locally_optimal(problem, solution.vector, selected),
         "globally_optimal": is_globally_optimal(problem, selected),
         "farkas": solution.farkas,
@@ -87,7 +106,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print_solution(report: dict[str, Any]) -> None:
     import numpy as np
 
     from tokenmargin.problem.names import token_name
@@ -96,17 +115,22 @@ def _print(report: dict[str, Any]) -> None:
     facts = [("status", f"{report['status']} (residual {report['residual']:.1e})"), ("", report["explanation"]),
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
-        with np.printoptions(precision=6, suppress=True, threshold=12):
-            matrix = report["matrix"]
-            size = "" if matrix is None else f"{' x '.join(map(str, np.shape(matrix)))}\n"
-            facts.append(("vector", str(report["vector"])) if matrix is None else ("matrix", f"{size}{matrix}"))
+        if (matrix := report["matrix"]) is None:
+            facts.append(("vector", coordinates(report["vector"])))
+        else:
+            facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{coordinates(matrix)}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
             ("margin", f"{report['margin']:.8g}{in_norm}"),
             ("neighbours", _names(report["neighbours"])),
             ("locally optimal", "yes" if report["locally_optimal"] else "no"),
         ]
-    show_facts([*facts, ("globally optimal", "yes" if report["globally_optimal"] else "no")])
+    facts.append(
+        ("optimal tokens", "yes" if report["globally_optimal"] else "no, another token of an input scores higher")
+    )
+    if len(report["equals"]):
+        facts.append(("equal scores", f"{_names(report['equals'])}: training need not leave these behind, see `atlas`"))
+    show_facts(facts)
 
 
 def _names(tokens: Any) -> str:
@@ -114,3 +138,85 @@ def _names(tokens: Any) -> str:
 
     shown = " ".join(token_name(i, t) for i, t in tokens[:16].tolist())
     return (shown or "none") + (f" and {len(tokens) - 16} more" if len(tokens) > 16 else "")
+
+
+def atlas(
+    problem: Problem, /, *, norm: str = "l2", budget: int | None = None, limit: int = 20, json: bool = False
+) -> int:
+    """List the selections to which attention can converge, each with its certified direction.
+
+    Tokens of equal score need not be told apart, and copies of one key are
+    selected together, as in A1+A3. Exit code 0 when the atlas is complete, 1 when the budget ran out or a
+    selection could not be decided.
+
+    Examples:
+
+        tokenmargin atlas fig1b
+        tokenmargin atlas problem.npz --budget 100000 --json
+        tokenmargin atlas fig1b --norm linf
+
+    Parameters
+    ----------
+    norm:
+        In which the directions are shortest: l2 (gradient descent), l1, linf, lp:1.5, nuclear, spectral, or another.
+    budget:
+        Largest number of max-margin problems to solve; the answer says when it is partial. Default: no limit.
+    limit:
+        How many directions to print; --json writes all.
+    json:
+        Write one JSON object to standard output; with keys in the plane, also the arcs of each selection.
+    """
+    from tokenmargin.margin import atlas as chart
+
+    data = read_problem(problem)
+    if budget is not None and budget < 1:
+        raise UsageError(f"--budget must be at least 1, got {budget}")
+    distinct = data.mask & (data.keys.first_copies == range(data.T))
+    with usage_errors(), progress_bar("selections", math.prod(distinct.sum(axis=1).tolist())) as progress:
+        found = chart(data, norm=norm, budget=budget, progress=progress)
+    if json:
+        emit_json(found.to_dict() | _arcs(data))
+    else:
+        _print_atlas(found, limit)
+    return 0 if found.complete else 1
+
+
+def _arcs(problem: TokenProblem) -> dict[str, Any]:
+    """The arcs of the circle by selection, when the keys lie in the plane."""
+    from tokenmargin.margin import is_planar, selection_arcs
+    from tokenmargin.selection import copies_of, named_sets
+
+    if not is_planar(problem):
+        return {}
+    arcs = [(arc, named_sets(copies_of(problem, arc.selected))) for arc in selection_arcs(problem)]
+    return {"arcs": [{"start": arc.start, "stop": arc.stop, "selected": names} for arc, names in arcs]}
+
+
+def _print_atlas(found: Atlas, limit: int) -> None:
+    from tokenmargin.selection import selection_text
+
+    show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
+    if not found.complete:
+        show(f"PARTIAL: others may be missing: {found.unsearched}")
+    names = ("kind", "tokens", "margin", "score gap", "residual", "direction")
+    columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))
+    rows = [
+        (
+            entry.kind, selection_text(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
+            f"{entry.solution.certificate.residual:.0e}", _direction(entry.solution.vector),
+        )
+        for entry in found.limits[:limit]
+    ]  # fmt: skip
+    if rows:
+        show_table(columns, rows)
+    else:
+        show("no limits")
+    if len(found.limits) > limit:
+        show(f"... and {len(found.limits) - limit} more (--limit, --json)")
+
+
+def _direction(vector: Array) -> str:
+    """The first coordinates, without zeros at the end that every planar problem in space has."""
+    last = max((k for k, x in enumerate(vector.tolist()) if x), default=0)
+    shown = ", ".join(f"{x:.4g}" for x in vector[: min(last + 1, MOST)].tolist())
+    return f"({shown}{', ...' if last >= MOST else ''})"

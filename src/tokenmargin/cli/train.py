@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
     from tokenmargin.training.batches import Sequences
-    from tokenmargin.training.distributed.splits import AbstractSplit
     from tokenmargin.training.epochs import Progress
     from tokenmargin.training.probe import Frequencies
+    from tokenmargin.training.ranks import AbstractSplit
     from tokenmargin.training.trainer import TrainingRun
 
 SHOWN = 8
@@ -118,10 +118,9 @@ def train(
     with needs_extra("train"):
         import torch
 
-        from tokenmargin.training.batches import truncated
+        from tokenmargin.training.batches import cut_after
         from tokenmargin.training.config import choose_device
-        from tokenmargin.training.distributed.ranks import join_ranks
-        from tokenmargin.training.distributed.splits import ByDimension, ByTexts
+        from tokenmargin.training.ranks import ByDimension, ByTexts, join_ranks
     with usage_errors():
         place = choose_device(device)
     if margin and (settings.model != "one-layer" or split != "texts" or prepared.is_dir()):
@@ -135,8 +134,8 @@ def train(
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
             whole, words, frequencies = _open(prepared, ranks.device)
-            data = truncated(whole, config.max_tokens)
-        result = _trained(
+            data = cut_after(whole, config.max_tokens)
+        result = _train_shown(
             data, config, out, shared, checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget
         )
         if result.status == "diverged":
@@ -159,7 +158,7 @@ def train(
     return 1 if result.status == "interrupted" else 0
 
 
-def _trained(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
+def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
     """Train with a bar on the first rank; `how` are the limits of the run."""
     from tokenmargin.training.trainer import train as run
 
@@ -177,7 +176,7 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     import numpy as np
 
     from tokenmargin.data.prepared import load_prepared
-    from tokenmargin.data.sharded.corpus import load_sharded
+    from tokenmargin.data.sharded.slices import load_sharded
     from tokenmargin.training.batches import MappedSequences, TokenData
 
     if prepared.is_dir():

@@ -1,11 +1,18 @@
 """Training as dynamics: descent, gradient flow to any norm, thousands of runs at once, and regularisation paths."""
 
 from tokenmargin.dynamics.batch import BatchResult, evolve_many
-from tokenmargin.dynamics.events import AngleReached, Crossing, NormReached, Saturated, SelectionChanged, WhenTrue
+from tokenmargin.dynamics.events import (
+    AngleReached,
+    Crossing,
+    NormReached,
+    Saturated,
+    SelectionChanged,
+    WhenTrue,
+    whole_runs,
+)
 from tokenmargin.dynamics.evolve import OBSERVABLES, Memory, Trajectory, evolve
 from tokenmargin.dynamics.flow import FlowPath, flow
 from tokenmargin.dynamics.integrate import FlowSettings
-from tokenmargin.dynamics.interrupts import whole_runs
 from tokenmargin.dynamics.methods import (
     AbstractLengths,
     AbstractMethod,

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import interrupted_run
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
@@ -76,7 +76,11 @@ class BatchResult(Tabular):
         }  # fmt: skip
 
     def resume(
-        self, *, steps: int, until_saturation: float | None = None, progress: Callable[[float], None] | None = None
+        self,
+        *,
+        steps: int | Int[Array, "problems starts"],
+        until_saturation: float | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> BatchResult:
         """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
         return _followed(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)

@@ -1,9 +1,16 @@
-"""What to watch for along a flow: an event is a label of the point, and it happens where the label changes."""
+"""What happens along a run: events of a flow, and Ctrl-C.
+
+An event is a label of the point, and it happens where the label changes. Ctrl-C ends a run that was asked for by itself
+and keeps what it reached; inside something larger it does not: a figure, a claim or a record made of many runs would
+take a run that ended early for a whole one. Within `whole_runs` the interrupt is raised again, through everything.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,3 +115,23 @@ def first_change(
         else:
             high, after = middle, label
     return Crossing(event, high, before, after)
+
+
+_WHOLE: ContextVar[bool] = ContextVar("whole_runs", default=False)
+
+
+@contextmanager
+def whole_runs() -> Iterator[None]:
+    """Within it, Ctrl-C ends everything: `evolve`, `flow` and the other runs raise it instead of returning early."""
+    token = _WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
+
+
+def interrupted_run() -> bool:
+    """True, for a run that was interrupted and returns what it has; within `whole_runs`, raise the interrupt again."""
+    if _WHOLE.get():
+        raise KeyboardInterrupt
+    return True

@@ -15,8 +15,7 @@ from scipy.integrate import LSODA, DenseOutput, OdeSolver, Radau
 from scipy.optimize import brentq
 
 from tokenmargin.dynamics.euler import MOST_STEPS, Euler
-from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change
-from tokenmargin.dynamics.interrupts import interrupted_run
+from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, interrupted_run
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced, longest_difference
 from tokenmargin.objective.factored import FactoredObjective

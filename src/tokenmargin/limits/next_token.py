@@ -152,9 +152,7 @@ def _classes(graph: PriorityGraph, forced: Array) -> Array:
 
 def tied_choice(problem: NextTokenProblem, graph: PriorityGraph) -> TiedChoice:
     """The choices of the sequences whose next token ties with another of their tokens."""
-    codes = graph.last * problem.size + graph.token
-    node = np.searchsorted(codes, problem.last[problem.sequence] * problem.size + problem.tokens)
-    label = np.searchsorted(codes, problem.last * problem.size + problem.labels)
+    node, label = problem.node, problem.label_node
     tied = graph.component[node] == graph.component[label][problem.sequence]
     entries, counts = np.unique(problem.sequence[tied] * graph.nodes + node[tied], return_counts=True)
     rows, nodes = entries // graph.nodes, entries % graph.nodes

@@ -94,7 +94,7 @@ def class_margin(
     """The max-margin vector of a selection with ties: (9) of *Attention with Trained Embeddings*.
 
     >>> tied = TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
-    >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6)
+    >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6) + 0.0
     array([1., 0.])
     """
     return solve_in_norm(class_constraints(problem, selection), norm)

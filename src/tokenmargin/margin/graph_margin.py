@@ -39,6 +39,44 @@ def node_vectors(problem: NextTokenProblem) -> Float[Array, "nodes D"]:
     return np.asarray((query[:, :, None] * key[:, None, :]).reshape(len(query), -1))
 
 
+def cyclic_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
+    """The span of `z (x_i - x_j)'` for tokens i and j of one component, where W_fin lies: an orthonormal basis.
+
+    >>> problem = NextTokenProblem.of([[1, 2, 0], [1, 2, 0]], [1, 2], embeddings=np.eye(3))
+    >>> np.abs(cyclic_subspace(problem)).round(3) + 0.0  # 1 and 2 tie after a 0
+    array([[0.   , 0.707, 0.707, 0.   , 0.   , 0.   , 0.   , 0.   , 0.   ]])
+    """
+    graph, vectors = problem.graph, node_vectors(problem)
+    first = np.unique(graph.component, return_index=True)[1]
+    return _span((vectors - vectors[first[graph.component]])[first[graph.component] != np.arange(graph.nodes)])
+
+
+def active_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
+    """The span of `z (x_i - x_j)'` over all edges, where every gradient lies: an orthonormal basis."""
+    graph, vectors = problem.graph, node_vectors(problem)
+    return _span(vectors[graph.source] - vectors[graph.target])
+
+
+def svm_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
+    """What the active subspace has across the cyclic one, where W_mm lies: an orthonormal basis."""
+    active, cyclic = active_subspace(problem), cyclic_subspace(problem)
+    if not len(cyclic):
+        return active
+    # The singular values of what is left are 1 and 0: angles between a space and one inside it.
+    _, sizes, rows = np.linalg.svd(active - active @ cyclic.T @ cyclic, full_matrices=False)
+    return np.asarray(rows[sizes > 0.5])
+
+
+def _span(rows: Float[Array, "k D"]) -> Float[Array, "s D"]:
+    """An orthonormal basis of the span of rows, each counted by its direction; below 1e-10 it is rounding."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = (rows / np.where(lengths > 0, lengths, 1.0))[lengths[:, 0] > 0]
+    if not len(rows):
+        return rows
+    _, sizes, basis = np.linalg.svd(rows, full_matrices=False)
+    return np.asarray(basis[sizes > 1e-10 * sizes[0]])
+
+
 def graph_margin(problem: NextTokenProblem, graph: PriorityGraph | None = None) -> MarginSolution:
     """The shortest W with `<z (x_i - x_j)', W> = 0` for tied tokens and `>= 1` where i's component is ahead of j's.
 

@@ -35,7 +35,7 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
 
     >>> from tokenmargin.problem.instances import figure8
     >>> for limit in plane_atlas(figure8()).limits:
-    ...     print(limit.selected, limit.solution.vector.round(6), limit.is_global)
+    ...     print(limit.selected, limit.solution.vector.round(6) + 0.0, limit.is_global)
     [0 0] [1. 3.] True
     [0 1] [1. 0.] False
     """

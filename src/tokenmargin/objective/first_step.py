@@ -28,7 +28,7 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
-from tokenmargin.problem.class_problem import checked_classes
+from tokenmargin.problem.label_problems import checked_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class FirstStep:
 def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     """One gradient step of length `eta` on all tokens and the prompt (4).
 
-    >>> from tokenmargin.problem.corpus_generators import selective_corpus
+    >>> from tokenmargin.problem.instances import selective_corpus
     >>> from tokenmargin.objective.embedding import wishart_embeddings
     >>> rng = np.random.default_rng(0)
     >>> start = wishart_embeddings(selective_corpus(4, 3, rng=rng), 5.4e59, rng=rng)
@@ -83,7 +83,7 @@ def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     """
     objective = EmbeddingObjective(embeddings.corpus)
     gradient = objective.gradient(embeddings)
-    return FirstStep(embeddings, embeddings.moved(eta * gradient.c, eta * gradient.e), gradient, eta)
+    return FirstStep(embeddings, embeddings.after_step(eta * gradient.c, eta * gradient.e), gradient, eta)
 
 
 def class_shares(
@@ -91,7 +91,7 @@ def class_shares(
 ) -> Float[Array, "m k"]:
     """`alpha_sc`: how much more of token s stands in sequences of class c than an even share of it.
 
-    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3)
+    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3) + 0.0
     array([[ 0.   ,  0.   ,  0.   ],
            [ 0.111, -0.056, -0.056],
            [-0.056,  0.111, -0.056],

@@ -15,20 +15,23 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent, shifted
-from tokenmargin.objective.jacobian import (
+from tokenmargin.objective.forward import (
+    Attention,
     Block,
+    Descent,
     Linearisation,
     Pivoted,
+    attend,
     differences_from_pivot,
+    exp_shifted,
+    from_pivot,
     linearisation,
-    pivoted,
     prompt_block,
+    prompt_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
-from tokenmargin.problem.class_problem import ClassProblem, soft_margin
 from tokenmargin.problem.geometry import in_coordinates
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem, soft_margin
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -59,7 +62,7 @@ class ClassObjective(AbstractLocalObjective):
     Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is
     `sum_{c != y} exp(F_c - F_y)`.
 
-    >>> from tokenmargin.problem.class_problem import ClassProblem
+    >>> from tokenmargin.problem.label_problems import ClassProblem
     >>> problem = ClassProblem.of([[[0.0, 1.0], [1.0, 0.0]]] * 2, [0, 1], head=[[1.0, 0.0], [0.0, 1.0]])
     >>> round(float(ClassObjective(problem).value(np.zeros(2))), 4)
     0.6931
@@ -85,7 +88,7 @@ class ClassObjective(AbstractLocalObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
         seen = differences_from_pivot(self.problem.keys, state, self.loss)
-        offsets = pivoted(self.problem.rivals, state.pivot)
+        offsets = from_pivot(self.problem.rivals, state.pivot)
         mean = np.einsum("nt,ntc->nc", state.weights, offsets)
         moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)
         _, shares = soft_margin(self.problem.rivals[state.pivot] + mean)
@@ -108,7 +111,7 @@ class SquareObjective(AbstractLocalObjective):
     A residual is `(y - prediction of the pivot) + its shortfall`, kept as a logarithm: it is right where a token that
     meets its target exactly has all but the last of the weight.
 
-    >>> from tokenmargin.problem.regression_problem import RegressionProblem
+    >>> from tokenmargin.problem.label_problems import RegressionProblem
     >>> problem = RegressionProblem.of([[[0.0], [1.0]]], [0.25], scores=[[0.0, 1.0]])
     >>> float(SquareObjective(problem).value(np.array([-np.log(3)])).round(12))  # weights 3/4 and 1/4 meet the target
     0.0
@@ -140,7 +143,7 @@ class SquareObjective(AbstractLocalObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
-        keys = pivoted(in_coordinates(self.problem.keys), state.pivot)
+        keys = from_pivot(in_coordinates(self.problem.keys), state.pivot)
         seen = Pivoted(
             keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
             self.log_slopes(state), np.zeros(self.problem.n),
@@ -154,13 +157,13 @@ class SquareObjective(AbstractLocalObjective):
         it is `sum_t s_it |prediction_it - y_i|` that counts.
         """
         logs = np.where(_idle(seen), -np.inf, seen.log_weights + seen.log_lead)
-        sizes, tops = shifted(logs, (1,))
+        sizes, tops = exp_shifted(logs, (1,))
         tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
         slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
         curved = -2 * np.einsum("n,nr,nq->rq", _scaled(2 * tops, block), slopes, slopes)
         off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
         with np.errstate(divide="ignore"):
-            reach, most = shifted(seen.log_weights + np.log(off), (1,))
+            reach, most = exp_shifted(seen.log_weights + np.log(off), (1,))
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
@@ -210,7 +213,7 @@ def _log_sum(state: Attention, off: Float[Array, "n T"]) -> tuple[Float[Array, "
     off = np.broadcast_to(off, state.weights.shape)
     best = np.where(state.pivot, off, 0.0).sum(axis=-1)
     with np.errstate(divide="ignore"):
-        sizes, top = shifted(state.log_weights + np.log(np.abs(off)), (-1,))
+        sizes, top = exp_shifted(state.log_weights + np.log(np.abs(off)), (-1,))
         others = (np.copysign(sizes, off)).sum(axis=-1)
         plain = best + (state.weights * (off - best[..., None])).sum(axis=-1)
         exact = best == 0

@@ -49,7 +49,9 @@ class AbstractLoss(abc.ABC):
         gap = np.exp(np.minimum(log_gap, 0.0))[..., None]
         slopes = self.log_slope(np.asarray(best)[..., None] - gap * _NODES)
         top = slopes.max(axis=-1, keepdims=True)
-        short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
+        top = np.where(np.isneginf(top), 0.0, top)  # a loss that is flat at `best`, and no gap to speak of
+        with np.errstate(divide="ignore"):
+            short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
         if (log_gap <= np.log(_SHORT)).all():
             return np.asarray(short)
         long_gap = np.exp(np.maximum(log_gap, 0.0))
@@ -140,6 +142,12 @@ class LogLoss(AbstractLoss):
         with np.errstate(divide="ignore"):
             return np.asarray(-1 / np.asarray(u))
 
+    def log_excess(self, best: Float[Array, "..."], log_gap: Float[Array, "..."]) -> Float[Array, "..."]:
+        share = np.minimum(log_gap - self._log(best), 0.0)  # of the best output that is lost
+        with np.errstate(divide="ignore"):  # all of it: the excess is infinite
+            near = np.log(-np.log1p(-np.exp(np.maximum(share, -40.0))))
+        return np.where(share < -40, share, near)
+
     def constants(self, low: float, high: float) -> tuple[float, float]:
         if low <= 0:
             raise ValueError("-log(u) has no bounded slope down to u = 0: there is no step-size rule; give a step")
@@ -218,6 +226,31 @@ class CustomLoss(AbstractLoss):
         if self.lipschitz is None or self.bound is None:
             raise ValueError("the step-size rule needs CustomLoss(lipschitz=M0, bound=M1); give them, or give a step")
         return self.lipschitz, self.bound
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedInputs(AbstractLoss):
+    """A loss times a weight for each input: the last axis of what it is given counts the inputs."""
+
+    loss: AbstractLoss
+    log_weights: Float[Array, " n"]
+
+    def value(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.value(u) * np.exp(self.log_weights))
+
+    def log_slope(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.log_slope(u) + self.log_weights)
+
+    def log_slope_derivative(self, u: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return self.loss.log_slope_derivative(u)
+
+    def log_excess(self, best: Float[Array, "... n"], log_gap: Float[Array, "... n"]) -> Float[Array, "... n"]:
+        return np.asarray(self.loss.log_excess(best, log_gap) + self.log_weights)
+
+    def constants(self, low: float, high: float) -> tuple[float, float]:
+        m0, m1 = self.loss.constants(low, high)
+        largest = float(np.exp(self.log_weights.max()))
+        return m0 * largest, m1 * largest
 
 
 def loss_named(name: str) -> AbstractLoss:

@@ -15,8 +15,17 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
-from tokenmargin.objective.forward import Attention, Descent, attend, prompt_descent
-from tokenmargin.objective.jacobian import Linearisation, differences_from_pivot, linearisation, pivoted, prompt_block
+from tokenmargin.objective.forward import (
+    Attention,
+    Descent,
+    Linearisation,
+    attend,
+    differences_from_pivot,
+    from_pivot,
+    linearisation,
+    prompt_block,
+    prompt_descent,
+)
 from tokenmargin.objective.local_scores import weighed
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
@@ -39,7 +48,7 @@ class NonlinearHead:
       differences of the gradient over `eps^(1/3) max(1, |x_j|)`, right to about ten digits.
 
     >>> bowl = NonlinearHead(lambda x: (x**2).sum(-1), lambda x: 2 * x)
-    >>> bowl.second(np.array([1.0, 2.0])).round(6)
+    >>> bowl.second(np.array([1.0, 2.0])).round(6) + 0.0
     array([[2., 0.],
            [0., 2.]])
     """
@@ -114,7 +123,7 @@ class HeadObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state, output, attended = self._state(theta)
         seen = differences_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
-        offsets = pivoted(_values(self.problem.values), state.pivot)
+        offsets = from_pivot(_values(self.problem.values), state.pivot)
         spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
         bending = np.einsum("ndr,nde,neq->nrq", moved, self.head.second(attended), moved)

@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 from scipy.special import erf
 
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.problem.regression_problem import RegressionProblem
+from tokenmargin.problem.label_problems import RegressionProblem
 
 # Equal steps h converge like exp(-2 pi^2 / (h^2 (1 + 4 s^2))) on erf(s x)^2 against a normal: 1e-15 for s up to 2. They
 # beat Gauss' nodes, of which 80 leave 1e-7.

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
@@ -128,14 +128,52 @@ class NextTokenProblem(EndToEnd):
         """The priority graphs of all last tokens."""
         return PriorityGraph.of(self.tokens, self.sequence, self.last, self.labels, self.vocabulary)
 
-    def attention(self) -> TokenProblem:
+    @cached_property
+    def label_node(self) -> Int[Array, " n"]:
+        """The node of the graph that each sequence's next token is."""
+        return np.searchsorted(self.graph.codes, self.last * self.size + self.labels)
+
+    @cached_property
+    def node(self) -> Int[Array, " N"]:
+        """The node of the graph that each token is."""
+        return np.searchsorted(self.graph.codes, self.last[self.sequence] * self.size + self.tokens)
+
+    @cached_property
+    def with_label(self) -> Bool[Array, " N"]:
+        """Which tokens are on a cycle with the next token of their sequence, or are that token itself.
+
+        The others are strictly behind it. What is left of a sequence without them, its last token still the query, is
+        its part of the *cyclic subdataset*, where another token than the next one is left.
+
+        >>> problem = NextTokenProblem.of([[1, 2, 0], [1, 2, 0], [2, 0]], [1, 2, 2])
+        >>> problem.with_label.astype(int)
+        array([1, 1, 0, 1, 1, 0, 1, 0])
+        """
+        component = self.graph.component
+        return np.asarray(component[self.node] == component[self.label_node][self.sequence])
+
+    @cached_property
+    def cyclic(self) -> Bool[Array, " n"]:
+        """Which sequences hold a token on a cycle with their next token: those of the cyclic subdataset."""
+        other = self.with_label & (self.tokens != self.labels[self.sequence])
+        return np.asarray(np.bincount(self.sequence[other], minlength=self.n) > 0)
+
+    def attention(self, head: Float[Array, "K d"] | None = None) -> TokenProblem:
         """The same as a problem of training W, for flows and descents: scores are 1 for the next token, else 0.
 
         With `LogLoss` its risk is the mean of `-log P(next)`; a parameter is W flattened row by row, with logits
         `z' W x`. Without embeddings the tokens are unit vectors, so W is a table of K x K.
+
+        **Arguments**
+        - `head`: a row c_y for each token, which scores a token x of a sequence followed by y by `<c_y, x>` instead.
         """
         rows = np.eye(self.size) if self.embeddings is None else self.embeddings
-        scores = self.mask & (self.index == self.labels[:, None])
+        if head is None:
+            scores = self.mask & (self.index == self.labels[:, None])
+        elif np.shape(head) != rows.shape:
+            raise ValueError(f"head must have the shape of the embeddings, {rows.shape}, got {np.shape(head)}")
+        else:
+            scores = np.where(self.mask, (np.asarray(head) @ rows.T)[self.labels[:, None], self.index], 0.0)
         keys = Coordinates(rows, self.index, self.mask)
         plain = TokenProblem(keys, np.ones(self.n), scores=scores.astype(float))
         return plain.with_matrix(rows[self.last])

@@ -66,6 +66,11 @@ class PriorityGraph:
         """Number of nodes."""
         return len(self.last)
 
+    @property
+    def codes(self) -> Int[Array, " nodes"]:
+        """Last token and token of each node as one number, ascending."""
+        return self.last * len(self.vocabulary) + self.token
+
     @cached_property
     def sizes(self) -> Int[Array, " components"]:
         """Number of tokens in each component."""

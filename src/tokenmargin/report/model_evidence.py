@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation
-from tokenmargin.classifier.evaluation import Validation
+from tokenmargin.classifier.fitting import Validation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 
@@ -243,7 +243,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
 
 
 def _sure(probability: float) -> str:
-    """A probability for people; none is ever quite sure."""
+    """A probability for people, with more digits near 1 and never 100%."""
     return (
         f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
     )

@@ -19,8 +19,8 @@ from tokenmargin.objective.embedding import Embeddings, gaussian_embeddings, wis
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
 from tokenmargin.theory.evidence import FollowedFlow, follow

@@ -1,6 +1,6 @@
-"""The numbering of both papers: every theorem, lemma, definition, assumption, and equation that states a result.
+"""The numbering of papers A, B and D: every theorem, lemma, definition, assumption, and equation that states a result.
 
-The table has no gaps: paper A numbers all of them in one sequence, paper B each kind in its own. Theorems
+The table has no gaps: paper A numbers all of them in one sequence, papers B and D each kind in its own. Theorems
 and lemmas are claims of the same name; an equation that says more than the statement around it names its own claims;
 definitions and assumptions name the function that computes them.
 """
@@ -17,13 +17,13 @@ StatementKind = Literal["theorem", "lemma", "definition", "assumption", "equatio
 class Statement:
     """One numbered item of a paper.
 
-    - `paper`: "A" or "B".
+    - `paper`: "A", "B" or "D".
     - `kind`, `number`: as printed, such as "lemma" and "7".
     - `title`: what it is about.
     - `where`: for definitions and assumptions, the function that computes it; for equations, the claims that check it.
     """
 
-    paper: Literal["A", "B"]
+    paper: Literal["A", "B", "D"]
     kind: StatementKind
     number: str
     title: str
@@ -101,12 +101,63 @@ _B: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
 }
 """Paper B, each kind from 1 on (assumptions from A on)."""
 
+_D: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
+    "lemma": (
+        ("embeddings of full row rank: (Graph-SVM) is feasible",),
+        ("the risk is convex, strictly so on the cyclic subspace",),
+        ("without cycles, L* is the infimum",),
+        ("W_svm is orthogonal to the cyclic subspace and to W_fin",),
+        ("the cyclic risk depends on the projection alone",),
+        ("the limit of the risk along W_svm is the cyclic risk",),
+        ("the risk against the cyclic risk, (13), (14)",),
+        ("where W_svm and the gradients lie",),
+        ("strict convexity on the active subspace",),
+        ("linear maps that keep convexity",),
+        ("convexity in the logits of one-hot tokens",),
+        ("descent lemma",),
+        ("W_svm is a direction of descent",),
+        ("W_fin is unique and finite",),
+        ("far out nothing beats W_svm by more than a factor 1 + pi in length",),
+        ("the path across the cyclic subspace",),
+    ),
+    "theorem": (
+        ("informal: hard retrieval and soft composition",),
+        ("global convergence of descent",),
+        ("regularisation path",),
+        ("regularisation path without cycles",),
+        ("|W| grows without bound",),
+    ),
+    "definition": (
+        ("cyclic subspace", "tokenmargin.margin.graph_margin.cyclic_subspace"),
+        ("acyclic dataset", "tokenmargin.problem.priority_graph.PriorityGraph.is_acyclic"),
+        ("cyclic subdataset", "tokenmargin.problem.next_token.NextTokenProblem.with_label"),
+        ("cyclic component", "tokenmargin.theory.paper_d.risk.cyclic_minimum"),
+        ("active subspace", "tokenmargin.margin.graph_margin.active_subspace"),
+        ("cyclic subspace, again", "tokenmargin.margin.graph_margin.cyclic_subspace"),
+        ("SVM subspace", "tokenmargin.margin.graph_margin.svm_subspace"),
+    ),
+    "assumption": (
+        ("the head reads next tokens off", "tokenmargin.theory.paper_d.instance.assumption1"),
+        ("next tokens are in their sequences", "tokenmargin.theory.paper_d.instance.assumption2"),
+        ("next tokens score best", "tokenmargin.theory.paper_d.instance.assumption3"),
+    ),
+}
+"""Paper D, each kind from 1 on."""
+
 _EQUATIONS = (
     Statement("A", "equation", "14", "norms and inner products at the start", ("A.initialisation",)),
     Statement("A", "equation", "18", "the max-margin problem without the class", ("A.equation18",)),
     Statement("B", "equation", "24", "smoothness constant L_p", ("B.lemma6",)),
     Statement("B", "equation", "26", "the gradient vanishes along descent", ("B.lemma6",)),
     Statement("B", "equation", "31", "local gradient condition (31a)-(31c)", ("B.lemma7",)),
+    Statement("D", "equation", "2", "the projection converges to W_fin", ("D.theorem2", "D.theorem2-repaired")),
+    Statement("D", "equation", "13", "the risk is above what tied tokens leave", ("D.lemma7",)),
+    Statement("D", "equation", "14", "infima of the risk (14a), (14b)", ("D.lemma7",)),
+    Statement("D", "equation", "18", "the gradient", ("D.equation18",)),
+    Statement("D", "equation", "20", "how weights move with W", ("D.equation20", "D.equation22")),
+    Statement("D", "equation", "22", "smoothness constant, after (19) and (21)", ("D.equation22",)),
+    Statement("D", "equation", "23", "W matters by its part in the span of e_i e_j'", ("D.lemma9",)),
+    Statement("D", "equation", "31", "R_pi", ("D.lemma15", "D.lemma15-repaired")),
 )
 
 
@@ -117,15 +168,22 @@ def _paper_a() -> tuple[Statement, ...]:
     )
 
 
-def _paper_b() -> tuple[Statement, ...]:
+def _by_kind(
+    paper: Literal["B", "D"], kinds: dict[StatementKind, tuple[tuple[str, ...], ...]]
+) -> tuple[Statement, ...]:
+    lettered = {("B", "assumption")}
     return tuple(
         Statement(
-            "B", kind, chr(ord("A") + k) if kind == "assumption" else str(k + 1), title, tuple(filter(None, where))
+            paper,
+            kind,
+            chr(ord("A") + k) if (paper, kind) in lettered else str(k + 1),
+            title,
+            tuple(filter(None, where)),
         )
-        for kind, rows in _B.items()
+        for kind, rows in kinds.items()
         for k, (title, *where) in enumerate(rows)
     )
 
 
-STATEMENTS: tuple[Statement, ...] = (*_paper_a(), *_paper_b(), *_EQUATIONS)
-"""Every numbered item of paper A, then of B, then the equations."""
+STATEMENTS: tuple[Statement, ...] = (*_paper_a(), *_by_kind("B", _B), *_by_kind("D", _D), *_EQUATIONS)
+"""Every numbered item of paper A, then of B and D, then the equations."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions
-from tokenmargin.training.distributed.splits import ByTexts
 from tokenmargin.training.one_layer import ScoresKept, attend
 from tokenmargin.training.parameters import AdamW, State, initial_state
+from tokenmargin.training.ranks import ByTexts
 
 if TYPE_CHECKING:
     from tokenmargin.training.two_layer_cuda import TwoLayerCuda
@@ -107,7 +107,7 @@ class OneLayerCuda(ScoresKept):
         return self.split.total(ours.sum(dtype=torch.float64))
 
     def _advance(self, batch: int, left: int) -> int:
-        """Take some steps of those that are left; how many."""
+        """Take some of the steps that are left; returns how many."""
         if not self.split.ranks.alone:
             self._graph("attend", batch, lambda: self._attend(batch)).replay()
             self.split.gather(self._weights)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tokenmargin.training.batches import Ragged, Sequences
 from tokenmargin.training.config import Conventions
-from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
 from tokenmargin.training.parameters import AdamW, State
+from tokenmargin.training.ranks import AbstractSplit, ByTexts
 
 Result = TypeVar("Result")
 

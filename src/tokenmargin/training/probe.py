@@ -1,14 +1,17 @@
 """From a trained model back to the theory: alignment with the frequencies, tokens selected, attention mass.
 
 The papers say that `<E_s, v>` follows the posterior difference of token s and `<E_s, p>` its modulus, and that p turns
-towards the max-margin direction of the tokens it selects. Here are the numbers that say how far a model does so.
+towards the max-margin direction of the tokens it selects. Here are the numbers that say how far a model does so, and
+a run that is looked at in this way while it trains (`run_job`).
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,13 +20,16 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.training.batches import Sequences
-from tokenmargin.training.distributed.splits import AbstractSplit, ByTexts
+from tokenmargin.training.batches import Sequences, TokenData
+from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
+from tokenmargin.training.ranks import AbstractSplit, ByTexts
+from tokenmargin.training.trainer import TrainingRun, train
 
 if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
+
 
 CLEAR = 2.0  # standard deviations from zero at which a token's posterior difference has a clear sign
 
@@ -183,3 +189,66 @@ def survey(model: Model, data: Sequences, *, split: AbstractSplit | None = None,
         chosen += torch.bincount(part.ids[first], minlength=data.m)
     loss, right = (split.total(sums, "survey") / data.n).tolist()
     return Survey(loss, right, split.total(chosen, "survey").cpu().numpy())
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run of a plan."""
+
+    name: str
+    dataset: str
+    config: TrainingConfig
+    budget: float = float("inf")
+
+
+def observed_epochs(epoch: int) -> bool:
+    """About ten epochs per decade are looked at closely."""
+    return epoch <= 10 or epoch % 10 ** int(np.log10(epoch)) == 0 or (epoch > 100 and epoch % 20 == 0)
+
+
+def run_job(
+    job: Job,
+    corpus: TokenCorpus,
+    *,
+    device: str,
+    budget: float,
+    folder: Path | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> tuple[TrainingRun, dict[str, Any], dict[str, Array]]:
+    """Train, and gather what the figures need: the record and the arrays."""
+    offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
+    data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, device=device)
+    run = train(
+        data,
+        job.config,
+        folder=folder,
+        checkpoint_every=300.0,
+        budget=min(budget, job.budget),
+        observe=lambda model: asdict(alignment(token_scores(model), corpus)),
+        observe_at=observed_epochs,
+        chunk=1 << 20 if device == "cuda" and job.config.model == "one-layer" else 64,
+        progress=progress,
+    )
+    loss, accuracy = evaluate(run.model, corpus)
+    scores = token_scores(run.model)
+    record = {
+        "name": job.name,
+        "dataset": job.dataset,
+        "config": asdict(job.config),
+        "status": run.status,
+        "seconds": run.seconds,
+        "steps": run.model.state.step,
+        "final loss": loss,
+        "final accuracy": accuracy,
+        **{f"final {key}": value for key, value in asdict(alignment(scores, corpus)).items()},
+        "mass": attention_mass(scores[0], corpus) if job.config.model == "one-layer" else None,
+        "metrics": run.metrics,
+    }
+    arrays = {"scores": scores.astype(np.float32), "posterior": corpus.posterior_difference.astype(np.float32)}
+    return run, record, arrays
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the numbers were measured on."""
+    chip = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {"device": chip, "torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__}

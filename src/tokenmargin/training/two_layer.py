@@ -7,7 +7,8 @@ softmax are `G + d mu mu'`; with `B = softmax + I` the centred row `h_i = (B C_X
 variance `(B G B')_ii / d`: all u x u work. (The variance from `|h|^2 / d - mean^2` would cancel when the entries of E
 share an offset.) So the vectors of a sequence are touched twice: for G, and for the gradient `(dG + dG') C_X`. What
 goes through p, v and the mean is of rank three over the vocabulary, and is added once a step. A gain of the layer norm
-multiplies p and v, a bias b adds the constant `<b, v>` to the output. The backward pass is written out.
+multiplies p and v, a bias b adds the constant `<b, v>` to the output. The backward pass is written out. AdamW runs over
+blocks of rows small enough for the cache and leaves the next step's projections behind, as with one layer.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions
+from tokenmargin.training.one_layer import BLOCK_BYTES, RowBlocks
 from tokenmargin.training.parameters import AdamW, State
 
 EPSILON = 1e-5  # of the layer norm, as in torch
+BUCKET_BYTES = 6 << 20  # of vectors, which are read for two products: small enough for the cache
+WORTH_A_CALL = 4_000_000  # multiplications of one product that outweigh the calling of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +71,65 @@ class _Forward:
     f: Tensor
 
 
+def _one_by_one(x: Tensor, rows: int) -> bool:
+    """Whether products of so many rows of x with each other are formed one sequence at a time."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and rows * rows * x.shape[-1] >= WORTH_A_CALL
+
+
+def times_transposed(A: Tensor, B: Tensor) -> Tensor:
+    """`A B'` of two float32 matrices on a CPU.
+
+    torch gives such products to MKL, which does not use the wide registers of every processor that has them; oneDNN
+    does, but torch has no batched product by it.
+    """
+    by_one_dnn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch's own compiler calls
+    return A @ B.T if by_one_dnn is None else by_one_dnn(A, B, None, "none", [], "")
+
+
+def _gram(X: Tensor) -> Tensor:
+    """`X X'` of each sequence: (r, u, d) to (r, u, u)."""
+    u = X.shape[1]
+    if not _one_by_one(X, u):
+        return torch.bmm(X, X.mT)
+    G = X.new_empty(len(X), u, u)
+    half = u // 2
+    for x, g in zip(X, G, strict=True):  # symmetric: the upper right quarter is the lower left one
+        g[:half, :half] = times_transposed(x[:half], x[:half])
+        g[half:] = times_transposed(x[half:], x)
+        g[:half, half:] = g[half:, :half].T
+    return G
+
+
+def _products(A: Tensor, B: Tensor) -> Tensor:
+    """`A B` of each sequence."""
+    if not _one_by_one(B, B.shape[1]):
+        return torch.bmm(A, B)
+    return torch.stack([times_transposed(a, b.T) for a, b in zip(A, B, strict=True)])
+
+
+def _add_products(into: Tensor, ids: Tensor, S: Tensor, X: Tensor) -> None:
+    """Add the rows of `S X` of each sequence to the rows `ids` of a matrix."""
+    if not _one_by_one(X, X.shape[1]):
+        into.index_add_(0, ids.reshape(-1), torch.bmm(S, X).reshape(-1, X.shape[2]))
+        return
+    for rows, s, x in zip(ids, S, X, strict=True):  # at once, while the product is still in the cache
+        into.index_add_(0, rows, times_transposed(s, x.T))
+
+
 def _forward(params: Projected, bucket: Bucket) -> _Forward:
     d = params.centred.shape[1]
-    X, Y = params.centred[bucket.ids], params.columns[bucket.ids]
+    ids = bucket.ids.reshape(-1)
+    X, Y = (matrix.index_select(0, ids).view(*bucket.ids.shape, -1) for matrix in (params.centred, params.columns))
     mu = Y[..., 2]
-    G = torch.bmm(X, X.mT)
+    G = _gram(X)
     log_counts = torch.log(bucket.counts)  # -inf for padding
-    logits = torch.baddbmm(log_counts[:, None, :], mu[..., None], mu[:, None, :], alpha=d / params.temperature).add_(
-        G, alpha=1.0 / params.temperature
-    )
+    # (G + d mu mu') / temperature + log counts, in one pass over G
+    left = torch.stack([mu * (d / params.temperature), torch.ones_like(mu)], dim=2)
+    logits = torch.baddbmm(G, left, torch.stack([mu, log_counts], dim=1), beta=1.0 / params.temperature)
     A = torch.softmax(logits, dim=2)
     B = A.clone()
     B.diagonal(dim1=1, dim2=2).add_(1.0)
-    BG = torch.bmm(B, G)
+    BG = _products(B, G)
     r = torch.rsqrt((B * BG).sum(2) / d + EPSILON)
     H = torch.bmm(B, Y[..., :2])
     P, V = r * H[..., 0], r * H[..., 1]
@@ -112,14 +162,15 @@ def bucket_gradient(params: Projected, bucket: Bucket, *, into: Gradient) -> Ten
     # r enters P and V as a factor; P / r is the product with the centred row.
     dq = -(x.r * x.r * (dP * x.P + dV * x.V))[..., None] / d
     dH = torch.stack([x.r * dP, x.r * dV], dim=2)
-    dB = torch.baddbmm(dq * x.BG, dH, x.Y[..., :2].mT)
-    dG = x.A * (dB - (x.A * dB).sum(2, keepdim=True)) / params.temperature
+    # The logits are the products over the temperature.
+    dB = x.BG.mul_(dq).baddbmm_(dH, x.Y[..., :2].mT, beta=1 / params.temperature, alpha=1 / params.temperature)
+    dG = torch._softmax_backward_data(dB, x.A, 2, dB.dtype)
     dG = dG + dG.mT
     dmu = d * torch.bmm(dG, x.Y[..., 2:])
-    dG = torch.baddbmm(dG, x.B.mT, dq * x.B)
-    ids = bucket.ids.reshape(-1)
-    into.embeddings.index_add_(0, ids, torch.bmm(dG, x.X).reshape(-1, d))
-    into.columns.index_add_(0, ids, torch.cat([torch.bmm(x.B.mT, dH), dmu], dim=2).reshape(-1, 3))
+    dG += _products(x.B.mT, dq * x.B)
+    _add_products(into.embeddings, bucket.ids, dG, x.X)
+    columns = torch.cat([torch.bmm(x.B.mT, dH), dmu], dim=2)
+    into.columns.index_add_(0, bucket.ids.reshape(-1), columns.reshape(-1, 3))
     into.offset.add_(slope.sum())
     return torch.nn.functional.softplus(-margin)
 
@@ -129,6 +180,7 @@ class TwoLayer:
 
     **Arguments**
     - `group`: sequences in a bucket; a batch is sorted by size and cut into buckets, each padded to its own width.
+      Unless given, at most 16, and so many that their vectors take `BUCKET_BYTES` in the median.
     - `multiple`: widths are rounded up to a multiple of this, so that a GPU meets few different shapes.
     """
 
@@ -139,20 +191,24 @@ class TwoLayer:
         optimizer: AdamW,
         *,
         conventions: Conventions | None = None,
-        group: int = 16,
+        group: int | None = None,
         multiple: int = 1,
     ) -> None:
         state.check_rows(data.m)
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions = conventions or Conventions()
-        self.group, self.multiple = group, multiple
         self._ids, self._counts, self._offsets = _distinct(data)
         self._widths = self._offsets.diff().cpu()
+        row = state.embeddings[0].nbytes
+        fitting = BUCKET_BYTES // (row * max(int(self._widths.median()), 1))
+        self.group, self.multiple = group or min(max(fitting, 1), 16), multiple
         centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
         offset = state.heads.new_zeros(())
         self._params = Projected(centred, columns, offset, self.conventions.temperature)
         self._gradient = Gradient(torch.zeros_like(centred), torch.zeros_like(columns), torch.zeros_like(offset))
         self._step = torch.tensor(float(state.step), device=state.heads.device)
+        on_cpu = state.embeddings.device.type == "cpu"
+        self._rows = RowBlocks(data.m, max(BLOCK_BYTES // row, 1) if on_cpu else data.m, 1)
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
@@ -212,9 +268,8 @@ class TwoLayer:
         """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         rows, plan = self._groups(order[first * batch : last * batch], batch)
+        self._project()
         for groups in filter(None, plan):
-            self._gradient.zero_()
-            self._project()
             size = groups[-1][0].stop - groups[0][0].start
             for cut, width in groups:
                 total += self._add(rows[cut], width, size)
@@ -235,13 +290,16 @@ class TwoLayer:
 
     def _project(self) -> None:
         """What the sequences need of the parameters, from their present values."""
-        params, heads = self._params, self.state.heads
-        mean = self.state.embeddings.mean(1, keepdim=True)
-        torch.sub(self.state.embeddings, mean, out=params.centred)
-        torch.mm(params.centred, self._vectors().T, out=params.columns[:, :2])
-        params.columns[:, 2:] = mean
+        vectors = self._vectors()
+        self._rows.each(lambda block: self._project_rows(block, vectors))
         if self.conventions.affine_norm:
-            torch.dot(heads[3], heads[1], out=params.offset)
+            torch.dot(self.state.heads[3], self.state.heads[1], out=self._params.offset)
+
+    def _project_rows(self, block: slice, vectors: Tensor) -> None:
+        rows, centred, columns = self.state.embeddings[block], self._params.centred[block], self._params.columns[block]
+        torch.mean(rows, 1, out=columns[:, 2])
+        torch.sub(rows, columns[:, 2:], out=centred)
+        torch.mm(centred, vectors.T, out=columns[:, :2])
 
     def _heads_gradient(self, pulled: Tensor) -> Tensor:
         """Gradient of the heads from that of their vectors, which is `pulled`."""
@@ -254,22 +312,32 @@ class TwoLayer:
         )
 
     def _update(self, rate: float) -> None:
-        state, gradient = self.state, self._gradient
+        """A step of AdamW; the projections are then those of the new parameters, and the gradient is zero again.
+
+        First the heads, whose gradient asks for all rows; then the rows in blocks that stay in the cache.
+        """
+        state, gradient, trained = self.state, self._gradient, self.conventions.trained
         state.step += 1
         self._step += 1
         d = state.embeddings.shape[1]
+        pulls = torch.cat([self._vectors(), state.heads.new_full((1, d), 1.0 / d)])
         heads = self._heads_gradient(gradient.columns[:, :2].T @ self._params.centred)
-        mean = state.heads.new_full((1, d), 1.0 / d)
-        gradient.embeddings.addmm_(gradient.columns, torch.cat([self._vectors(), mean]))
-        rows = self.conventions.trained
-        self.optimizer.update(
-            [state.embeddings, *(state.heads[row] for row in rows)],
-            [gradient.embeddings, *(heads[row] for row in rows)],
-            [state.embeddings_m, *(state.heads_m[row] for row in rows)],
-            [state.embeddings_w, *(state.heads_w[row] for row in rows)],
-            step=self._step,
-            rate=rate,
-        )
+        moments = ([matrix[row] for row in trained] for matrix in (state.heads, heads, state.heads_m, state.heads_w))
+        self.optimizer.update(*moments, step=self._step, rate=rate)
+        gradient.offset.zero_()
+        vectors = self._vectors()
+
+        def update_rows(block: slice) -> None:
+            gradient.embeddings[block].addmm_(gradient.columns[block], pulls)
+            matrices = (state.embeddings, gradient.embeddings, state.embeddings_m, state.embeddings_w)
+            self.optimizer.update(*([matrix[block]] for matrix in matrices), step=self._step, rate=rate)
+            self._project_rows(block, vectors)
+            gradient.embeddings[block].zero_()
+            gradient.columns[block].zero_()
+
+        self._rows.each(update_rows)
+        if self.conventions.affine_norm:
+            torch.dot(state.heads[3], state.heads[1], out=self._params.offset)
 
 
 def _distinct(data: TokenData) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,8 +21,7 @@ import numpy as np
 from tokenmargin._files import atomic_path, json_digest, write_json
 from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.data.prepared import ARRAYS, PreparedText
-from tokenmargin.data.sharded.corpus import FORMAT, shard_path
-from tokenmargin.data.sharded.slices import Slice, read_slice
+from tokenmargin.data.sharded.slices import FORMAT, Slice, read_slice, shard_path
 from tokenmargin.data.sources import SourceError
 from tokenmargin.data.words import find_words
 
@@ -120,7 +119,7 @@ def count_slice(plan_path: Path, piece: range) -> SliceCount:
 
 
 def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[int, str]:
-    """Write the shard and the sums of slice `piece.start`, unless that is done; how many texts it has, its checksum."""
+    """Write the shard and the sums of slice `piece.start`, unless that is done; returns its texts and its checksum."""
     plan, (numbering, rank), i = _plan(plan_path), _numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():

@@ -1,13 +1,17 @@
 """Methods of descent: how the next point follows from the gradient, and what is remembered from step to step."""
 
-from tokenmargin.dynamics.methods.memoryless import (
+from tokenmargin.dynamics.methods.method import (
     AbstractLengths,
+    AbstractMethod,
+    AbstractValue,
     GradientDescent,
     MirrorDescent,
     NormalizedGradientDescent,
     Polyak,
+    Schedule,
+    State,
+    Value,
 )
-from tokenmargin.dynamics.methods.method import AbstractMethod, AbstractValue, Schedule, State, Value
 from tokenmargin.dynamics.methods.named import as_method, method_named
 from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
 

@@ -1,19 +1,24 @@
-"""What a method of descent is: a rule for the next point, with whatever it remembers; and how long its steps are."""
+"""What a method of descent is: a rule for the next point, with whatever it remembers; and those that remember nothing.
+
+They go along the gradient by steps of several lengths, or are mirror descent, which with the lp potential takes its
+steps in the gradient of the potential, not in p itself.
+"""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
+from scipy.special import expit
 
-from tokenmargin.norms import L2, AbstractNorm
-from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.norms import L2, AbstractNorm, LpNorm
+from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent
 from tokenmargin.problem.geometry import Coordinates
 
@@ -134,3 +139,161 @@ def step_at(step: StepSize, t: StepNumber) -> float | Float[Array, "... 1"]:
     size = float(step(t))
     checked_step(size)
     return size
+
+
+class AbstractLengths(AbstractMethod):
+    """A rule for the length of a step alone. Thousands of such runs go on at once without coordinates."""
+
+    @abc.abstractmethod
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        """How far to move along the unit direction."""
+
+    def advance(
+        self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
+    ) -> tuple[Float[Array, "... D"], State]:
+        return theta + self.lengths(descent, value, t) * descent.direction, state
+
+
+@dataclass(frozen=True)
+class GradientDescent(AbstractLengths):
+    """`p(t+1) = p(t) - step * gradient`.
+
+    Without a step it is `1 / objective.smoothness()`: as safe as the printed `1 / L_p` of (24), by the same proof, and
+    never shorter. `1 / objective.printed_smoothness()` is the printed one.
+    """
+
+    step: StepSize | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            checked_step(self.step)
+
+    def prepared(self, objective: AbstractObjective) -> GradientDescent:
+        if self.step is not None:
+            return self
+        if not isinstance(objective, PromptObjective):
+            raise ValueError(
+                "the step-size rule 1 / smoothness is stated for the prompt alone; give GradientDescent(step=...)"
+            )
+        smoothness = objective.smoothness()
+        if smoothness == 0:
+            raise ValueError(
+                "the smoothness is zero: keys or scores are all zero and nothing depends on p; give a step"
+            )
+        return replace(self, step=1 / smoothness)
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        assert self.step is not None, "prepared() settles the step"
+        return np.asarray(step_at(self.step, t) * np.exp(descent.log_norm))
+
+
+@dataclass(frozen=True)
+class NormalizedGradientDescent(AbstractLengths):
+    """`p(t+1) = p(t) - step * gradient / |gradient|`, each block by its own norm.
+
+    A block whose gradient is exactly zero stays where it is.
+
+    **Attributes**
+    - `step`: length of a step.
+    - `guard`: added to the norm, as codes do that fear a division by zero: `gradient / (|gradient| + guard)`. A run
+        with a guard slows down once the gradient is smaller than it and in effect stops at a finite norm.
+    """
+
+    step: StepSize = 0.1
+    guard: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_step(self.step)
+        if not (np.isfinite(self.guard) and self.guard >= 0):
+            raise ValueError(f"guard must be zero or a positive number, got {self.guard}")
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        step = step_at(self.step, t)
+        if self.guard == 0:
+            return np.full(descent.log_norm.shape, step)
+        return np.asarray(step * expit(descent.log_norm - np.log(self.guard)))
+
+
+@dataclass(frozen=True)
+class Polyak(AbstractLengths):
+    """Polyak's steps, `step * (risk - infimum) / |gradient|` long: about `1 / margin` each once softmax has saturated.
+
+    The excess over the infimum is known as a logarithm, so the quotient is right when both have underflowed.
+
+    **Attributes**
+    - `step`: factor before the quotient; 1 is Polyak's.
+    - `longest`: no step is longer. A path that comes to rest, or selects tokens that are not the best, never reaches
+      the infimum, and the quotient grows without bound.
+    - `infimum`: of the risk; by default that of attending to the best tokens alone.
+    """
+
+    step: StepSize = 1.0
+    longest: float = 10.0
+    infimum: float | None = None
+
+    def __post_init__(self) -> None:
+        checked_step(self.step)
+        checked_step(self.longest)
+
+    def prepared(self, objective: AbstractObjective) -> Polyak:
+        if len(objective.blocks) > 1:
+            raise ValueError("Polyak's step is one length for one gradient; train the prompt alone")
+        if self.infimum is None:
+            try:
+                objective.excess(objective.start())
+            except TypeError as error:
+                raise ValueError(f"{error}: give Polyak(infimum=...)") from None
+        return self
+
+    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            log_excess = value.log_excess if self.infimum is None else np.log(np.maximum(value.risk - self.infimum, 0))
+            quotient = np.exp(np.asarray(log_excess)[..., None] - descent.log_norm)
+        return np.where(np.isneginf(descent.log_norm), 0.0, np.fmin(step_at(self.step, t) * quotient, self.longest))
+
+
+@dataclass(frozen=True)
+class MirrorDescent(AbstractMethod):
+    """Mirror descent with the potential `|w|_p^p / p`: `z = sign(w) |w|^(p-1)` takes the step, by coordinate.
+
+    Normalised steps are of length `step (p - 1) max(|w|_p, 1)^(p - 2)` in z (in the dual norm), which moves w by about
+    `step` whatever its norm is: with steps of one length in z the norm would grow like `t^(1/(p-1))`.
+
+    **Attributes**
+    - `p`: of the potential, above 1; 2 is (normalised) gradient descent.
+    - `step`: about how far w moves; without normalisation, the factor before the gradient.
+    - `normalized`: whether the gradient's length is taken out.
+    """
+
+    p: float
+    step: StepSize = 0.1
+    normalized: bool = True
+
+    coordinates = True
+
+    def __post_init__(self) -> None:
+        checked_step(self.step)
+        if not (np.isfinite(self.p) and self.p > 1):
+            raise ValueError(f"the p of mirror descent must be above 1 and finite, got {self.p}")
+
+    def advance(
+        self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
+    ) -> tuple[Float[Array, "... D"], State]:
+        step = step_at(self.step, t)
+        if self.normalized:
+            size = np.maximum(self.margin_norm.value(theta), 1.0)[..., None]
+            dual = self.margin_norm.dual_value(descent.direction)[..., None]
+            length = step * (self.p - 1) * size ** (self.p - 2) / np.where(dual > 0, dual, 1.0)
+        else:
+            length = step * np.exp(descent.log_norm)
+        mirrored = signed_power(theta, self.p - 1) + length * descent.direction
+        return signed_power(mirrored, 1 / (self.p - 1)), state
+
+    @property
+    def margin_norm(self) -> AbstractNorm:
+        return LpNorm(self.p)
+
+
+def signed_power(x: Float[Array, "... D"], power: float) -> Float[Array, "... D"]:
+    """`sign(x) |x|^power`."""
+    return np.asarray(np.sign(x) * np.abs(x) ** power)

@@ -73,14 +73,20 @@ def minimise(
     sphere: Sphere | None = None,
     max_iterations: int = 300,
 ) -> Minimum:
-    """A local minimum of `landscape` near `start`, on the sphere when one is given."""
+    """A local minimum of `landscape` near `start`, on the sphere when one is given.
+
+    Points at which the function or a derivative is no number (an output that has underflowed, under -log) are not gone
+    to; a start at such a point ends there, unconverged.
+    """
     w = start if sphere is None else sphere.coordinates(start)
     value, gradient, hessian = _evaluate(landscape, w, sphere)
+    if not _is_finite(value, gradient, hessian):
+        return Minimum(w if sphere is None else sphere.embed(w), value, np.inf, 0.0, 1, False)
     reach = 0.25 * (max(float(np.linalg.norm(w)), 1.0) if sphere is None else sphere.radius)
     evaluations = 1
     while True:
         tangent, bent, residual, outward = _on_tangent(w, gradient, hessian, sphere)
-        converged = residual <= _tolerance(w)
+        converged = bool(residual <= _tolerance(w))
         if converged or evaluations >= max_iterations or reach < 1e-14 * max(float(np.linalg.norm(w)), 1.0):
             point = w if sphere is None else sphere.embed(w)
             return Minimum(point, value, residual, outward, evaluations, converged)
@@ -90,7 +96,7 @@ def minimise(
             candidate *= sphere.radius / np.linalg.norm(candidate)
         trial = _evaluate(landscape, candidate, sphere)
         evaluations += 1
-        gained = value - trial[0] if np.isfinite(trial[0]) else -np.inf
+        gained = value - trial[0] if _is_finite(*trial) else -np.inf
         # Near the minimum both numbers are rounding: a step that does not rise visibly is taken.
         noise = 1e-14 * max(abs(value), 1.0)
         good = (gained + noise) / (promised + noise)
@@ -101,6 +107,10 @@ def minimise(
             reach = 2 * reach
         if good > 0.05:
             w, (value, gradient, hessian) = candidate, trial
+
+
+def _is_finite(value: float, gradient: Float[Array, " k"], hessian: Float[Array, "k k"]) -> bool:
+    return bool(np.isfinite(value) and np.isfinite(gradient).all() and np.isfinite(hessian).all())
 
 
 def _evaluate(

@@ -19,7 +19,7 @@ from numpy import ndarray as Array
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.corpus_generators import IRRELEVANT, SYNTHETIC_SIZE, k_level_corpus
+from tokenmargin.problem.instances import IRRELEVANT, SYNTHETIC_SIZE, k_level_corpus
 
 if TYPE_CHECKING:
     from tokenmargin.training.config import TrainingConfig
@@ -87,8 +87,8 @@ class TrainedEmbeddings(AbstractExperiment):
         return corpus_inputs(self.dataset)
 
     def run(self, progress: Progress = None) -> Result:
-        from tokenmargin.problem.corpus_generators import balanced, subset
-        from tokenmargin.training.observed_training import Job, run_job
+        from tokenmargin.problem.instances import balanced, subset
+        from tokenmargin.training.probe import Job, run_job
 
         corpus, notes = self.corpus()
         rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ class TrainedEmbeddings(AbstractExperiment):
         if self.inputs().get(self.dataset) != "absent":
             return Result(self, tables, findings, notes)
         words = f"generated sentences standing in for {DATASETS[self.dataset]}"
-        found = tuple(finding.unjudged() for finding in findings)
+        found = tuple(finding.without_bounds() for finding in findings)
         return Result(self, tables, found, (*notes, _noise(tables["tokens"])), stand_in=words)
 
     def further_findings(self, corpus: TokenCorpus, scores: list[Array]) -> tuple[Finding, ...]:

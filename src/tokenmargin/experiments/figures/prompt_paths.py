@@ -1,4 +1,7 @@
-"""Figures 1, 2 and 8 of *Max-Margin Token Selection in Attention Mechanism*: the path of p from each start."""
+"""Figures 1, 2 and 8 of *Max-Margin Token Selection in Attention Mechanism*: the path of p from each start.
+
+Beside them the demonstration: a problem of our own, with every direction that attention can converge to.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from tokenmargin.experiments.experiment import AbstractExperiment, Basis, Findin
 from tokenmargin.experiments.tables import (
     ALIGNED,
     PAPER_B,
+    columns,
+    direction_row,
     direction_table,
     limit_table,
     path_table,
@@ -22,11 +27,11 @@ from tokenmargin.experiments.tables import (
     token_table,
 )
 from tokenmargin.limits.limit import limit_of
-from tokenmargin.margin import max_margin
+from tokenmargin.margin import atlas, max_margin
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.problem.instances import NAMED_PROBLEMS, figure8
+from tokenmargin.problem.instances import NAMED_PROBLEMS, figure8, three_limits
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import ConeConstants, cone_constants
+from tokenmargin.selection import ConeConstants, cone_constants, selection_text
 
 KEPT_POINTS = 1000
 FLOW_POINTS = 100
@@ -313,3 +318,49 @@ class Figure2(PromptPaths):
         result, cone = super().run(progress), self.cone()
         table = {"half_width": np.array([np.arccos(1 - cone.mu)]), "norm": np.array([cone.radius])}
         return Result(self, {**result.tables, "cone": table}, result.findings, result.notes)
+
+
+@dataclass(frozen=True)
+class Demo(PromptPaths):
+    """`tokenmargin demo`: about 2 s; twelve starts reach three certified limits, each at cosine 0.999 or more."""
+
+    figure = "demo"
+    source = "an instance of our own"
+    seconds = (2, 2)
+    title = "Two inputs, four tokens each: three directions attention can converge to"
+    followed: ClassVar[bool] = False
+
+    steps: int = 5000
+    step: float = 0.05
+    circle: int = 12
+
+    def problem(self) -> TokenProblem:
+        return three_limits()
+
+    def starts(self) -> Float[Array, "S D"]:
+        turn = np.linspace(0, 2 * np.pi, self.circle, endpoint=False)
+        return np.stack([3 * np.cos(turn), 3 * np.sin(turn), np.zeros_like(turn)], axis=1).round(12) + 0.0
+
+    def direction_table(self, problem: TokenProblem) -> Table:
+        limits = atlas(problem).limits
+        return columns(
+            [
+                {**direction_row(limit.kind, limit.solution), "selected": selection_text(limit.chosen)}
+                for limit in limits
+            ]
+        )
+
+    def selection_counts(self, problem: TokenProblem) -> dict[str, int]:
+        """How many selections there are, how many no direction can pick, and how many are limits."""
+        found = atlas(problem)
+        return {"all": found.selections, "infeasible": found.infeasible, "limits": len(found.limits)}
+
+    def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
+        reached = set(limits["selected"].tolist())
+        return (
+            Finding("distinct limits reached", float(len(reached)), 3, 3, "the atlas of this problem has three"),
+            Finding("least cosine of a start with its certified limit", float(limits["cosine"].min()), low=ALIGNED,
+                    source="Theorem 3, after a run of finite length"),
+            Finding("largest certificate residual", float(limits["residual"].max()), high=1e-10,
+                    source="our own KKT check"),
+        )  # fmt: skip

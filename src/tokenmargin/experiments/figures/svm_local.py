@@ -22,7 +22,7 @@ from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective, ManyFactored
-from tokenmargin.problem.svm_data import svm_problem
+from tokenmargin.problem.attention_problems import svm_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import leads, saturation, select
 

@@ -1,4 +1,7 @@
-"""StackBuffers: the arrays into which many systems are answered at once."""
+"""StackBuffers: the arrays into which many systems are answered at once.
+
+Compiled code on disk names this module: where it moves, numba cannot read what an earlier version left there.
+"""
 
 from __future__ import annotations
 

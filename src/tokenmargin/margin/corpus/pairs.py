@@ -1,8 +1,16 @@
-"""The constraints of a corpus, given implicitly: which rows of the dictionary must beat which.
+"""The constraints of a corpus: which rows of the dictionary must beat which, and those from which the others follow.
 
 Tokens are rows of a dictionary, so a constraint is a pair of rows: `<e_s - e_r, p> >= 1` where s is selected in some
 sequence that also holds r. Equal ones are merged, and all are checked at the price of one product `E p` and a look-up
 per pair.
+
+`s` before `r` and `r` before `u`, each by 1, put `s` before `u` by 2: the constraint of (s, u) is slack whatever the
+vectors are. What is left is the transitive reduction of the order, the edges of its Hasse diagram. A corpus selected
+by an argmax is ordered by the logits, and millions of pairs shrink to some tens of thousands. A selection that is no
+order holds a cycle, and a cycle is a proof that there is no solution: its rows add up to exactly zero.
+
+As rows of the max-margin problem the constraints are differences of dictionary rows (`Differences`): products with very
+many of them are computed without forming them.
 """
 
 from __future__ import annotations
@@ -12,13 +20,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.corpus import TokenCorpus
 
 PIECE = 1 << 22
 """Tokens looked at at once when the constraints are collected."""
+BLOCK = 256
+"""Columns of the normal matrix computed at once: only its lower triangle is."""
+FORMED = 4096
+"""Rows that are formed at a time, where the differences themselves are needed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,3 +142,199 @@ def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callable[[A
         ties=np.unique(np.concatenate(ties), axis=0),
         occurrences=occurrences,
     )
+
+
+class ReducedPairs(NamedTuple):
+    """Numbers of the pairs that imply all others; or of pairs that form a cycle, which rules out a solution."""
+
+    numbers: Int[Array, " c"]
+    cyclic: bool
+
+
+class _Order(NamedTuple):
+    """A relation between nodes: `heads[j]` is before `rivals[starts[j] : starts[j + 1]]`, by the pairs `numbers`."""
+
+    heads: Int[Array, " h"]
+    starts: Int[Array, " s"]
+    rivals: Int[Array, " k"]
+    numbers: Int[Array, " k"]
+    nodes: int
+
+    def after(self, j: int) -> slice:
+        """Where the rivals of head j lie."""
+        return slice(int(self.starts[j]), int(self.starts[j + 1]))
+
+
+def transitive_reduction(pairs: RowPairs, rows: int) -> ReducedPairs:
+    """The pairs from which all others follow, of a dictionary with so many `rows`.
+
+    >>> every = RowPairs(np.array([0, 1]), np.array([0, 2, 3]), np.array([1, 2, 2]), np.zeros((0, 2), int), 3)
+    >>> transitive_reduction(every, 3).numbers  # 0 before 1 and 1 before 2 imply 0 before 2
+    array([0, 2])
+    """
+    order = _order(pairs, rows)
+    itself = np.repeat(order.heads, np.diff(order.starts)) == order.rivals
+    if itself.any():  # a row before one it is tied with
+        return ReducedPairs(order.numbers[[int(itself.argmax())]], cyclic=True)
+    sequence = _topological(order)
+    if len(sequence) < len(order.heads):
+        return ReducedPairs(order.numbers[_cycle(order, sequence)], cyclic=True)
+    return ReducedPairs(np.sort(order.numbers[_covers(order, sequence)]), cyclic=False)
+
+
+def _order(pairs: RowPairs, rows: int) -> _Order:
+    """The pairs as a relation between nodes; tied rows are one node."""
+    if not len(pairs.ties):
+        return _Order(pairs.heads, pairs.starts, pairs.rivals, np.arange(len(pairs)), rows)
+    from scipy.sparse import coo_array  # loaded where a corpus needs it: single problems do without
+    from scipy.sparse.csgraph import connected_components
+
+    first, second = pairs.ties.T
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=(rows, rows))
+    _, node = connected_components(graph, directed=False)
+    edges = node[np.repeat(pairs.heads, np.diff(pairs.starts))] * np.int64(rows) + node[pairs.rivals]
+    edges, numbers = np.unique(edges, return_index=True)
+    heads, counts = np.unique(edges // rows, return_counts=True)
+    return _Order(heads, np.concatenate([[0], np.cumsum(counts)]), edges % rows, numbers, rows)
+
+
+def _topological(order: _Order) -> list[int]:
+    """Places of the heads, each before those it precedes; those in or below a cycle are missing."""
+    place = np.full(order.nodes, -1)
+    place[order.heads] = np.arange(len(order.heads))
+    above = np.bincount(order.rivals, minlength=order.nodes)
+    ready = np.flatnonzero(above[order.heads] == 0).tolist()
+    sequence: list[int] = []
+    while ready:
+        j = ready.pop()
+        sequence.append(j)
+        after = order.rivals[order.after(j)]
+        above[after] -= 1
+        free = place[after[above[after] == 0]]
+        ready.extend(free[free >= 0].tolist())
+    return sequence
+
+
+def _cycle(order: _Order, sequence: list[int]) -> Int[Array, " c"]:
+    """Edges of a cycle among the heads that have no place in the sequence: each of them has one above it."""
+    from scipy.sparse import csr_array
+
+    left = np.setdiff1d(np.arange(len(order.heads)), sequence)
+    # Edges are numbered from 1, as a sparse matrix drops zeros. A column lists the edges from above.
+    edges = csr_array((np.arange(1, len(order.rivals) + 1), order.rivals, order.starts), shape=(
+        len(order.heads), order.nodes))[left][:, order.heads[left]].tocsc()  # fmt: skip
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    at = 0
+    while at not in seen:  # up and up: some head comes again, and what lies between the two visits is the cycle
+        seen[at] = len(path)
+        entry = int(edges.indptr[at])
+        path.append(int(edges.data[entry]) - 1)
+        at = int(edges.indices[entry])
+    return np.array(path[seen[at] :])
+
+
+def _covers(order: _Order, sequence: list[int]) -> Bool[Array, " k"]:
+    """Which edges no chain of others replaces: from the last head up, with all that each one precedes."""
+    rank = np.full(order.nodes, len(sequence))
+    rank[order.heads[sequence]] = np.arange(len(sequence))
+    place = np.full(order.nodes, -1)
+    place[order.heads] = np.arange(len(order.heads))
+    below = np.zeros((len(order.heads), (order.nodes + 7) // 8), dtype=np.uint8)  # nodes under each head, a bit a node
+    covers = np.ones(len(order.rivals), dtype=bool)
+    for j in reversed(sequence):
+        rivals = order.rivals[order.after(j)]
+        reached = np.zeros(order.nodes, dtype=bool)
+        waiting = rivals[place[rivals] >= 0]
+        waiting = waiting[np.argsort(rank[waiting])]
+        while len(waiting):  # the rival nearest in the order first: what lies under it need not be looked at again
+            reached |= np.unpackbits(below[place[waiting[0]]], count=order.nodes).view(bool)
+            waiting = waiting[1:][~reached[waiting[1:]]]
+        covers[order.after(j)] = ~reached[rivals]
+        reached[rivals] = True
+        below[j] = np.packbits(reached)
+    return covers
+
+
+class Proposal(NamedTuple):
+    """What a method proposes: multipliers and a vector p, or multipliers that refute the constraints and no vector."""
+
+    multipliers: Float[Array, " k"]
+    vector: Float[Array, " d"] | None
+
+
+class Differences:
+    """The k rows `a_j = vectors[plus[j]] - vectors[minus[j]]`.
+
+    With P the incidence matrix of the pairs, `A = P E`, so products cost as much as the dictionary and not as the rows,
+    and `A' D A = E' (P' D P) E` with a sparse matrix in the middle: the weighted Laplacian of the graph of pairs.
+    """
+
+    def __init__(self, vectors: Float[Array, "m d"], *, plus: Int[Array, " k"], minus: Int[Array, " k"]) -> None:
+        used, index = np.unique(np.concatenate([plus, minus]), return_inverse=True)
+        self.plus, self.minus = index[: len(plus)], index[len(plus) :]
+        self.vectors = vectors if len(used) == len(vectors) else vectors[used]
+
+    def __len__(self) -> int:
+        return len(self.plus)
+
+    def only(self, which: Int[Array, " c"]) -> Differences:
+        """Some of the rows."""
+        return Differences(self.vectors, plus=self.plus[which], minus=self.minus[which])
+
+    def dense(self, which: Int[Array, " c"] | slice) -> Float[Array, "c d"]:
+        """Some of the rows, formed."""
+        return self.vectors[self.plus[which]] - self.vectors[self.minus[which]]
+
+    def lengths(self) -> Float[Array, " k"]:
+        """The norm of each row."""
+        return np.concatenate(
+            [np.linalg.norm(self.dense(slice(first, first + FORMED)), axis=1) for first in range(0, len(self), FORMED)]
+        )
+
+    def combined(self, weights: Float[Array, " k"]) -> Float[Array, " d"]:
+        """`A' weights` from the rows themselves: slower than `adjoint`, and exact where tokens nearly coincide."""
+        total = np.zeros(self.vectors.shape[1])
+        for first in range(0, len(self), FORMED):
+            total += weights[first : first + FORMED] @ self.dense(slice(first, first + FORMED))
+        return total
+
+    def times(self, q: Float[Array, " d"]) -> Float[Array, " k"]:
+        """`A q`."""
+        logits = self.vectors @ q
+        return logits[self.plus] - logits[self.minus]
+
+    def adjoint(self, weights: Float[Array, " k"]) -> Float[Array, " d"]:
+        """`A' weights`."""
+        m = len(self.vectors)
+        return (np.bincount(self.plus, weights, m) - np.bincount(self.minus, weights, m)) @ self.vectors
+
+    def covariance(self, weights: Float[Array, " k"], mean: Float[Array, " d"] | None = None) -> Float[Array, "d d"]:
+        """The lower triangle of `A' diag(weights) A`, less `sum(weights) mean mean'`; the rest is not set."""
+        from scipy.sparse import csr_array  # loaded where a corpus needs it: single problems do without
+
+        m, d = self.vectors.shape
+        coupling = csr_array((weights, (self.plus, self.minus)), shape=(m, m))
+        coupling = coupling + coupling.T
+        degree = np.bincount(self.plus, weights, m) + np.bincount(self.minus, weights, m)
+        matrix, total = np.empty((d, d)), weights.sum()
+        for first in range(0, d, BLOCK):
+            block = np.ascontiguousarray(self.vectors[:, first : first + BLOCK])
+            flow = degree[:, None] * block - coupling @ block
+            matrix[first:, first : first + BLOCK] = self.vectors[:, first:].T @ flow
+            if mean is not None:
+                matrix[first:, first : first + BLOCK] -= np.outer(total * mean[first:], mean[first : first + BLOCK])
+        return matrix
+
+    def gap(self, multipliers: Float[Array, " k"], q: Float[Array, " d"] | None = None) -> float:
+        """How far `|p|`, for p along q (by default `A' multipliers`), may lie above the least norm, relatively.
+
+        `|q| / min A q` is the norm of a feasible vector, and none undercuts `sum(multipliers) / |A' multipliers|`.
+        """
+        combined = self.adjoint(multipliers)
+        q = combined if q is None else q
+        least = float(self.times(q).min())
+        if least <= 0:
+            return np.inf
+        bound = float(multipliers.sum()) * least
+        return max(float(np.linalg.norm(q)) * float(np.linalg.norm(combined)) / bound - 1, 0.0)

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 from scipy.linalg import cho_factor, cho_solve
 
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.corpus.difference_rows import Differences, Proposal
+from tokenmargin.margin.corpus.pairs import Differences, Proposal
 
 ROUNDS = 12
 """Corrections of the active set, and of the digits of its solution."""

@@ -37,7 +37,7 @@ def assumption_a(loss: AbstractLoss, problem: TokenProblem) -> Slack:
     visible = problem.scores[problem.mask]
     outputs = np.linspace(float(visible.min()), float(visible.max()), 200)
     with np.errstate(all="ignore"):
-        slope = -np.exp(loss.log_slope(outputs))
+        slope = 0.0 - np.exp(loss.log_slope(outputs))  # a slope that underflows is 0, not -0
     slack = below("Assumption A: largest slope of the loss", float(slope.max()), 0, strict=True)
     return sampled(slack) if isinstance(loss, CustomLoss) else slack  # the others fall everywhere
 

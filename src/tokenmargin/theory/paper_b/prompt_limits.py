@@ -149,6 +149,8 @@ def theorem3(x: ProblemInstance) -> Findings:
     along = keys.inner(x.objective.descent(radius * units).direction, axis / keys.norm(axis))
     some = "another cone: the theorem asks for some mu and R"
     still = seen(above("smallest cosine of -dL with the axis at the starts", along.min(), 0, strict=True), some)
+    if not hypotheses[0].holds:  # slopes beyond doubles: one input pulls alone, another in turn, and flows zigzag
+        return Findings(hypotheses, (still,))
     late = [follow(x.problem, radius * unit, norm=1e3 * radius, loss=x.loss) for unit in units]
     reached = min(float(keys.norm(limit.path.prompt)) for limit in late)
     grows = seen(above("smallest |p| that gradient flow reaches", reached, 1e3 * radius, tolerance=radius), LOG_TIME)

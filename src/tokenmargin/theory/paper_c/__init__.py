@@ -4,8 +4,8 @@ They are named by what they say: its numbering differs between editions. `W` is 
 `z' W k`, the transpose of the paper's.
 """
 
-from tokenmargin.theory.paper_c import matrix_limits, several_tokens, solutions
+from tokenmargin.theory.paper_c import matrix_limits, several_tokens
 
 __all__ = ["CLAIMS"]
 
-CLAIMS = (*solutions.CLAIMS, *matrix_limits.CLAIMS, *several_tokens.CLAIMS)
+CLAIMS = (*matrix_limits.CLAIMS, *several_tokens.CLAIMS)

@@ -18,7 +18,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
 from tokenmargin.theory.paper_b.assumptions import assumption_a
-from tokenmargin.theory.paper_c.solutions import matrix_keys
+from tokenmargin.theory.paper_c.matrix_limits import matrix_keys
 from tokenmargin.theory.settings import ProblemInstance
 
 FARTHER = "following the path to larger norms: at these the risk is its infimum up to rounding"

@@ -1,12 +1,13 @@
-"""*Mechanics of Next-Token Prediction with Self-Attention*: its stated results, in our own words.
+"""*Mechanics of Next Token Prediction with Self-Attention*: its numbered statements.
 
-The paper's text and numbering were not at hand: the statements are read off its abstract, public summaries and
-notebooks, so they are named by what they say. Training is gradient descent on W for one layer of self-attention whose
-head reads the weight of the next token off (the paper's assumption on the head), and whose next token is one of the
-sequence (its assumption on labels; problems without it are refused).
+One layer of self-attention with a fixed head reads `fW(X) = X' softmax(X W z)`, z being the last token, and the risk is
+`L(W) = mean loss(<c_y, fW(X)>)`. The paper writes logits `x' W z`; here they are `z' W x`, so our W is its transpose.
+Next tokens that are not in their sequence (outside Assumption 2) are refused when a problem is posed.
 """
 
-from tokenmargin.theory.paper_d.instance import NextTokenInstance
-from tokenmargin.theory.paper_d.limit import CLAIMS
+from tokenmargin.theory.paper_d import descent, graph, paths, risk
+from tokenmargin.theory.paper_d.instance import NextTokenInstance, assumption1, assumption2, assumption3
 
-__all__ = ["CLAIMS", "NextTokenInstance"]
+CLAIMS = (*graph.CLAIMS, *risk.CLAIMS, *descent.CLAIMS, *paths.CLAIMS)
+
+__all__ = ["CLAIMS", "NextTokenInstance", "assumption1", "assumption2", "assumption3"]

@@ -1,7 +1,7 @@
 // The instruments beside the disc: bars of logits and weights, small plots, and the hull of differences.
 
 import { nameOf } from "./plane.js";
-import { svg } from "./drawing.js";
+import { meets, svg } from "./drawing.js";
 
 export function element(name, properties = {}, ...children) {
   const node = Object.assign(document.createElement(name), properties);
@@ -108,8 +108,16 @@ export function showHull(box, colours, verdict, colour) {
   const shapes = [svg("path", { d: `M${-size} 0H${size}M0 ${-size}V${size}`, stroke: colours.grid })];
   const hull = convex(ends);
   if (hull.length > 1) shapes.push(svg("path", { d: `M${hull.map((p) => p.map((z) => z.toFixed(1)).join(" ")).join("L")}Z`, fill: colour, "fill-opacity": 0.16, stroke: colour, "stroke-opacity": 0.5 }));
-  verdict.rows.forEach((_, j) => {
-    const on = held.has(`${verdict.about[j]}`), [x, y] = ends[j], [i, t] = verdict.about[j], named = on || verdict.rows.length < 25;
+  const taken = []; // names that would lie over others are left out; those that hold the direction come first
+  if (verdict.status === "optimal" && verdict.rows.length) {
+    const [x, y] = to(verdict.vector.map((z) => z * verdict.margin ** 2));
+    taken.push([x / 2 + 6, y / 2 - 18, x / 2 + 52, y / 2 - 2]);
+  }
+  const holds = (j) => held.has(`${verdict.about[j]}`);
+  verdict.rows.map((_, j) => j).sort((a, b) => holds(b) - holds(a)).forEach((j) => {
+    const on = holds(j), [x, y] = ends[j], [i, t] = verdict.about[j], left = x + (x < 0 ? -35 : 7), top = y + (y < 0 ? -14 : 1), place = [left, top, left + 28, top + 12];
+    const named = (on || verdict.rows.length < 25) && !taken.some((other) => meets(place, other));
+    if (named) taken.push(place);
     shapes.push(svg("line", { x2: x, y2: y, stroke: on ? colour : colours.soft, "stroke-width": on ? 2.6 : 1, "stroke-opacity": on ? 1 : 0.6 }),
       svg("circle", { cx: x, cy: y, r: on ? 4.5 : 2.5, fill: on ? colour : colours.soft }),
       svg("text", { x: x + (x < 0 ? -7 : 7), y: y + (y < 0 ? -4 : 11), "text-anchor": x < 0 ? "end" : "start", "font-size": 12, fill: on ? colours.ink : colours.soft, "font-weight": on ? 700 : 400 }, [named ? `−${nameOf(i, t)}` : ""]));

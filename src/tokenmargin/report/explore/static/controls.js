@@ -468,7 +468,7 @@ function openStory(name) {
   view.ground = view.shares = null;
   view.focus = -1;
   view.colours.clear();
-  $("ground").getContext("2d").clearRect(0, 0, 512, 512);
+  $("ground").getContext("2d").clearRect(0, 0, 768, 768);
   change((state) => { const fresh = storyState(name, kept); for (const key of Object.keys(state)) delete state[key]; Object.assign(state, fresh); });
   if (view.section === "training") { view.frame = 0; play(); }
   clearTimeout(writing);

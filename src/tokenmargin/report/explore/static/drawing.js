@@ -64,6 +64,15 @@ function roomOf(inputs, { scale }) {
   };
 }
 
+/** Whether two boxes [left, top, right, bottom] overlap. */
+export const meets = (a, b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3];
+
+/** Whether a ray from the centre crosses a box. */
+const crosses = (box, [ux, uy]) => {
+  for (let r = 4; r < RIM; r += 4) if (meets(box, [r * ux - 1, -r * uy - 1, r * ux + 1, -r * uy + 1])) return true;
+  return false;
+};
+
 const line = (x1, y1, x2, y2, more) => svg("line", { x1, y1, x2, y2, ...more });
 const degreesOf = ([x, y]) => (Math.atan2(y, x) * 180) / Math.PI;
 
@@ -86,7 +95,7 @@ export class Disc {
 
   theme() {
     this.c = palette();
-    this.zoom = Math.min(1.75, Math.max(1, 470 / (Math.min(this.root.clientWidth, this.root.clientHeight) || 470)));
+    this.zoom = Math.min(1.9, Math.max(1, 540 / (Math.min(this.root.clientWidth, this.root.clientHeight) || 540)));
     this.root.setAttribute("font-family", "system-ui, sans-serif");
     for (const node of this.nodes.values()) node.looks = null;
   }
@@ -97,7 +106,7 @@ export class Disc {
 
   /** The frame: axes, two rings of norm, and infinity at the rim. */
   base(view, { rings = true, beyond = 0 } = {}) {
-    const { c } = this, small = 9.5 * Math.sqrt(this.zoom), shapes = [
+    const { c } = this, small = 9.5 * this.zoom, shapes = [
       svg("path", { d: `M${-RIM} 0H${RIM}M0 ${-RIM}V${RIM}`, stroke: c.grid }),
       svg("circle", { r: RIM, fill: "none", stroke: c.line, "stroke-width": 1.5 }),
     ];
@@ -105,16 +114,16 @@ export class Disc {
       for (const norm of [view.half * 0.8, view.half * 8]) {
         const r = placeOf([norm, 0], view)[0];
         shapes.push(svg("circle", { r, fill: "none", stroke: c.line, "stroke-dasharray": "2 5" }),
-          this.text(r * Math.SQRT1_2 + 12, r * Math.SQRT1_2 + 9, `|p| = ${+norm.toPrecision(2)}`, { fill: c.soft, "font-size": small, class: "quiet" }));
+          this.text(r * Math.SQRT1_2 + 12 * this.zoom, r * Math.SQRT1_2 + 9 * this.zoom, `|p| = ${+norm.toPrecision(2)}`, { fill: c.soft, "font-size": small, class: "quiet" }));
       }
-      shapes.push(this.text((RIM + beyond) * Math.SQRT1_2 + 24, (RIM + beyond) * Math.SQRT1_2 + 16, "|p| = ∞", { fill: c.soft, "font-size": small + 1 }));
+      shapes.push(this.text((RIM + beyond) * Math.SQRT1_2 + 24 * this.zoom, (RIM + beyond) * Math.SQRT1_2 + 16 * this.zoom, "|p| = ∞", { fill: c.soft, "font-size": small + 1 }));
     }
     this.layers.base.replaceChildren(...shapes);
   }
 
   /** Tokens: drawn anew only where their looks change, moved otherwise. */
-  tokens(inputs, view, marks, describe) {
-    const seen = new Set(), room = roomOf(inputs, view);
+  tokens(inputs, view, marks, describe, rays = []) {
+    const seen = new Set(), room = roomOf(inputs, view), placed = [];
     inputs.forEach(({ tokens }, i) => tokens.forEach((token, t) => {
       const key = `${i},${t}`;
       seen.add(key);
@@ -126,15 +135,18 @@ export class Disc {
       }
       // Tokens at one place fan out, so that each can be seen and taken.
       const before = inputs.flatMap((row, j) => row.tokens.filter((k, u) => (j < i || (j === i && u < t)) && k.x === token.x && k.y === token.y)).length;
-      const crowd = Math.max(0.66, Math.min(1, room(i, t) / (2 * TOKEN * this.zoom))); // in a crowd smaller, and the best alone with its score
-      node.setAttribute("transform", `translate(${token.x * view.scale + 15 * before} ${-token.y * view.scale + 9 * before}) scale(${this.zoom * crowd})`);
+      const crowd = Math.max(0.66, Math.min(1, room(i, t) / (2 * TOKEN * this.zoom))), [x, y] = [token.x * view.scale + 15 * before, -token.y * view.scale + 9 * before];
+      node.setAttribute("transform", `translate(${x} ${y}) scale(${this.zoom * crowd})`);
       node.setAttribute("aria-label", describe(i, t));
-      const mark = { ...marks.get(key), crowded: crowd < 0.9 }, looks = JSON.stringify([token.score, mark, this.zoom]);
-      if (node.looks !== looks) {
-        node.looks = looks;
-        node.replaceChildren(...this.tokenShapes(i, t, token, mark));
-      }
+      placed.push({ i, t, token, node, x, y, crowd, mark: marks.get(key) });
     }));
+    this.placeScores(placed, rays);
+    for (const { i, t, token, node, crowd, mark, score } of placed) {
+      const looks = JSON.stringify([token.score, mark, this.zoom, crowd < 0.9, score]);
+      if (node.looks === looks) continue;
+      node.looks = looks;
+      node.replaceChildren(...this.tokenShapes(i, t, mark, crowd < 0.9, score));
+    }
     for (const [key, node] of this.nodes) {
       if (seen.has(key)) continue;
       node.remove();
@@ -142,7 +154,29 @@ export class Disc {
     }
   }
 
-  tokenShapes(i, t, token, { selected, support, best, weight, crowded }) {
+  /** Where each score is written: below its token, or where nothing else lies; without room, the best alone have theirs. */
+  placeScores(placed, rays) {
+    const { zoom } = this, handle = this.handle.style.display === "none" ? null : this.handle.getAttribute("transform")?.match(/translate\(([-\d.e]+) ([-\d.e]+)\)/)?.slice(1).map(Number);
+    this.taken = placed.map(({ x, y, crowd }) => { const r = TOKEN * zoom * crowd; return [x - r, y - r, x + r, y + r]; });
+    if (handle) { // the diamond, and what is written beside it
+      const [x, y] = handle, wide = 8 * this.handle.textContent.length;
+      this.taken.push([x - 9 * zoom, y - 9 * zoom, x + 9 * zoom, y + 9 * zoom], [x + 15 * zoom, y - 20 * zoom, x + (15 + wide) * zoom, y - 6 * zoom]);
+    }
+    for (const one of [...placed].sort((a, b) => Boolean(b.mark.best) - Boolean(a.mark.best))) {
+      const words = `${one.mark.best ? "★ " : ""}${+one.token.score.toFixed(2)}`.replace("-", "−"), r = TOKEN * one.crowd, wide = 3.4 * words.length + 1;
+      const places = [["middle", 0, r + 13], ["middle", 0, -r - 5], ["start", r + 4, 3.8], ["end", -r - 4, 3.8]].map(([anchor, dx, dy]) => {
+        const middle = dx + (anchor === "start" ? wide : anchor === "end" ? -wide : 0);
+        return { words, anchor, dx: +(dx / one.crowd).toFixed(1), dy: +(dy / one.crowd).toFixed(1), size: +(10.5 / one.crowd).toFixed(1), box: [one.x + zoom * (middle - wide), one.y + zoom * (dy - 9), one.x + zoom * (middle + wide), one.y + zoom * (dy + 2)] };
+      });
+      const free = places.filter(({ box }) => !this.taken.some((other) => meets(box, other))), found = free.find(({ box }) => !rays.some((unit) => crosses(box, unit))) ?? free[0] ?? (one.mark.best ? places[0] : null);
+      if (!found) continue;
+      this.taken.push(found.box);
+      const { box, ...score } = found;
+      one.score = score;
+    }
+  }
+
+  tokenShapes(i, t, { selected, support, weight }, crowded, score) {
     const { c } = this, ring = selected ?? support;
     const shapes = [
       svg("path", { class: "halo", d: outlineOf(i, TOKEN + 6), fill: "transparent", stroke: "none" }),
@@ -150,8 +184,8 @@ export class Disc {
     ];
     if (weight !== undefined) shapes.splice(1, 0, svg("path", { d: outlineOf(i, TOKEN + 11 * Math.sqrt(weight)), fill: c.key, "fill-opacity": 0.25 }));
     shapes.push(this.text(0, 3.8, nameOf(i, t), { "font-weight": 650, "font-size": crowded ? 12 : 10.5 }));
-    if (!crowded || best) shapes.push(
-      svg("text", { y: TOKEN + 13, "text-anchor": "middle", "font-size": 10.5, fill: c.score, "font-weight": 600, stroke: c.card, "stroke-width": 3, "paint-order": "stroke" }, [`${best ? "★ " : ""}${+token.score.toFixed(2)}`]),
+    if (score) shapes.push(
+      svg("text", { x: score.dx, y: score.dy, "text-anchor": score.anchor, "font-size": score.size, fill: c.score, "font-weight": 600, stroke: c.card, "stroke-width": 3, "paint-order": "stroke" }, [score.words]),
     );
     return shapes;
   }
@@ -171,10 +205,10 @@ export class Disc {
       }
       let shown = -Infinity; // logits are written where they do not collide
       for (const { k, along, logit } of feet.sort((a, b) => a.along - b.along)) {
-        if (along * view.scale - shown < 26 || Math.hypot(k.x - along * ux, k.y - along * uy) * view.scale < 24) continue;
+        if (along * view.scale - shown < 26 * this.zoom || Math.hypot(k.x - along * ux, k.y - along * uy) * view.scale < 24) continue;
         shown = along * view.scale;
-        const side = uy * 16 > 0 ? 1 : -1, [fx, fy] = [along * ux * view.scale + 20 * uy * side, -along * uy * view.scale + 20 * ux * side];
-        shapes.push(svg("text", { x: fx, y: fy + 4, "text-anchor": "middle", fill: c.key, "font-size": 11 * Math.sqrt(this.zoom), "font-weight": 650, stroke: c.card, "stroke-width": 3.5, "paint-order": "stroke" }, [logit.toFixed(2)]));
+        const side = uy * 16 > 0 ? 1 : -1, [fx, fy] = [along * ux * view.scale + 20 * this.zoom * uy * side, -along * uy * view.scale + 20 * this.zoom * ux * side];
+        shapes.push(svg("text", { x: fx, y: fy + 4, "text-anchor": "middle", fill: c.key, "font-size": 11 * this.zoom, "font-weight": 650, stroke: c.card, "stroke-width": 3.5, "paint-order": "stroke" }, [logit.toFixed(2)]));
       }
       shapes.push(this.arrow(0, 0, ...tip, c.prompt, 3));
     }
@@ -270,17 +304,13 @@ export class Disc {
   ground(side, labels, colourOf) {
     const small = document.createElement("canvas");
     small.width = small.height = side;
-    const brush = small.getContext("2d"), image = brush.createImageData(side, side);
-    const known = new Map();
-    labels.forEach((label, k) => {
-      if (label < -1) return;
-      if (!known.has(label)) known.set(label, rgbOf(brush, this.c.limit(label < 0 ? -1 : colourOf(label))));
-      image.data.set([...known.get(label), 255], 4 * k);
-    });
+    const brush = small.getContext("2d"), image = brush.createImageData(side, side), cells = new Uint32Array(image.data.buffer);
+    const known = new Map([[-2, 0]]);
+    for (const label of new Set(labels)) if (label > -2) known.set(label, wordOf(rgbOf(brush, this.c.limit(label < 0 ? -1 : colourOf(label)))));
+    for (let k = 0; k < cells.length; k++) cells[k] = known.get(labels[k]);
     brush.putImageData(image, 0, 0);
     const to = this.canvas.getContext("2d");
     to.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    to.imageSmoothingEnabled = true;
     to.drawImage(small, 0, 0, this.canvas.width, this.canvas.height);
   }
 
@@ -288,6 +318,9 @@ export class Disc {
     for (const name of names) this.layers[name].replaceChildren();
   }
 }
+
+/** A colour as the word that a canvas keeps for a pixel. */
+const wordOf = ([r, g, b]) => new Uint32Array(new Uint8ClampedArray([r, g, b, 255]).buffer)[0];
 
 /** Red, green and blue of a colour as CSS writes it. */
 function rgbOf(brush, colour) {

@@ -73,7 +73,7 @@ export function drawOwn() {
   if (feasible) disc.bands(limit, inputs, view.scales, colour);
   else disc.differences(verdict, inputs, view.scales, colour);
   disc.rays(feasible ? [{ unit: answer.unit, name: verdict.gmm ? "★" : "p" }] : [], () => kind, 0);
-  disc.tokens(inputs, view.scales, marksOf(inputs, limit, colour), (i, t) => `Token ${nameOf(i, t)}, score ${inputs[i].tokens[t].score.toPrecision(3)}`);
+  disc.tokens(inputs, view.scales, marksOf(inputs, limit, colour), (i, t) => `Token ${nameOf(i, t)}, score ${inputs[i].tokens[t].score.toPrecision(3)}`, [[1, 0]]);
   disc.zoom = zoom;
   showHull($("hull"), disc.c, verdict, colour);
   selectionButtons(inputs, verdict.selected);

@@ -1,10 +1,10 @@
 // The page: sections, what each shows, and how it is drawn.
 
 import { element, percent, plot, showBars, showHull, ticksOf } from "./charts.js";
-import { Disc, svg, outlineOf, viewOf } from "./drawing.js";
+import { Disc, meets, svg, outlineOf, viewOf } from "./drawing.js";
 import { countSelections, logRest, numberOf, pictureOf } from "./model.js";
 import { limitsOf } from "./limits.js";
-import { angleBetween, basinWords, countWords, endWords, heldWords, logitWords, marginWords, proofWords, ratioWords, trainingWords, whyWords } from "./words.js";
+import { angleBetween, basinWords, countWords, endWords, heldWords, logitWords, marginWords, proofWords, ratioWords, short, trainingWords, whyWords } from "./words.js";
 import { nameOf } from "./plane.js";
 import { promptInSquare, serveGround } from "./worker.js";
 import { DEFAULTS } from "./state.js";
@@ -12,7 +12,7 @@ import { DEFAULTS } from "./state.js";
 export const $ = (id) => document.getElementById(id);
 export const DATA = JSON.parse($("data").textContent);
 export const SECTIONS = [
-  { id: "tokens", title: "Tokens", story: "two", patch: { start: [1.1, 0.75] } },
+  { id: "tokens", title: "Tokens", story: "one", patch: { start: [1.1, 0.75] } },
   { id: "training", title: "Training", story: "one", patch: { start: [0, -1], steps: 300 } },
   { id: "margin", title: "Margin", story: "one", patch: { start: [0, -1], method: "flow" } },
   { id: "settle", title: "Places to settle", story: "three", patch: { start: [-0.3, 0.6], method: "flow" } },
@@ -97,7 +97,7 @@ export function draw() {
     disc.prompt(state.start, scales, section === "proofs" ? "p" : "start", `Start of training at ${state.start.map((z) => z.toFixed(2)).join(", ")}. Arrow keys move it.`);
   }
   disc.handle.style.display = section === "proofs" ? "none" : "";
-  disc.tokens(state.inputs, scales, marksOf(state.inputs, limit, colour, section === "tokens" || section === "training" ? weights : null), describeToken);
+  disc.tokens(state.inputs, scales, marksOf(state.inputs, limit, colour, section === "tokens" || section === "training" ? weights : null), describeToken, ["tokens", "training"].includes(section) ? [] : limits.map(({ unit }) => unit));
   showHint();
   showSide(p, logits, weights);
   speak();
@@ -131,10 +131,11 @@ function describeToken(i, t) {
 /** "Drag me", at the first thing to drag, until something was dragged. */
 function showHint() {
   if (view.hinted || view.section === "proofs") return disc.clear("front");
-  const place = disc.handle.getAttribute("transform").match(/translate\(([-\d.e]+) ([-\d.e]+)\)/).slice(1).map(Number);
+  const place = disc.handle.getAttribute("transform").match(/translate\(([-\d.e]+) ([-\d.e]+)\)/).slice(1).map(Number), { zoom } = disc;
+  const low = [-27, 36].map((y) => y * zoom).find((y) => { const box = [place[0] - 26 * zoom, place[1] + y - 11 * zoom, place[0] + 26 * zoom, place[1] + y + 3 * zoom]; return !disc.taken.some((other) => meets(box, other)); }) ?? -27 * zoom;
   disc.layers.front.replaceChildren(svg("g", { class: "hint", transform: `translate(${place[0]} ${place[1]})`, "pointer-events": "none" }, [
     svg("circle", { r: 18, fill: "none", stroke: disc.c.prompt, "stroke-width": 2 }),
-    svg("text", { x: 0, y: -30, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 13 * Math.sqrt(disc.zoom), "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
+    svg("text", { x: 0, y: low, "text-anchor": "middle", fill: disc.c.prompt, "font-size": 12 * zoom, "font-weight": 650, stroke: disc.c.card, "stroke-width": 4, "paint-order": "stroke" }, ["drag me"]),
   ]));
 }
 
@@ -154,7 +155,7 @@ function showSide(p, logits, weights) {
   showBars($("bars"), state.inputs, logits, weights, { withLogits: section === "tokens" });
   const frame = Math.min(view.frame, Number($("time").max));
   $("time").value = frame;
-  $("clock").textContent = section === "tokens" ? `|p| = ${+Math.hypot(...p).toPrecision(3)}` : section === "proofs" ? `${frame + 1} of ${Number($("time").max) + 1}` : state.method === "flow" ? `|p| = ${norm(p)}` : `step ${frame}`;
+  $("clock").textContent = section === "proofs" ? `${frame + 1} of ${Number($("time").max) + 1}` : section === "tokens" || state.method === "flow" ? `|p| = ${short(Math.hypot(...p))}` : `step ${frame}`;
   if (section === "training") lossPlot(run, frame, plane);
   if (section === "margin") marginPlots(limits[run.end], picture.curves, p, plane);
   if (section === "settle") showLimits();
@@ -162,11 +163,6 @@ function showSide(p, logits, weights) {
     showHull($("hull"), disc.c, picture.verdict, picture.verdict.status === "optimal" ? disc.c.limit(askedColour(picture.verdict)) : disc.c.limit(0));
   }
 }
-
-const norm = (p) => {
-  const size = Math.hypot(...p);
-  return size >= 1e4 ? size.toExponential(1).replace("e+", "e") : `${+size.toPrecision(3)}`;
-};
 
 function lossPlot(run, frame, plane) {
   const least = plane.infimum(), most = Math.max(...run.risk), low = Math.min(least, ...run.risk), pad = 0.15 * (most - low || 1), end = run.risk.length - 1 || 1;

@@ -164,10 +164,10 @@ export function settle(plane, limits, start, { step = 0.1, draft = false } = {})
   return stop === "flat" && points.length < 2 ? -1 : limitReached(plane, limits, ...points.at(-1));
 }
 
-/** Starts on a square grid over the disc `place(p)`, row by row; each the number of its limit, -2 outside the disc. */
-export function ground(inputs, limits, { side, promptAt, loss = "logistic", step = 0.1, draft = false, from = 0, to = side * side, into = null }) {
+/** Starts on a square grid over the disc `place(p)`, row by row, or those of its `cells`; each the number of its limit, -2 outside the disc. */
+export function ground(inputs, limits, { side, promptAt, loss = "logistic", step = 0.1, draft = false, cells = Array(side * side).keys(), into = null }) {
   const plane = new Plane(inputs, loss), labels = into ?? new Int8Array(side * side);
-  for (let k = from; k < to; k++) {
+  for (const k of cells) {
     const start = promptAt(((k % side) + 0.5) / side, (Math.floor(k / side) + 0.5) / side);
     labels[k] = start === null ? -2 : settle(plane, limits, start, { step, draft });
   }

@@ -1,6 +1,6 @@
 // The words of a sentence as tokens in the plane: logit across, value up. The prompt p points to the right.
 
-import { outlineOf, RIM, svg } from "./drawing.js";
+import { meets, outlineOf, RIM, svg } from "./drawing.js";
 
 const WIDE = 196, HIGH = 152, SIZE = 12.5;
 
@@ -50,7 +50,7 @@ function namesOf(words, taken, zoom) {
     for (const [anchor, dx, dy] of [["middle", 0, -r - 5], ["middle", 0, r + tall], ["start", r + 4, 4], ["end", -r - 4, 4], ["middle", 0, -r - tall - 8], ["middle", 0, r + 2 * tall + 3]]) {
       const left = x + dx - (anchor === "middle" ? wide / 2 : anchor === "end" ? wide : 0), box = [left, y + dy - tall + 2, left + wide, y + dy + 3];
       if ([box[0], box[2]].some((at) => Math.hypot(at, y + dy) > RIM - 4)) continue;
-      if (boxes.some((other, j) => j !== k && box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) continue;
+      if (boxes.some((other, j) => j !== k && meets(box, other))) continue;
       boxes.push(box);
       names[k] = { anchor, x: x + dx, y: y + dy };
       break;

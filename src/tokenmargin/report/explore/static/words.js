@@ -5,7 +5,14 @@ import { nameOf } from "./plane.js";
 export const listed = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} and ${items.at(-1)}` : items[0] ?? "none");
 export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+"))); 
 const share = (w) => (w > 0.9995 && w < 1 ? "over 99.9%" : `${+(100 * w).toFixed(w > 0.99 ? 2 : 0)}%`);
-const short = (x) => (Math.abs(x) >= 1e4 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(1).replace("e+", "e") : `${+x.toPrecision(3)}`);
+const raised = (n) => `${n}`.replace(/[-\d]/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻");
+const minus = (text) => text.replaceAll("-", "−");
+/** A number in three figures; large and small ones as a power of ten. */
+export const short = (x) => {
+  if (x === 0 || (Math.abs(x) < 1e4 && Math.abs(x) >= 1e-3) || !Number.isFinite(x)) return minus(`${+x.toPrecision(3)}`);
+  const [front, power] = x.toExponential(1).split("e");
+  return `${minus(front)}·10${raised(Number(power))}`;
+};
 const degrees = (radians) => `${+((radians * 180) / Math.PI).toPrecision(2)}°`;
 
 /** Who leads now, and by how much. */
@@ -82,7 +89,7 @@ export function marginWords({ run, limits, slopes }) {
   const limit = limits[run.end];
   if (!limit) return `${endWords({ run, limits, state: { method: "flow" } })} Without a limit there is no margin to measure: move a token or the start.`;
   const lost = Number.isFinite(slopes.rest) ? `1 − weight falls like exp(−${(-slopes.rest).toFixed(3)} |p|), and the margin is ${limit.margin.toFixed(3)}.` : "The path is too short to measure how 1 − weight falls.";
-  const turn = Number.isFinite(slopes.angle) ? `The angle falls like |p| to the power ${slopes.angle.toFixed(2).replace("-", "−")}.` : "The angle is zero to rounding all the way: this path is straight.";
+  const turn = Number.isFinite(slopes.angle) ? `The angle falls like |p| to the power ${minus(slopes.angle.toFixed(2))}.` : "The angle is zero to rounding all the way: this path is straight.";
   return `Measured on this run: ${lost} ${turn}`;
 }
 
@@ -126,7 +133,7 @@ export function tokenWords(inputs, [i, t], { logits, weights, limit }) {
 }
 
 export function limitWords(limit, inputs, part) {
-  const list = [`margin ${short(limit.margin)}`, `direction (${limit.unit.map((z) => z.toFixed(3)).join(", ")})`];
+  const list = [`margin ${short(limit.margin)}`, `direction (${minus(limit.unit.map((z) => z.toFixed(3)).join(", "))})`];
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
   if (part !== undefined) list.push(`${Math.round(100 * part)}% of the disc leads here`);
   if (limit.shared) list.push("held by inputs that share a difference, though a token on the margin scores more");

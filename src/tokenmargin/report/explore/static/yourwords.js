@@ -119,7 +119,7 @@ export function beginWords() {
   $("model-about").textContent = model.about;
   if (model.exponent < 1) FORMULAS.words = `output = start + Σ <span class="c-key">weight</span> · value · Z<sup>${+(1 - model.exponent).toFixed(2)}</sup>`;
   $("examples").replaceChildren(...model.examples.map((text) => {
-    const button = element("button", { textContent: text.length > 46 ? `${text.slice(0, 44).trim()} …` : text, title: text });
+    const button = element("button", { textContent: text.length > 72 ? `${text.slice(0, 70).replace(/\s+\S*$/, "")} …` : text, title: text });
     button.addEventListener("click", () => say(text));
     return button;
   }));

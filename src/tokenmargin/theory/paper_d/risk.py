@@ -1,0 +1,437 @@
+"""Lemmas 2, 3, 5 to 7 and 9 to 11, and (18), (20), (22): the risk, its convexity, and what it is in the limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from tokenmargin.dynamics.paths.newton import minimise
+from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, node_vectors
+from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss, LogLoss
+from tokenmargin.problem.next_token import NextTokenProblem
+from tokenmargin.selection import attention_weights
+from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, sampled
+from tokenmargin.theory.paper_d.instance import (
+    NextTokenInstance,
+    assumption3,
+    beside_a_tie,
+    embedded,
+    falling,
+    head_of_1,
+    labels_alone,
+    log_loss,
+    tied_pair,
+    tied_pair_with_head,
+    two_chains,
+)
+
+ASSUMPTION1 = "Assumption 1: largest |<c_y, e_k> - [k = y]|"
+EPS = float(np.finfo(float).eps)
+ROUNDING = 1e-12
+"""Of a Hessian whose terms are weights times products of two keys, relative to the longest: some hundred terms, each
+known to a few eps."""
+SURELY = 60.0
+"""What a token that is behind by this has is less than 1e-26 of the weight."""
+
+
+def positive(x: NextTokenInstance) -> bool:
+    """Whether -log has a value everywhere: no score is negative, and each next token's is positive."""
+    scores = x.objective.problem.scores[x.objective.problem.mask]
+    return not isinstance(x.loss, LogLoss) or bool(scores.min() >= 0)
+
+
+def hessian(objective: PromptObjective, W: Float[Array, " D"]) -> Float[Array, "D D"]:
+    descent, relative, _ = objective.linearise(W)
+    return np.asarray(-(relative + relative.T) / 2 * np.exp(descent.log_norm[0]))
+
+
+def _convex(x: NextTokenInstance) -> Slack:
+    least = min(float(np.linalg.eigvalsh(hessian(x.objective, W))[0]) for W in x.points())
+    slack = below("least eigenvalue of the Hessian, below zero, over the longest key squared",
+                  -least / (x.longest or 1.0) ** 2, 0, tolerance=ROUNDING)  # fmt: skip
+    return sampled(slack, "the proof: a sum of log-sum-exp")
+
+
+def _flat(problem: NextTokenProblem, subspace: Float[Array, "s D"]) -> int:
+    """How many directions of a subspace change no logit of a sequence against its next token's. At every finite W
+    all weights are positive, so these are the directions along which -log of the next token's weight is flat."""
+    if not len(subspace):
+        return 0
+    vectors = node_vectors(problem)
+    rows = vectors[problem.node] - vectors[problem.label_node[problem.sequence]]
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    sizes = np.linalg.svd((rows / np.where(lengths > 0, lengths, 1.0)) @ subspace.T, compute_uv=False)
+    return len(subspace) - int((sizes > 1e-10).sum())
+
+
+def _strict(x: NextTokenInstance, subspace: Float[Array, "s D"], name: str) -> Slack:
+    return below(f"flat directions in the {name} subspace", _flat(x.problem, subspace), 0)
+
+
+def lemma2(x: NextTokenInstance) -> Findings:
+    """Under Assumptions 1 and 2 with the loss -log the risk is convex in W, and strictly convex on the cyclic subspace.
+    (Least eigenvalue of the Hessian at 20 points; directions along which it is flat, by rank.)"""
+    hypotheses = (head_of_1(x), log_loss(x))
+    if not positive(x):
+        return Findings(hypotheses, ())
+    return Findings(hypotheses, (_convex(x), _strict(x, cyclic_subspace(x.problem), "cyclic")))
+
+
+def lemma9(x: NextTokenInstance) -> Findings:
+    """As Lemma 2, and strictly convex on the active subspace, of which the cyclic one is a part; what W has across the
+    span of all `e_i e_j'` does not matter, (23)."""
+    hypotheses = (head_of_1(x), log_loss(x))
+    if not positive(x):
+        return Findings(hypotheses, ())
+    rows = np.linalg.svd(x.embeddings, full_matrices=False)[2]  # a basis that holds their span
+    points = x.points()
+    within = np.einsum("ai,bj,pab->pij", rows.T @ rows, rows.T @ rows, points.reshape(-1, *(2 * [rows.shape[1]])))
+    apart = float(np.abs(x.objective.value(points) - x.objective.value(within.reshape(points.shape))).max())
+    part = below("dimensions of the cyclic subspace outside the active one", _outside(x.fin, x.active), 0)
+    same = sampled(equal("(23): largest |L(W) - L(projection of W)|", apart, 0, tolerance=1e-10))
+    return Findings(hypotheses, (_convex(x), _strict(x, x.active, "active"), part, same))
+
+
+def _outside(inner: Float[Array, "a D"], outer: Float[Array, "b D"]) -> int:
+    left = inner - inner @ outer.T @ outer
+    return int((np.linalg.norm(left, axis=1) > 1e-8).sum()) if len(inner) else 0
+
+
+def lemma10(x: NextTokenInstance) -> Findings:
+    """If f is (strictly) convex and T linear and invertible, f after T is (strictly) convex. (As it is used: f the risk
+    of one-hot tokens in R^(K x K), T taking W to E W E'; Hessians at 20 points, and the directions of flatness.)"""
+    K = x.problem.size
+    plain = NextTokenInstance(embedded_like(x.problem, np.eye(K)), seed=x.seed)
+    hypotheses = (below("dimensions that T loses", K**2 - _rank(x.embeddings) ** 2, 0), log_loss(x))
+    T = np.kron(x.embeddings, x.embeddings)
+    composed = NextTokenInstance(x.problem, loss=x.loss, seed=x.seed)
+    worst, scale = 0.0, 1e-300
+    for W in composed.points():
+        after, f = hessian(composed.objective, W), hessian(plain.objective, T @ W)
+        worst, scale = max(worst, float(np.abs(after - T.T @ f @ T).max())), max(scale, float(np.abs(after).max()))
+    flat = K**2 - len(active_subspace(plain.problem)), _rank(x.embeddings) ** 2 - len(x.active)
+    return Findings(
+        hypotheses,
+        (
+            sampled(
+                below("difference of the Hessian of f after T and T'HT, relative", worst / scale, 0, tolerance=1e-8)
+            ),
+            equal("flat directions of f after T, less those of f", flat[1] - flat[0], 0, tolerance=0),
+        ),
+    )
+
+
+def _rank(rows: Float[Array, "K d"]) -> int:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return int((np.linalg.svd(rows / np.where(lengths > 0, lengths, 1.0), compute_uv=False) > 1e-10).sum())
+
+
+def embedded_like(problem: NextTokenProblem, rows: Float[Array, "K d"]) -> NextTokenProblem:
+    return NextTokenProblem(problem.tokens, problem.lengths, problem.labels, problem.vocabulary, rows)
+
+
+def lemma11(x: NextTokenInstance) -> Findings:
+    """For one-hot tokens under Assumption 2 (with Assumption 1 and -log, as its proof has it), the risk as a function
+    of the logits of all pairs is convex, and strictly convex on the active subspace."""
+    square = x.embeddings.shape[0] == x.embeddings.shape[1]
+    off = float(np.abs(x.embeddings - np.eye(len(x.embeddings))).max()) if square else np.inf
+    hypotheses = (equal("largest |E - I|", off, 0, tolerance=0), head_of_1(x), log_loss(x))
+    if not positive(x):
+        return Findings(hypotheses, ())
+    return Findings(hypotheses, (_convex(x), _strict(x, x.active, "active")))
+
+
+def _lemma3_hypotheses(x: NextTokenInstance) -> tuple[Slack, ...]:
+    several = int((x.problem.graph.sizes > 1).sum())
+    return (below("components of several tokens", several, 0), assumption3(x.embeddings, x.head), *falling(x))
+
+
+def lemma3(x: NextTokenInstance) -> Findings:
+    """Without a cycle, under Assumptions 2 and 3 with a strictly decreasing loss of bounded slope, every finite W has a
+    risk above `L* = mean loss(<c_y, e_y>)`; and for every W that satisfies the constraints of (Acyc-SVM), where there
+    is one, L(R W) goes to L*. (At 20 points; at W_svm and four others, where the excess is below its bound.)"""
+    hypotheses = _lemma3_hypotheses(x)
+    if not positive(x):
+        return Findings(hypotheses, ())
+    label = (x.problem.index == x.problem.labels[:, None]) & x.problem.mask
+    _, signs = x.objective.excess(x.points(), label.argmax(axis=1))
+    above_all = sampled(above("smallest sign of L(W) - L*", float(np.min(signs)), 0, strict=True))
+    if not x.graph_solution.is_optimal:
+        return Findings(hypotheses, (above_all,))
+    posed = x.objective.problem
+    spread = float(np.ptp(posed.scores[posed.mask]))
+    worst = -np.inf
+    for W in (x.svm, *(_pushed(x, V) for V in x.points(4))):
+        size, sign = x.objective.excess(SURELY * W)
+        worst = max(worst, float(size) if float(sign) > 0 else -np.inf)
+    # The weight off the next token is at most T exp(-R): (46). W_svm has its margins to 1e-10.
+    slope = max(float(hypotheses[-1].measured), 1e-300)
+    bound = np.log(slope * max(spread, 1e-300) * posed.T) - SURELY * (1 - 1e-8)
+    return Findings(hypotheses, (above_all, below(f"largest log(L(R W) - L*), R = {SURELY:g}", worst, bound + 1e-6)))
+
+
+def _pushed(x: NextTokenInstance, V: Float[Array, " D"]) -> Float[Array, " D"]:
+    """V and enough of W_svm to satisfy every constraint."""
+    if not len(x.behind):
+        return V
+    return np.asarray(V + max(1.0, 1.0 - float((x.behind @ V).min())) * x.svm)
+
+
+def lemma3_repaired(x: NextTokenInstance) -> Findings:
+    """As Lemma 3, where some sequence holds another token than its next one."""
+    found = lemma3(x)
+    others = int((x.problem.tokens != x.problem.labels[x.problem.sequence]).sum())
+    return Findings((*found.hypotheses, above("tokens other than next tokens", others, 1)), found.conclusion)
+
+
+def _limit_risk(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
+    """`lim L(W + R W_svm)`: at an R at which everything behind has lost its weight."""
+    reach = SURELY + 2 * float(np.abs(x.objective.problem.keys.logits(W)[x.problem.mask]).max())
+    return float(x.objective.value(W + reach * x.svm))
+
+
+def _tolerance(x: NextTokenInstance) -> float:
+    """Of a risk at R W_svm: its ties hold to 1e-10 relative, logits are some hundreds, slopes of -log at most e^20."""
+    return 1e-6
+
+
+def lemma5(x: NextTokenInstance) -> Findings:
+    """The risk of the cyclic subdataset depends on the part of W in the cyclic subspace alone. (At 20 points.)"""
+    off = 0.0
+    if positive(x):
+        off = max(abs(x.cyclic_risk(W) - x.cyclic_risk((W @ x.fin.T) @ x.fin)) for W in x.points())
+    return Findings((), (sampled(equal("largest |L_cyc(W) - L_cyc(projection)|", off, 0, tolerance=1e-9)),))
+
+
+def lemma6(x: NextTokenInstance) -> Findings:
+    """Under Assumptions 1 and 2 with -log, `lim L(W + R W_svm)` over R is the risk of the cyclic subdataset, at every
+    W. (At 20 points.)"""
+    hypotheses = (head_of_1(x), log_loss(x))
+    if not x.graph_solution.is_optimal or not positive(x):
+        return Findings(hypotheses, ())
+    off = max(abs(_limit_risk(x, W) - x.cyclic_risk(W)) for W in x.points())
+    return Findings(hypotheses, (sampled(equal("largest |lim L - L_cyc|", off, 0, tolerance=_tolerance(x))),))
+
+
+@dataclass(frozen=True, eq=False)
+class CyclicMinimum:
+    """The lowest point found of the cyclic risk on the cyclic subspace.
+
+    - `point`, `risk`: where, and how low.
+    - `far`: the lowest risk seen where logits are apart by 60 along a ray; infinite without a cyclic subspace.
+    - `rays`: whether these rays are all there are: a line has two.
+    """
+
+    point: Float[Array, " D"]
+    risk: float
+    far: float
+    rays: bool
+
+    @property
+    def inside(self) -> bool:
+        """Whether the minimum is lower than what is seen far out, so that it is not at infinity."""
+        return self.risk < self.far - 1e-9 * max(abs(self.risk), 1.0)
+
+
+def cyclic_minimum(x: NextTokenInstance) -> CyclicMinimum:
+    """Newton's method on the cyclic subspace from zero and from eight random points, and 64 rays (two on a line)."""
+    objective, basis = x.cyclic_objective, x.fin
+    if objective is None or not len(basis):
+        return CyclicMinimum(
+            np.zeros(x.objective.dimension), x.cyclic_risk(np.zeros(x.objective.dimension)), np.inf, True
+        )
+    # In coordinates in which logits of order one need steps of order one.
+    unit = basis / max(float(np.abs(objective.problem.keys.logits(basis)[..., objective.problem.mask]).max()), 1e-300)
+
+    def landscape(y: Float[Array, " s"]) -> tuple[float, Array, Array]:
+        W = y @ unit
+        return float(objective.value(W)), unit @ objective.gradient(W), unit @ hessian(objective, W) @ unit.T
+
+    rng = x.rng
+    starts = np.concatenate([np.zeros((1, len(basis))), rng.standard_normal((8, len(basis)))])
+    with np.errstate(over="ignore"):  # where the risk falls for ever, steps grow beyond doubles
+        found = min((minimise(landscape, start, max_iterations=100) for start in starts), key=lambda one: one.value)
+    rays = np.array([[1.0], [-1.0]]) if len(basis) == 1 else rng.standard_normal((64, len(basis)))
+    rows = rays / np.linalg.norm(rays, axis=1, keepdims=True) @ unit
+    share = float(x.problem.cyclic.mean())
+    far = min(float(objective.value(SURELY * row)) for row in rows)
+    return CyclicMinimum(found.point @ unit, share * found.value, share * far, len(basis) == 1)
+
+
+def _gap_sign(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
+    """Sign of `L(W) - |I^c| loss(1) / n - L_cyc(W)`: positive where a token strictly behind has weight."""
+    logits = np.where(x.problem.mask, x.objective.problem.keys.logits(W), -np.inf)
+    behind = np.where(x.problem.mask & ~x.tied, logits, -np.inf).max(axis=1)
+    held = x.cyclic_outputs(W) > 0
+    return float(((behind > -np.inf) & held).any())
+
+
+def lemma7(x: NextTokenInstance) -> Findings:
+    """Under Assumptions 1 and 2 with a strictly decreasing loss, where some token is left out of the cyclic subdataset:
+    (13) every finite W has a risk above `|I^c| loss(1) / n + L_cyc(W)`; (14a) that is the infimum over all W' across
+    the cyclic subspace of L(W' + W), and the limit of L(W + R W_svm); (14b) so the infimum over W is that of the cyclic
+    subdataset, and |I^c| loss(1) / n. (At 20 points, each with 5 such W'; (14b) with -log, W_fin certified.)"""
+    left_out = int((~x.problem.with_label).sum())
+    hypotheses = (head_of_1(x), falling(x)[0], above("tokens left out of the cyclic subdataset", left_out, 1))
+    if not x.graph_solution.is_optimal or not positive(x):
+        return Findings(hypotheses, ())
+    sign, lowest, off = np.inf, np.inf, 0.0
+    for W in x.points():
+        floor = x.settled_risk() + x.cyclic_risk(W)
+        sign = min(sign, _gap_sign(x, W))
+        others = W + x.across(x.points(5))
+        lowest = min(lowest, float(x.objective.value(others).min()) - floor)
+        off = max(off, abs(_limit_risk(x, W) - floor))
+    slacks = [
+        sampled(above("(13): smallest sign of the difference", sign, 0, strict=True)),
+        sampled(above("(14a): smallest L(W' + W) less the infimum", lowest, 0, tolerance=1e-9)),
+        sampled(equal("(14a): largest difference of the limit", off, 0, tolerance=_tolerance(x))),
+    ]
+    if isinstance(x.loss, LogLoss):
+        best = abs(_limit_risk(x, x.limit.finite.point) - x.limit.finite.risk)
+        slacks.append(equal("(14b): difference of lim L(W_fin + R W_svm)", best, 0, tolerance=_tolerance(x)))
+    return Findings(hypotheses, tuple(slacks))
+
+
+def equation18(x: NextTokenInstance) -> Findings:
+    """Under Assumptions 1 and 2 with -log the gradient is `mean_i sum over t with x_t not y of s_it z (x_it - e_y)'`.
+    (Against the general gradient, at 20 points.)"""
+    hypotheses = (head_of_1(x), log_loss(x))
+    if not positive(x):
+        return Findings(hypotheses, ())
+    posed, vectors, problem = x.objective.problem, node_vectors(x.problem), x.problem
+    rows = vectors[problem.node] - vectors[problem.label_node[problem.sequence]]
+    worst = 0.0
+    for W in x.points():
+        weights = attention_weights(posed.keys, W)[posed.mask]
+        apart = x.objective.gradient(W) - weights @ rows / problem.n
+        worst = max(worst, float(np.abs(apart).max()))
+    slack = equal(
+        "largest difference of an entry, over the longest key", worst / (x.longest or 1.0), 0, tolerance=1e-12
+    )
+    return Findings(hypotheses, (sampled(slack),))
+
+
+def _norms(x: NextTokenInstance) -> tuple[float, float]:
+    """`max_i |X_i| |z_i|` with spectral norms, and M^2."""
+    lengths = np.linalg.norm(x.embeddings, axis=1)
+    rows = zip(x.problem.index, x.problem.mask, x.problem.last.tolist(), strict=True)
+    spectral = max(float(np.linalg.norm(x.embeddings[row[here]], 2)) * float(lengths[z]) for row, here, z in rows)
+    return spectral, float(lengths.max() ** 2)
+
+
+def equation20(x: NextTokenInstance) -> Findings:
+    """For any W and V: `|softmax(X W z) - softmax(X V z)| <= |X (W - V) z| <= M^2 |W - V|`, M being the longest
+    embedding. (The first at 20 pairs; the second exactly, by the spectral norm of X.)"""
+    posed, worst = x.objective.problem, -np.inf
+    for W, V in zip(x.points(), x.points()[::-1], strict=True):
+        apart = attention_weights(posed.keys, W) - attention_weights(posed.keys, V)
+        moved = np.where(posed.mask, posed.keys.logits(W - V), 0.0)
+        worst = max(worst, float((np.linalg.norm(apart, axis=1) - np.linalg.norm(moved, axis=1)).max()))
+    spectral, squared = _norms(x)
+    room = 64 * EPS * squared * x.problem.T
+    return Findings(
+        (),
+        (
+            sampled(below("weights move by no more than logits", worst, 0, tolerance=1e-12)),
+            below("largest |X (W - V) z| / |W - V|", spectral, squared, tolerance=room),
+        ),
+    )
+
+
+def equation22(x: NextTokenInstance) -> Findings:
+    """Under Assumptions 1 and 2 with -log the gradient is Lipschitz with `L = 2 M^4 sqrt(T_max)`, and weights with M^2.
+    (Differences between 20 pairs of points.)"""
+    hypotheses = (head_of_1(x), log_loss(x))
+    if not positive(x):
+        return Findings(hypotheses, ())
+    posed, constant, steep, moved = x.objective.problem, x.smoothness(), 0.0, 0.0
+    squared = float(np.linalg.norm(x.embeddings, axis=1).max() ** 2) or 1.0
+    points = np.concatenate([x.points(), x.points()[:1] + x.points() * 1e-3])
+    for W, V in pairwise(points):
+        length = float(np.linalg.norm(W - V)) or 1.0
+        steep = max(steep, float(np.linalg.norm(x.objective.gradient(W) - x.objective.gradient(V))) / length)
+        apart = np.linalg.norm(attention_weights(posed.keys, W) - attention_weights(posed.keys, V), axis=1)
+        moved = max(moved, float(apart.max()) / length)
+    return Findings(
+        hypotheses,
+        (
+            sampled(below("largest |dL(W) - dL(V)| / |W - V|, over L", steep / (constant or 1.0), 1, tolerance=1e-9)),
+            sampled(below("largest difference of weights / |W - V|, over M^2", moved / squared, 1, tolerance=1e-9)),
+        ),
+    )
+
+
+def _a_ring_and_a_label() -> NextTokenInstance:
+    """0 and 1 tie; beside them a sequence of nothing but its next token."""
+    problem = embedded([[1, 0], [1, 0], [0]], [1, 0, 0], np.eye(2))
+    return NextTokenInstance(problem, "a tie, and a next token alone")
+
+
+def _in_too_few_dimensions() -> NextTokenInstance:
+    """Three tokens on a line."""
+    return NextTokenInstance(embedded([[1, 2, 0]], [1], np.array([[1.0], [2.0], [-1.0]])), "three tokens, d = 1")
+
+
+def _steep_scores() -> NextTokenInstance:
+    """A head of large scores, without -log: the gradient is steeper than (22) allows."""
+    problem = embedded([[1, 0]], [1], np.eye(2))
+    return NextTokenInstance(problem, "correlation loss", loss=CorrelationLoss(), head=30 * np.eye(2))
+
+
+def _other_best() -> NextTokenInstance:
+    """A head that scores 0 above 1 where 1 comes next."""
+    head = np.array([[1.0, 0.0], [2.0, 1.0]])
+    return NextTokenInstance(embedded([[1, 0]], [1], np.eye(2)), "another token scores best", ExponentialLoss(), head)
+
+
+NOT_ALONE = "Lemma 9 has it for all independent embeddings; one-hot ones let its proof read logits off."
+CLAIMS = (
+    Claim("D.lemma2", lemma2, "sampled", about="with -log the risk is convex in W, strictly on the cyclic subspace",
+        example=tied_pair, outside=(tied_pair_with_head, lambda: tied_pair(CorrelationLoss()))),
+    Claim("D.lemma9", lemma9, "sampled", about="... and strictly on the active subspace; (23)",
+        example=tied_pair, outside=(tied_pair_with_head, lambda: tied_pair(CorrelationLoss()))),
+    Claim("D.lemma10", lemma10, "sampled", about="an invertible linear map keeps convexity", example=tied_pair,
+        outside=(_in_too_few_dimensions,),
+        unneeded={"the loss is -log": "It makes f convex. Convex or not, Hessians change as they do here."},
+        note="A tool, checked on the map of Lemma 9's proof."),
+    Claim("D.lemma11", lemma11, "sampled", about="... for one-hot tokens, as a function of logits",
+        example=lambda: beside_a_tie(), outside=(tied_pair_with_head, lambda: beside_a_tie(CorrelationLoss())),
+        unneeded={"largest |E - I|": NOT_ALONE},
+        note="The statement does not repeat Assumption 1 and -log, which its proof uses."),
+    Claim("D.lemma3", lemma3, "sampled", about="without cycles the risk has infimum L*, reached in the limit alone",
+        example=lambda: two_chains(ExponentialLoss()), outside=(lambda: tied_pair(ExponentialLoss()), _other_best),
+        refutation=lambda: labels_alone(ExponentialLoss()),
+        note="Where sequences hold nothing but their next token, every W has the risk L*: the strict inequality of the "
+        "proof needs another token in some sequence (`D.lemma3-repaired`)."),
+    Claim("D.lemma3-repaired", lemma3_repaired, "sampled", about="... where some sequence holds another token",
+        example=lambda: two_chains(ExponentialLoss()),
+        outside=(lambda: tied_pair(ExponentialLoss()), lambda: labels_alone(ExponentialLoss()), _other_best)),
+    Claim("D.lemma5", lemma5, "sampled", about="the cyclic risk depends on the projection of W alone",
+        example=tied_pair,
+        unconditional="logits of tied tokens differ by inner products with the cyclic subspace, whatever the data."),
+    Claim("D.lemma6", lemma6, "sampled", about="the limit of the risk along W_svm is the cyclic risk",
+        example=tied_pair,
+        outside=(lambda: beside_a_tie(ExponentialLoss()), lambda: beside_a_tie(head=2 * np.eye(5)))),
+    Claim("D.lemma7", lemma7, "sampled", about="(13), (14): the risk is above what tied tokens leave, and goes there",
+        example=tied_pair, outside=(_a_ring_and_a_label, lambda: beside_a_tie(head=2 * np.eye(5))),
+        note="Read with Definition 3: a sequence of nothing but its next token stays in the cyclic subdataset. By (5) "
+        "it does not, and (13) is an equation where such sequences are all that is left out."),
+    Claim("D.equation18", equation18, "exact", about="(18): the gradient with -log", example=tied_pair,
+        outside=(tied_pair_with_head, lambda: tied_pair(CorrelationLoss()))),
+    Claim("D.equation20", equation20, "exact", about="(20): weights move by at most M^2 |W - V|, step by step",
+        example=lambda: NextTokenInstance(embedded([[1, 0]], [1], np.eye(2)), "two unit vectors"),
+        unconditional="it is about softmax alone.",
+        refutation=lambda: NextTokenInstance(embedded([[1, 1, 0]], [1], np.eye(2)), "two unit vectors, one twice"),
+        note="|X (W - V) z| can be up to sqrt(T) M^2 |W - V|: the second step drops the root. From end to end it is "
+        "true, and so is (22), which gains it back: softmax moves by the spread of logits (`D.equation22`)."),
+    Claim("D.equation22", equation22, "sampled", about="(22): the gradient is Lipschitz with 2 M^4 sqrt(T_max)",
+        example=tied_pair, outside=(_steep_scores,),
+        note="M^4 is enough: the Hessian is a mean of covariances of z x', whose variance along a unit direction is at "
+        "most M^4."),
+)  # fmt: skip
