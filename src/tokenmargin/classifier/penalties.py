@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.special import logsumexp
 
 from tokenmargin.classifier.solver import (
     Labelled,
@@ -194,17 +194,26 @@ class _Judge:
         One text more is imagined, spread evenly over texts and classes: where all were decided rightly, none would be
         too sure. It does not count in the loss that is returned.
         """
-        whole, even = np.stack([*parts, self._prior]), 1 / len(self._codes)
-        flat = whole.reshape(len(whole), -1)
+        whole = np.stack([*parts, self._prior])
+        flat, imagined = whole.reshape(len(whole), -1), 1 / len(self._codes)
 
-        def lost(x: Array, imagined: float) -> tuple[float, Array]:
+        def lost(x: Array) -> tuple[float, Array]:
             at = (x @ flat).reshape(whole.shape[1:])
-            (loss, slope), (more, slope_more) = log_loss(at, self._codes, self._share), _of_no_class(at, self._share)
-            return loss + imagined * more, flat @ (slope + imagined * slope_more).ravel()
+            # The loss of a text is log sum e^f less f of its class; with one column the other class has f = 0.
+            if at.shape[1] == 1:
+                total = np.logaddexp(0.0, at)
+                wanted = (self._codes == 1)[:, None] + imagined / 2
+            else:
+                total = logsumexp(at, axis=1, keepdims=True)
+                wanted = np.full_like(at, imagined / at.shape[1])
+                wanted[np.arange(len(at)), self._codes] += 1
+            slope = self._share[:, None] * ((1 + imagined) * np.exp(at - total) - wanted)
+            loss = self._share @ ((1 + imagined) * total[:, 0] - (wanted * at).sum(1))
+            return float(loss), flat @ slope.ravel()
 
         start = np.append(np.full(len(parts), 1 / len(parts)), 0.0)
-        found = minimize(lost, start, args=(even,), jac=True, method="L-BFGS-B", bounds=bounds).x
-        return found.tolist(), lost(found, 0.0)[0]
+        found = minimize(lost, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+        return found.tolist(), log_loss((found @ flat).reshape(whole.shape[1:]), self._codes, self._share)[0]
 
     def blended(self, best: Chosen) -> Chosen:
         """The sum of the best candidate and others of the same attention that loses least, of few enough of them."""
@@ -246,14 +255,6 @@ class _Judge:
 
 def _key(candidate: Chosen) -> tuple[object, ...]:
     return tuple(getattr(candidate, name) for name in ("value_penalty", *OTHERS))
-
-
-def _of_no_class(f: Array, share: Array) -> tuple[float, Array]:
-    """The log loss if every text were of all classes alike, and its gradient in f."""
-    whole = np.concatenate([np.zeros_like(f), f], axis=1) if f.shape[1] == 1 else f
-    logs = log_softmax(whole, axis=1)
-    slope = (np.exp(logs) - 1 / whole.shape[1]) * share[:, None]
-    return -float(share @ logs.mean(1)), slope[:, -f.shape[1] :]
 
 
 def _other(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:
