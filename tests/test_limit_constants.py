@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from benchmarks.constants import FOUR_DIGITS, compare
+from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_constants, limit_of
@@ -29,7 +30,8 @@ def test_two_inputs_by_hand(score) -> None:
         # a_j carries 1/n; w_x has a_1 a_2 exp(-2 w_x) = 1/4.
         assert found.vector[:2] == pytest.approx([np.log(2 * np.sqrt(a[0] * a[1]) / 2), height], rel=1e-12)
         assert found.constant == pytest.approx(abs(height), rel=1e-12)
-        assert found.multipliers == pytest.approx([0.5, 0.5])
+        # Two rows at right angles: a system of condition number one.
+        assert found.multipliers == pytest.approx([0.5, 0.5], rel=rounding(50))
         # Across p^ the curvature sum lambda d d' is 1 and |p^| = 1: steps up to 2 settle.
         assert found.critical_step == pytest.approx(2.0)
         assert found.correction == pytest.approx(abs(height))
@@ -55,6 +57,7 @@ def test_dependent_differences_take_the_multipliers_of_least_entropy() -> None:
     for _ in range(200):
         scaled *= 0.5 / scaled.sum(axis=1, keepdims=True)
         scaled *= 0.5 / scaled.sum(axis=0, keepdims=True)
+    # Newton's method ends at relative steps of 1e-9 or less; Sinkhorn's has converged.
     assert found.multipliers == pytest.approx(scaled.ravel(), rel=1e-9)
     assert found.rank == 3
     assert found.spans

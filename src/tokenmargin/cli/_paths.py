@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, say, show_facts
+from tokenmargin.cli._common import UsageError, coordinates, say, show_facts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -113,7 +113,10 @@ def print_report(report: dict[str, Any]) -> None:
 
     direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts += [
+            ("final", coordinates(report["final"])),
+            ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
+        ]
         facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
             facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
@@ -143,7 +146,7 @@ def print_report(report: dict[str, Any]) -> None:
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            facts.append(("direction", f"{coordinates(direction['vector'])} ({evidence})"))
             if direction["norm"] != "l2" and direction["share"] is not None:
                 facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
             facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))

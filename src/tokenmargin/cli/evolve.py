@@ -179,6 +179,8 @@ def _descend(
     *,
     keep: bool,
 ) -> tuple[Trajectory, dict[str, Array]]:
+    import numpy as np
+
     from tokenmargin.dynamics import evolve as run
 
     if steps < 0:
@@ -186,7 +188,7 @@ def _descend(
     memory = _memory_of(before, len(objective.blocks))
     taken = 0 if memory is None else memory.t
     left = max(steps - taken, 0)
-    with progress_bar(f"descent, {left} steps", left) as progress:
+    with progress_bar(f"descent, {left} steps", left) as progress, np.errstate(over="ignore", invalid="ignore"):
         path = run(
             objective,
             method,
@@ -198,6 +200,11 @@ def _descend(
             rng=draws.after(taken, objective.problem.n),
             memory=memory,
             progress=progress,
+        )
+    if not np.isfinite(path.final).all():
+        raise ValueError(
+            f"descent has left the range of double precision within {path.steps} steps; take a smaller --step, a "
+            "method with normalised steps such as ngd, or keys and scores of ordinary sizes"
         )
     states = {
         f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()

@@ -23,6 +23,7 @@ from tokenmargin.cli._common import (
     say,
     show,
     show_table,
+    signed,
     usage_errors,
 )  # fmt: skip
 from tokenmargin.cli._texts import command_line, open_model
@@ -149,14 +150,14 @@ def _tell_words(one: Explanation) -> None:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
     ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
-    rows = [("(base rate)", f"{one.baseline:+.2f}", "", "")]
+    rows = [("(base rate)", signed(one.baseline), "", "")]
     if one.shift:
-        rows.append(("(any known text)", f"{one.shift:+.2f}", "", ""))
+        rows.append(("(any known text)", signed(one.shift), "", ""))
     for name, (part, effect) in ranked[:LEADING]:
         mixed = "" if part * effect > 0 else "neither for nor against"
-        rows.append((name, f"{part:+.2f}", f"{effect:+.2f}", mixed))
+        rows.append((name, signed(part), signed(effect), mixed))
     if rest := ranked[LEADING:]:
-        rows.append((f"({len(rest)} other words)", f"{sum(part for _, (part, _) in rest):+.2f}", "", ""))
+        rows.append((f"({len(rest)} other words)", signed(sum(part for _, (part, _) in rest)), "", ""))
     show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 

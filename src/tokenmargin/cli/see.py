@@ -62,8 +62,9 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     if json:
         emit_json(describe_findings(result))
     say("\nOpen in a browser:")
+    wide = max(len(str(out / name)) for name, _ in pages)
     for name, what in pages:
-        say(f"  {out / name}  {what}")
+        say(f"  {out / name!s:<{wide}}  {what}")
     return 0 if result.holds else 1
 
 

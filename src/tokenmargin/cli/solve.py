@@ -11,6 +11,7 @@ from tokenmargin.cli._common import (
     Json,
     Problem,
     UsageError,
+    coordinates,
     emit_json,
     progress_bar,
     read_problem,
@@ -114,10 +115,10 @@ def _print_solution(report: dict[str, Any]) -> None:
     facts = [("status", f"{report['status']} (residual {report['residual']:.1e})"), ("", report["explanation"]),
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
-        with np.printoptions(precision=6, suppress=True, threshold=12):
-            matrix = report["matrix"]
-            size = "" if matrix is None else f"{' x '.join(map(str, np.shape(matrix)))}\n"
-            facts.append(("vector", str(report["vector"])) if matrix is None else ("matrix", f"{size}{matrix}"))
+        if (matrix := report["matrix"]) is None:
+            facts.append(("vector", coordinates(report["vector"])))
+        else:
+            facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{coordinates(matrix)}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
             ("margin", f"{report['margin']:.8g}{in_norm}"),

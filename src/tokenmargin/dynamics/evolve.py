@@ -134,9 +134,9 @@ def _extent(values: Float[Array, "..."]) -> str:
 
 def evolve(
     objective: AbstractObjective | TokenProblem,
-    method: AbstractMethod | str,
+    method: AbstractMethod | str = "ngd",
     *,
-    steps: int,
+    steps: int = 1000,
     start: Float[Array, "... D"] | None = None,
     keep: Iterable[Kept] = (),
     every: int = 1,
@@ -150,7 +150,8 @@ def evolve(
     **Arguments**
     - `objective`: a prompt or joint objective; a problem stands for `prompt_objective(problem)`, the risk of p with the
       logistic loss (the square loss for real labels).
-    - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5".
+    - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5";
+      normalised descent by default.
     - `steps`: how many.
     - `start`: first point; the objective's own start by default.
     - `keep`: what to record, at step 0, every `every` steps, and at the end: names of `OBSERVABLES`, and functions of
@@ -162,7 +163,7 @@ def evolve(
     Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
     >>> from tokenmargin.problem.instances import figure1a
-    >>> path = evolve(figure1a(), "ngd", steps=1000)
+    >>> path = evolve(figure1a())
     >>> path.selected, bool(path.saturation > 0.999)
     (array([0]), True)
     """

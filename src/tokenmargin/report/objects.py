@@ -194,10 +194,10 @@ def _tokens_in_plane(problem: TokenProblem) -> tuple[Table, tuple[str, str]]:
     if is_planar(problem):
         assert isinstance(problem.keys, Coordinates), "planar keys have coordinates"
         places = problem.keys.tokens[problem.mask][:, :2]
-        names = ("first coordinate of the keys", "second")
+        names = ("first coordinate of the keys", "second coordinate")
     else:
         places = _principal(problem)
-        names = ("first principal direction of the keys", "second")
+        names = ("first principal direction of the keys", "second principal direction")
     best = optimal_tokens(problem)[problem.mask]
     table = {
         "input": inputs, "token": positions, "x": places[:, 0], "y": places[:, 1],
