@@ -129,7 +129,8 @@ class CorrelationLoss(AbstractLoss):
 class LogLoss(AbstractLoss):
     """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction.
 
-    Where u has underflowed, some 700 below the other logits, loss and slope are infinite, and flow says "flat".
+    Where u has underflowed, some 700 below the other logits, loss and slope of u are infinite; a `PromptObjective`
+    goes on by the logarithm of the output.
     """
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
