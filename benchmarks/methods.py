@@ -27,9 +27,9 @@ SETTLED = {  # steps short enough to settle, and enough of them
     "mirror:1.5": (0.3, 0.0, 16_000),
     "mirror:3": (0.1, 0.0, 64_000),
     "sign": (0.03, 0.0, 64_000),
-    "coordinate": (0.1, 0.0, 64_000),
+    "coordinate": (0.1, 0.0, 256_000),
     "adam:0.95": (0.02, 0.0, 128_000),
-    "spectral": (0.03, 0.0, 8_000),
+    "spectral": (0.03, 0.0, 32_000),
 }
 OPEN = {  # where the theory is silent, or asks for steps that shrink
     "sign": (0.3, 0.0, 16_000),

@@ -122,7 +122,11 @@ def _outside_code(markdown: str) -> Iterator[tuple[bool, str]]:
 
 
 def _spaced(formula: str) -> str:
-    """MathML with the spaces that TeX sets: none inside bars, a thin one beside the name of a function."""
+    """MathML with the spaces that TeX sets: none inside bars or behind a sign, a thin one beside a function's name."""
+    opening = (
+        r'<mo stretchy="false">(?:&#x00028;|\[|&#x0007B;)</mo>|<mo>(?:&#x0002C;|&#x0003D;|&#x02264;|&#x02265;)</mo>'
+    )
+    formula = re.sub(rf"({opening})<mo>(?=&#x0221[23];)", r'\1<mo form="prefix" lspace="0" rspace="0">', formula)
     formula = re.sub(
         r'<mo stretchy="false">(&#x0007C;|&#x02016;|&#x02225;)',
         r'<mo stretchy="false" lspace="0" rspace="0">\1',
@@ -309,7 +313,12 @@ def _rooms() -> list[str]:
 
 
 def _room_text(name: str) -> str:
-    return f"# {name}\n\n" + "\n\n".join(f"::: tokenmargin.{module}" for module in _public_modules(name)) + "\n"
+    """All modules of a room; the search of a served site puts what is written for readers before it."""
+    return (
+        f"---\nsearch:\n  boost: 0.3\n---\n\n# {name}\n\n"
+        + "\n\n".join(f"::: tokenmargin.{module}" for module in _public_modules(name))
+        + "\n"
+    )
 
 
 def _public_modules(name: str) -> Iterator[str]:

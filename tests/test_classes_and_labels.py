@@ -331,3 +331,21 @@ def test_a_matrix_problem_of_classes_keeps_its_queries_in_a_file(tmp_path) -> No
     assert again.as_matrix(W).shape == problem.as_matrix(W).shape
     np.testing.assert_array_equal(again.keys.logits(W), problem.keys.logits(W))
     np.testing.assert_array_equal(again.class_logits, problem.class_logits)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_flow_beside_targets_that_are_met_never_raises_the_risk() -> None:
+    """The second input meets its target by a mixture; the first pulls on and brings a third token of the second back.
+
+    Followed to first order in that token's weight, it took all of it, and two others were said to keep theirs.
+    """
+    keys = np.zeros((2, 3, 3))
+    keys[0, :2] = [[1.365, -0.683, -0.644], [-0.652, 0.596, 0.64]]
+    keys[1] = [[0.165, 2.067, 1.368], [-0.829, -0.571, 0.873], [0.639, 0.181, 1.159]]
+    there = [[True, True, False], [True, True, True]]
+    problem = RegressionProblem.of(keys, [1.552, -0.988], head=[-0.274, -0.552, -0.615], mask=there)
+    limit = limit_of(problem)
+    risks = SquareObjective(problem).value(limit.path(np.linspace(0, limit.path.arcs[-1], 20)))
+    # The path is right to the solver's tolerance, 1e-8 of |p| at most, times slopes of order one.
+    assert np.diff(risks).max() <= 1e-6 * risks[0]
+    assert limit.outcome != "finite part"

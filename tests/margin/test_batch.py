@@ -90,6 +90,19 @@ def test_a_batch_in_another_norm_is_its_problems_one_by_one(norm: str, scale: fl
     assert batch.infeasible[3]
 
 
+@pytest.mark.parametrize("norm", ["l1", "lp:1.5", "lp:3"])
+def test_rays_of_small_integers_are_decided_in_a_batch_of_another_norm(norm: str) -> None:
+    """Whole numbers: infeasible by a hair's breadth or not, and a ray that proves nothing is not kept as a proof."""
+    rng = np.random.default_rng(1)
+    keys, selected = rng.integers(-2, 3, size=(60, 3, 4, 3)).astype(float), rng.integers(0, 4, size=(60, 3))
+    euclidean, batch = max_margin_batch(keys, selected), max_margin_batch(keys, selected, norm=norm, threads=2)
+    assert 0 < batch.optimal.sum() < 60
+    assert (batch.optimal == euclidean.optimal).all()
+    assert (batch.infeasible == euclidean.infeasible).all()
+    assert not batch.farkas[batch.optimal].any()
+    np.testing.assert_array_equal(batch.farkas[batch.infeasible].sum(axis=1).round(12), 1)
+
+
 def test_problems_of_very_different_size_share_a_stack_in_another_norm() -> None:
     """Each is solved in its own unit: beside keys of 1e300, those of 1e-20 once lost every digit."""
     keys = np.random.default_rng(3).standard_normal((3, 1, 2, 2))

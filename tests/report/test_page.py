@@ -10,9 +10,10 @@ from matplotlib.text import Text
 from PIL import Image
 
 from tokenmargin.experiments import EXPERIMENTS
-from tokenmargin.experiments.figures.prompt_paths import Figure1b
+from tokenmargin.experiments.figures.prompt_paths import Figure1b, Figure8
 from tokenmargin.report.figures import DRAWINGS, draw, draw_figures, save_figure
 from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
+from tokenmargin.report.style import NAME
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -95,3 +96,16 @@ def test_drawings_have_axes_that_are_named(experiment) -> None:
     for axes in figure.axes:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
+
+
+def test_names_of_tokens_stay_within_the_frame_and_off_each_other() -> None:
+    figure = draw(replace(Figure8.quick(), steps=20).run())
+    assert figure is not None
+    figure.draw_without_rendering()
+    frame, names = figure.axes[0].get_window_extent(), [text for text in figure.axes[0].texts if text.get_gid() == NAME]
+    assert len(names) == 3  # A2 and B2 lie at one place and have one name
+    boxes = [name.get_window_extent() for name in names]
+    for k, box in enumerate(boxes):
+        assert frame.x0 <= box.x0
+        assert box.x1 <= frame.x1
+        assert not any(box.overlaps(other) for other in boxes[:k])

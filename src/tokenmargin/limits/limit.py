@@ -33,7 +33,7 @@ from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_ob
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals, spelled
+from tokenmargin.selection import angle, copies_of, equals, selection_text
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
@@ -111,7 +111,7 @@ class Limit(NamedLimit, Tabular, Drawn):
 
     def _columns(self) -> dict[str, Array]:
         return select_columns(
-            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            outcome=self.outcome, kind=self.kind, tokens=selection_text(self.chosen), margin=self.solution.margin,
             angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ class Limit(NamedLimit, Tabular, Drawn):
                 detail = f"{self.reason} ({part}), angle={self.angle:.1e} at |p|={self.path.norm:.3g}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
+        return f"Limit({self.outcome}: {detail}, tokens={selection_text(self.chosen)})"
 
 
 @overload
@@ -296,7 +296,8 @@ def _judged(
     stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
     # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
     if path.stop != "norm" and not (stalled and off <= tolerance):
-        return "undecided", stalled or f"stopped by {path.stop}"
+        flat = "its gradient cancels, but no point of rest and no finite part is found near it"
+        return "undecided", stalled or (flat if path.stop == "flat" else f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:

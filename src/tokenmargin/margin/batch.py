@@ -19,8 +19,8 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
-from tokenmargin.margin.compiled.buffers import OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
+from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised_systems
+from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
@@ -130,7 +130,7 @@ def max_margin_batch(
     - `selected`: one token per input and problem.
     - `queries`: those of every input, for problems in W: of shape (B, n, q), or (1, n, q) when all share them.
     - `norm`: what "shortest" means: "l2", "l1", "linf", "lp:1.5", one of your own, and for W "nuclear" and "spectral".
-      All but l2 in one thread, and nuclear and spectral one problem at a time.
+      Nuclear and spectral one problem at a time.
     - `threads`: how many to use; one per processor by default.
     - `progress`: called with the number of problems done, after every block.
 
@@ -152,17 +152,13 @@ def max_margin_batch(
     answers = StackBuffers.empty(B, n * (T - 1), d)
     block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
-    works = (lambda where=where: _answer(keys, selected, where, answers) for where in blocks)
+    works = (lambda where=where: _answer(keys, selected, where, chosen, answers, pose) for where in blocks)
     for where, _ in zip(blocks, _in_threads(works, min(threads or usable_cores(), len(blocks))), strict=True):
         if progress is not None:
             progress(where.stop)
     margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     if T == 1:  # nothing to separate
         margins[:], answers.residuals[:, :4] = np.inf, 0.0
-    if chosen != L2 and T > 1:
-        for where in blocks:
-            _answer_in_norm(keys, selected, where, chosen, answers, pose)
-        margins = np.divide(1.0, answers.norms, out=np.zeros(B), where=answers.norms > 0)
     return MarginBatch(
         vectors=answers.vectors,
         margins=margins,
@@ -237,8 +233,15 @@ def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
     return np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, k, 2)
 
 
-def _answer(keys: Array, selected: Array, where: slice, answers: StackBuffers) -> None:
-    """Answer a block of problems: in compiled code, and the rest as a stack."""
+def _answer(
+    keys: Array,
+    selected: Array,
+    where: slice,
+    norm: AbstractNorm,
+    answers: StackBuffers,
+    pose: Callable[[int], TokenProblem],
+) -> None:
+    """Answer a block of problems: in compiled code, and the rest as a stack; other norms where none is infeasible."""
     from tokenmargin.margin.compiled.stack import solve_keys  # compiled code, loaded where it is used
 
     if answers.multipliers.shape[1] <= MANY:
@@ -247,42 +250,44 @@ def _answer(keys: Array, selected: Array, where: slice, answers: StackBuffers) -
     if (codes == OUT_OF_RANGE).any() and not np.isfinite(keys if len(keys) == 1 else keys[where]).all():
         raise ValueError("keys must be finite; remove or impute the tokens that are not")
     left = where.start + np.flatnonzero(np.isin(codes, (UNDECIDED, OUT_OF_RANGE, RAY)))
-    if len(left):
+    if norm == L2:
         _answer_as_stack(keys, selected, left, answers)
-
-
-def _answer_in_norm(
-    keys: Array,
-    selected: Array,
-    where: slice,
-    norm: AbstractNorm,
-    answers: StackBuffers,
-    pose: Callable[[int], TokenProblem],
-) -> None:
-    """Other norms, where the Euclidean problem has a solution: in compiled code, and what that leaves one by one."""
-    from tokenmargin.margin.normed.stack import solve_stack
-
-    which = where.start + np.flatnonzero(answers.residuals[where, 4] != 0)
-    if isinstance(norm, LpNorm) and len(which):
-        plus, minus = _pairs(keys, selected, which)
-        # Each problem in its own unit, a power of two: one of 1e300 beside one of 1e-20 would cost that all its digits.
-        most = np.maximum(np.abs(plus).max(axis=(1, 2)), np.abs(minus).max(axis=(1, 2)))
-        size = np.ldexp(0.5, np.frexp(np.maximum(most, 1e-300))[1])[:, None]
-        rows = plus / size[:, :, None] - minus / size[:, :, None]
-        vectors, multipliers, found = solve_stack(rows, np.ones(rows.shape[:2]), norm.p)
-        answers.vectors[which] = in_doubles(vectors, over=size)
-        answers.multipliers[which] = in_doubles(in_doubles(multipliers, over=size), over=size)
-        answers.norms[which] = in_doubles(found[:, 0], over=size[:, 0])
-        longest = np.abs(answers.vectors[which]).max(axis=1)
-        found[(longest > 1e306) | (longest < 1e-290), 1] = np.inf  # near the ends of the doubles digits may be lost
-        answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
-        which = which[~(found[:, 1] < np.inf)]
-    for b in which.tolist():
+        return
+    answers.farkas[left], answers.residuals[left, 4] = 0.0, np.inf  # rays that prove nothing yet
+    rest = where.start + np.flatnonzero(codes != INFEASIBLE)
+    if isinstance(norm, LpNorm):
+        rest = _answer_in_norm(keys, selected, rest, norm, answers)
+    # Whether there is a solution does not depend on the norm: the Euclidean problem says it, where it is still open.
+    _answer_as_stack(keys, selected, np.intersect1d(left, rest), answers)
+    for b in rest[answers.residuals[rest, 4] != 0].tolist():
         one = solve_in_norm(attention_constraints(pose(b), selected[b]), norm)
         answers.vectors[b], answers.multipliers[b] = one.vector, one.multipliers
         answers.norms[b] = 1 / one.margin if one.margin else 0.0
         answers.residuals[b] = one.certificate if one.farkas is None else (np.inf,) * 4 + (0.0,)
         answers.farkas[b] = 0.0 if one.farkas is None else one.farkas
+
+
+def _answer_in_norm(
+    keys: Array, selected: Array, which: Int[Array, " c"], norm: LpNorm, answers: StackBuffers
+) -> Int[Array, " left"]:
+    """Answer the given problems in an lp norm by compiled code; returns those of which it proves nothing."""
+    from tokenmargin.margin.normed.stack import solve_stack
+
+    if not len(which):
+        return which
+    plus, minus = _pairs(keys, selected, which)
+    # Each problem in its own unit, a power of two: one of 1e300 beside one of 1e-20 would cost that all its digits.
+    most = np.maximum(np.abs(plus).max(axis=(1, 2)), np.abs(minus).max(axis=(1, 2)))
+    size = np.ldexp(0.5, np.frexp(np.maximum(most, 1e-300))[1])[:, None]
+    rows = plus / size[:, :, None] - minus / size[:, :, None]
+    vectors, multipliers, found = solve_stack(rows, np.ones(rows.shape[:2]), norm.p)
+    answers.vectors[which] = in_doubles(vectors, over=size)
+    answers.multipliers[which] = in_doubles(in_doubles(multipliers, over=size), over=size)
+    answers.norms[which] = in_doubles(found[:, 0], over=size[:, 0])
+    longest = np.abs(answers.vectors[which]).max(axis=1)
+    found[(longest > 1e306) | (longest < 1e-290), 1] = np.inf  # near the ends of the doubles digits may be lost
+    answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
+    return which[~(found[:, 1] < np.inf)]
 
 
 def _pairs(
@@ -299,8 +304,10 @@ def _pairs(
 
 def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackBuffers) -> None:
     """Answer the given problems through `solve_systems`, in the units of the problem."""
+    if not len(which):
+        return
     plus, minus = _pairs(keys, selected, which)
-    systems = normalised(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
+    systems = normalised_systems(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
     verdicts = solve_systems(systems)
     scale = systems.scale[:, None]
     answers.multipliers[which] = in_doubles(verdicts.multipliers, times=scale, over=systems.lengths)

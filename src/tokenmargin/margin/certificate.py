@@ -22,6 +22,7 @@ PRODUCTS_TOLERANCE = 1e-7
 EPS = float(np.finfo(float).eps)
 _TINY = float(np.finfo(float).tiny)
 _SMALLEST = 1e-280  # squared lengths below, and above its reciprocal, may have suffered under- or overflow
+_FEW = 8  # rows per active one, from which those that take no part are left unread
 _LARGEST_EXPONENT = 1023
 
 
@@ -88,7 +89,7 @@ class Residuals(NamedTuple):
         return max(self[:4])
 
 
-def normalised(
+def normalised_systems(
     plus: Float[Array, "B k r"],
     bound: Float[Array, "#B k"],
     equality: Bool[Array, " k"] | None = None,
@@ -121,7 +122,7 @@ def normalised(
     )
 
 
-def concatenated(parts: Sequence[Systems]) -> Systems:
+def joined_systems(parts: Sequence[Systems]) -> Systems:
     """Systems with the constraints of all `parts` together: bounds of 1 where the parts have one, no ties."""
     lengths, bound, rows = (
         np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("lengths", "bound", "rows")
@@ -176,7 +177,7 @@ def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> t
 def in_doubles(
     values: Float[Array, "..."], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
 ) -> Float[Array, "..."]:
-    """`values times / over`, powers of two, without rounding; beyond the range of doubles, its ends.
+    """`values * times / over` for powers of two, without rounding; beyond the range of doubles, the end of it.
 
     A number that is not zero does not become zero: which multipliers are positive is not lost.
     """
@@ -214,7 +215,12 @@ def kkt_residuals(
     `length` is that of the longest row. Residuals are infinite at zero.
     """
     r = rows.shape[1]
-    built = multipliers.dot(rows)
+    a = np.count_nonzero(multipliers)
+    if _FEW * a < len(rows):  # most rows take no part: do not read them
+        active = multipliers.nonzero()[0]
+        built = multipliers.take(active).dot(rows.take(active, axis=0))
+    else:
+        built = multipliers.dot(rows)
     y = built if vector is None else vector
     squared = y.dot(y).item()
     reach = squared if vector is None else built.dot(built).item()
@@ -231,7 +237,6 @@ def kkt_residuals(
     weights = multipliers if least >= 0 and equality is None else np.abs(multipliers)
     total = weights.dot(_ones(len(weights))).item()
     dual = -least / weights.item(weights.argmax()) if least < 0 else 0.0
-    a = np.count_nonzero(multipliers)
     rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS
     gap = abs(1 - bound.dot(multipliers).item() / (reach * norm)) + rounding
     if equality is not None:

@@ -140,7 +140,7 @@ class LogLoss(AbstractLoss):
         return np.asarray(-self._log(u))
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return np.asarray(-1 / np.asarray(u))
 
     def log_excess(self, best: Float[Array, "..."], log_gap: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, checked_numbers, frozen
 
 _EPS = float(np.finfo(float).eps)
+_BLOCK = 128  # rows whose differences are formed at a time: what is taken for them stays in the caches
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 
@@ -103,14 +105,15 @@ class Coordinates(AbstractGeometry):
         return chosen @ chosen.T
 
     def differences(self, plus: Int[Array, " k"], minus: Int[Array, " k"] | None) -> Float[Array, "k r"]:
-        rows = self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
         if minus is None:
-            return rows
-        if self._differences_are_finite:
-            rows -= self.vectors.take(minus, axis=0)
-            return rows
-        with np.errstate(over="ignore"):  # what is beyond doubles is infinite, and whoever asked sees it
-            rows -= self.vectors.take(minus, axis=0)
+            return self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
+        rows = np.empty((len(plus), self.dimension))
+        # What is beyond doubles is infinite, and whoever asked sees it.
+        with nullcontext() if self._differences_are_finite else np.errstate(over="ignore"):
+            for start in range(0, len(plus), _BLOCK):
+                part = slice(start, start + _BLOCK)
+                first, second = self.vectors.take(plus[part], axis=0), self.vectors.take(minus[part], axis=0)
+                np.subtract(first, second, out=rows[part])
         return rows
 
     @cached_property

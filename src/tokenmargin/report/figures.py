@@ -42,6 +42,7 @@ from tokenmargin.report.style import (
     legend_below,
     panels,
     paper_style,
+    settle_names,
 )
 
 EXTREMES = 2  # words named at either end of a cloud
@@ -70,6 +71,7 @@ def draw(result: Result) -> Figure | None:
     with paper_style():
         figure = Figure(figsize=drawing.size, layout="constrained")
         drawing.function(result, figure.add_subplot())
+        settle_names(figure)
         if result.stand_in:
             figure.text(
                 0.5, 0.5, "stand-in data", fontsize=30, color=MUTED, alpha=0.3, rotation=25, ha="center", va="center",

@@ -207,7 +207,7 @@ def draw_loss_bias(result: Result, ax: Axes) -> None:
                 if panel.get_ylim()[0] < height:
                     panel.plot(reach, height, marker="<", color=colour, alpha=shade, markersize=4, clip_on=False)
         panel.axhline(0, color=MUTED, linestyle=":", linewidth=1.2)
-        panel.set(xlim=(-0.05 * reach, reach), xlabel="$p_1$", ylabel="$p_2$")
+        panel.set(xlim=(-0.12 * reach, reach), xlabel="$p_1$", ylabel="$p_2$")
     draw_tokens(near, tables["tokens"], scores=False)
     legend_below(near, columns=2)
     for colour, name in ((GLOBAL, "correlation loss"), (LOCAL, "logistic loss")):

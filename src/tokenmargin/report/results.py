@@ -197,7 +197,7 @@ def _show_map(panel: Axes, weights: np.ndarray) -> None:
     side = round(len(weights) ** 0.5)
     panel.imshow(weights.reshape(side, side), cmap="magma", vmin=0.0, interpolation="nearest")
     panel.set(xticks=[], yticks=[])
-    panel.set_xlabel(f"{weights.max() * len(weights):.3g}x", fontsize=5, labelpad=1)
+    panel.set_xlabel(f"{weights.max() * len(weights):.3g}×", fontsize=6, labelpad=1)
 
 
 def _show_picture(panel: Axes, pictures: Table, image: int) -> None:

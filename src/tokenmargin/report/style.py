@@ -12,9 +12,12 @@ import numpy as np
 from cycler import cycler
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
+from matplotlib.collections import Collection
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation
 from matplotlib.ticker import NullFormatter
+from matplotlib.transforms import BboxBase
 from numpy import ndarray as Array
 
 from tokenmargin.experiments import Table
@@ -29,6 +32,7 @@ LIMIT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#B58900", "#3A95CC
 GLOBAL, LOCAL, RELAXED, MUTED, INK = *LIMIT_COLOURS[:3], "#8a8a8a", "#1d2327"
 MOST_SCORES = 6  # tokens that have room for their scores beside them
 MOST_NAMES = 16  # ... and for their names
+NAME = "token name"  # marks the names of tokens among the texts of a drawing
 HALO = [withStroke(linewidth=2, foreground="white")]  # so that names can be read over lines
 
 PAPER: Any = MappingProxyType(
@@ -115,12 +119,70 @@ def _write_name(ax: Axes, tokens: Table, here: Bool[Array, " m"], places: Float[
     # Away from the nearest neighbours: what is near pushes by the inverse square of its distance.
     off = place - (others if len(others) else place - np.array([[1.0, 1.0]]))
     push = (off / np.sum(off**2, axis=1, keepdims=True) ** 1.5).sum(axis=0)
-    x, y = push / max(float(np.hypot(*push)), 1e-300)
-    ax.annotate(
-        names, place, xytext=(6 * x, 6 * y), textcoords="offset points", fontsize=7, zorder=6, path_effects=HALO,
-        ha="left" if x > 0.4 else "right" if x < -0.4 else "center",
-        va="bottom" if y > 0.4 else "top" if y < -0.4 else "center",
-    )  # fmt: skip
+    name = ax.annotate(
+        names, place, xytext=(0, 0), textcoords="offset points", fontsize=7, zorder=6, path_effects=HALO, gid=NAME
+    )
+    _turn_name(name, np.arctan2(push[1], push[0]))
+
+
+def _turn_name(name: Annotation, angle: float) -> None:
+    """Put a name on one side of its place."""
+    x, y = np.cos(angle), np.sin(angle)
+    name.xyann = 6 * x, 6 * y
+    name.set_horizontalalignment("left" if x > 0.4 else "right" if x < -0.4 else "center")
+    name.set_verticalalignment("bottom" if y > 0.4 else "top" if y < -0.4 else "center")
+
+
+def settle_names(figure: Figure) -> None:
+    """Turn every name of a token to where it covers least: within the frame, off paths, tokens and other names.
+
+    To be called once all is drawn. A name that covers nothing where it is stays there.
+    """
+    figure.draw_without_rendering()
+    for ax in figure.axes:
+        names = [one for one in ax.texts if isinstance(one, Annotation) and one.get_gid() == NAME]
+        if not names:
+            continue
+        frame = ax.get_window_extent()
+        lines = [ax.transData.transform(_dense(np.asarray(line.get_xydata(), dtype=float))) for line in ax.lines]
+        marks = [_outline(ax, cloud) for cloud in ax.collections]
+        drawn = np.concatenate([*lines, *marks, np.zeros((0, 2))])
+
+        for name in names:
+            first = float(np.arctan2(name.xyann[1], name.xyann[0]))
+            turns = first + np.pi / 4 * np.array([0, 1, -1, 2, -2, 3, -3, 4])
+            costs = []
+            for turn in turns:
+                _turn_name(name, turn)
+                costs.append(_covered(name, names, drawn, frame))
+            _turn_name(name, turns[int(np.argmin(costs))])
+
+
+def _covered(name: Annotation, names: Sequence[Annotation], drawn: Float[Array, "k 2"], frame: BboxBase) -> float:
+    """How much a name covers where it is: points that are drawn, other names, and what is beyond the frame."""
+    box = name.get_window_extent()
+    (left, low), (right, high) = box.padded(1.0).get_points()
+    inside = (drawn > (left, low)).all(axis=1) & (drawn < (right, high)).all(axis=1)
+    others = sum(box.overlaps(other.get_window_extent()) for other in names if other is not name)
+    outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
+    return float(inside.sum() + 100 * others + 1000 * outside)
+
+
+def _outline(ax: Axes, cloud: Collection) -> Float[Array, "m 2"]:
+    """Points about the marks of a cloud, as large as these are drawn."""
+    sizes = np.sqrt(np.atleast_1d(getattr(cloud, "get_sizes", lambda: 20.0)())) / 2 * ax.figure.dpi / 72
+    turns = np.linspace(0, 2 * np.pi, 12, endpoint=False)
+    ring = float(sizes.max(initial=1.0)) * np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    middles = ax.transData.transform(np.asarray(cloud.get_offsets()))
+    return (middles[:, None] + ring).reshape(-1, 2)
+
+
+def _dense(points: Float[Array, "k 2"]) -> Float[Array, "m 2"]:
+    """Points along a line, so close that none of its stretches is missed by a name."""
+    if len(points) < 2:
+        return points
+    shares = np.linspace(0, 1, max(2, 400 // len(points)))[:, None, None]
+    return (points[:-1] + shares * np.diff(points, axis=0)).reshape(-1, 2)
 
 
 def _name_markers(ax: Axes, tokens: Table, local: Bool[Array, " m"], *, scores: bool) -> None:
@@ -183,7 +245,7 @@ def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]
 
 
 def finish_plane(
-    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second")
+    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second coordinate")
 ) -> None:
     """A window that fits what is shown, with equal scales, and a legend of distinct entries."""
     low, high = shown.min(axis=0), shown.max(axis=0)

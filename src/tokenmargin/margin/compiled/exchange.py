@@ -20,12 +20,12 @@ from scipy.linalg.lapack import dpotrf, dpotri
 
 from tokenmargin.margin.compiled.active_set import DEPENDENT, SATISFIED, summing
 
-_SWEEPS = 5
+_SWEEPS, _WHOLE = 20, 5  # of coordinate ascent; all rows in play take part in one of so many
 _FILLED = 0.9  # of the dimensions: as many constraints at most are taken from the sweeps
 _SHARE = 0.5  # of the worst violation at the last look, down to which its worst constraints compete
 _RIVALS = 48  # of which there are so many
 _PIVOTS = 40  # changes of the working set per dimension after which the search gives up
-_PLAY, _FALL = 3, 0.125  # rows in play at a time per dimension, until the worst violation has fallen to this share
+_PLAY, _FALL = 3, 0.05  # rows in play at a time per dimension, until the worst violation has fallen to this share
 _REFINEMENTS = 2
 
 
@@ -94,8 +94,10 @@ def _roughly(rows: Float[Array, "k r"], bound: Float[Array, " k"], play: Int[Arr
 @no_type_check
 def _ascend(rows, bound, play, multipliers, y):
     """Coordinate ascent in the dual: rough multipliers of the rows `play`; `y` is theirs."""
-    for _ in range(_SWEEPS):
+    for sweep in range(_SWEEPS):
         for i in range(len(play)):
+            if sweep % _WHOLE and multipliers[i] == 0:
+                continue
             row = rows[play[i]]
             reached = own = 0.0
             for t in range(len(y)):
@@ -277,7 +279,7 @@ def _rivals(bound, play, slack, least, rivals):
 @summing
 @no_type_check
 def _exchange(rows, bound, play, space, until):
-    """Go on until no row of `play` is violated by more than `until`: the changes that took, or -1: no solution."""
+    """Exchange until no row of `play` is violated by more than `until`; returns the changes, or -1: no solution."""
     rivals, slack = np.empty(_RIVALS + 1, dtype=np.intp), np.empty(len(play))
     changes = 0
     while True:

@@ -1,9 +1,8 @@
 """Nuclear and spectral norms: a semidefinite program by a primal-dual interior-point method of our own.
 
-With `G = sum_j m_j M_j`, the nuclear norm's dual is `max bound' m` under `[[I, -G], [-G', I]] >= 0` and `m >= 0`; the
-multiplier X of that matrix holds the solution, `W = 2 X_12`. The spectral norm's problem is `min t` under
-`[[t I, W], [W', t I]] >= 0`, and its X holds `G = -2 X_12` with trace one. Directions are those of Helmberg, Rendl,
-Vanderbei and Wolkowicz, Kojima, Shindoh and Hara, and Monteiro, with Mehrotra's predictor and corrector.
+The nuclear norm's rounds are compiled (`nuclear`). The spectral norm's problem is `min t` under
+`[[t I, W], [W', t I]] >= 0`, and its multiplier X holds `G = sum_j m_j M_j = -2 X_12` with trace one. The
+directions are of the same kind as the nuclear norm's.
 
 W may be taken in the span of the rows of all M_j, and of their columns: projecting on them satisfies the same
 constraints and lengthens no singular value. So the size that counts is that of the data, not of W (`reduced`).
@@ -36,11 +35,16 @@ _VANISHED = 1e-13  # share of the largest singular value below which a direction
 
 
 class Reduced(NamedTuple):
-    """Matrices in the coordinates of their own rows and columns: `M_j = left core_j right'`."""
+    """Matrices in the coordinates of their own rows and columns: `M_j = left core_j right'`.
+
+    Where all are outer products, as constraints of attention are, `core_j = u_j v_j'`; u and v are empty elsewhere.
+    """
 
     left: Float[Array, "q a"]
     core: Float[Array, "k a b"]
     right: Float[Array, "d b"]
+    u: Float[Array, "k a"]
+    v: Float[Array, "k b"]
 
 
 def matrix_proposals(
@@ -52,27 +56,20 @@ def matrix_proposals(
     small = reduced(norm.matrices(rows))
     if not small.core.size:
         return
-    for enough in (_ROUGH, _ENOUGH) if norm.p == 1 else (_ENOUGH,):
-        best = _Best(small.core, bound, tied, norm.p, enough)
-        with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError, ValueError):
-            (_nuclear if norm.p == 1 else _spectral)(small.core, bound, tied, best)
-        if not (best.w.any() and best.m.any()):
-            return
-        with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
-            w, m = (_of_low_rank if norm.p == 1 else _with_low_rank)(small.core, bound, tied, best)
-            yield (small.left @ w @ small.right.T).ravel(), m
-    yield (small.left @ best.w @ small.right.T).ravel(), best.m
+    for w, m in (_nuclear_proposals if norm.p == 1 else _spectral_proposals)(small, bound, tied):
+        yield (small.left @ w @ small.right.T).ravel(), m
 
 
 def reduced(matrices: Float[Array, "k q d"]) -> Reduced:
     """The matrices with the directions left out that none of them has."""
     outer = _outer_factors(matrices)
     if outer is not None:
-        u, v = outer
-        left, right = _basis(u.T), _basis(v.T)
-        return Reduced(left, (u @ left)[:, :, None] * (v @ right)[:, None, :], right)
+        left, right = _basis(outer[0].T), _basis(outer[1].T)
+        u, v = outer[0] @ left, outer[1] @ right
+        return Reduced(left, u[:, :, None] * v[:, None, :], right, u, v)
     left, right = (_basis(side.transpose(1, 0, 2).reshape(side.shape[1], -1)) for side in (matrices, matrices.mT))
-    return Reduced(left, np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True), right)
+    core = np.ascontiguousarray(np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True))
+    return Reduced(left, core, right, np.empty((0, left.shape[1])), np.empty((0, right.shape[1])))
 
 
 def _basis(columns: Float[Array, "q c"]) -> Float[Array, "q a"]:
@@ -108,49 +105,26 @@ class _Best:
         return self.gap > self.enough and self.idle < _IDLE
 
 
-def _nuclear(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best) -> None:
-    k, a, b = core.shape
-    flat, outer = core.reshape(k, -1), _outer_factors(core)
-    m = np.where(tied, 0.0, 0.5 / max(float(np.linalg.norm(core.sum(axis=0), 2)), 1e-3))
-    s = np.where(tied, 0.0, 1.0)
-    X = np.eye(a + b) * 2 * np.sqrt(k)
-    free, one = ~tied, np.eye(a + b)
-    close = max(_CLOSE * (best.enough <= _ENOUGH), 5 * best.enough)
+def _nuclear_proposals(
+    small: Reduced, bound: Float[Array, " k"], tied: Bool[Array, " k"]
+) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
+    """By compiled rounds until Newton's method can do the rest; where it does not, from there on to the end."""
+    from tokenmargin.margin.normed.nuclear import advance, first_state
 
-    def off(m: Array) -> Array:
-        matrix = np.zeros((a + b, a + b))
-        matrix[:a, a:] = (m @ flat).reshape(a, b)
-        matrix[a:, :a] = matrix[:a, a:].T
-        return matrix
-
+    core, (k, a, b) = small.core, small.core.shape
+    posed = (small.u, small.v, core, bound, tied)
+    state = first_state(core.reshape(k, -1), (a, b), tied)
+    if not advance(*posed, state, _ROUNDS, _ROUGH):
+        return  # nothing is feasible, or nothing was found
+    yield from _tried(_of_low_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
+    best = _Best(core, bound, tied, 1, _ENOUGH)
     for _ in range(_ROUNDS):
-        S = one - off(m)
-        short = bound + s - 2 * flat @ X[:a, a:].ravel()
-        gap = float(X.ravel() @ S.ravel() + s @ m)
-        if gap < close * np.trace(X) and not best.goes_on(2 * X[:a, a:], m):
-            return
-        factors = _inverse_factors(X, S)
-        Z = factors[1].T @ factors[1]
-        schur = _schur(core, outer, X, Z, a)
-        over = np.divide(1.0, m, out=np.zeros(k), where=free)
-        schur.flat[:: k + 1] += s * over + 1e-15 * schur.diagonal().max()
-        second, change, centre = np.zeros_like(X), -s * m, 0.0
-        solve = _factored(schur)
-        for corrected in range(2):
-            lead = centre * Z - X - second
-            dm = solve(short + change * over - 2 * flat @ lead[:a, a:].ravel())
-            dS = -off(dm)
-            dX = _symmetric(lead - X @ dS @ Z)
-            ds = (change - s * dm) * over
-            of_X, of_S = _longest(factors, dX, dS)
-            forward = min(1.0, _NEAR * min(of_X, _longest_vector(s, ds, free)))
-            backward = min(1.0, _NEAR * min(of_S, _longest_vector(m, dm, free)))
-            if not corrected:
-                after = (X + forward * dX).ravel() @ (S + backward * dS).ravel()
-                after += (s + forward * ds) @ (m + backward * dm)
-                centre = gap / (a + b + free.sum()) * max(after / gap, 0.0) ** 3
-                second, change = _symmetric(dX @ dS @ Z), centre - s * m - ds * dm
-        X, s, m = X + forward * dX, s + forward * ds, m + backward * dm
+        if not best.goes_on(2 * state.X[:a, a:], state.m.copy()):
+            break
+        advance(*posed, state, 1, 0.0)
+    if best.w.any() and best.m.any():
+        yield from _tried(_of_low_rank, core, bound, tied, best.w, best.m)
+        yield best.w, best.m
 
 
 def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best) -> None:
@@ -199,19 +173,42 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
         X, m = X + backward * dX, m + backward * dm
 
 
+def _spectral_proposals(
+    small: Reduced, bound: Float[Array, " k"], tied: Bool[Array, " k"]
+) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
+    core = small.core
+    best = _Best(core, bound, tied, np.inf, _ENOUGH)
+    with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError, ValueError):
+        _spectral(core, bound, tied, best)
+    if not (best.w.any() and best.m.any()):
+        return
+    yield from _tried(_with_low_rank, core, bound, tied, best)
+    yield best.w, best.m
+
+
+def _tried(
+    method: Callable[..., tuple[Float[Array, "a b"], Float[Array, " k"]]], *given: object
+) -> list[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
+    """What a method finds, unless its equations have no solution."""
+    with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError):
+        return [method(*given)]
+    return []
+
+
 def _of_low_rank(
-    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best
-) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:
+    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    w: Float[Array, "a b"], m: Float[Array, " k"],
+) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:  # fmt: skip
     """Nuclear: Newton's method for `W = A B'` of the rank it should have, `G B = A`, `G' A = B`, active constraints.
 
     Where a singular value of G is below the largest, W has none. The equations leave A and B free to turn together, so
     the system is singular, and shifted a little.
     """
     k, a, b = core.shape
-    m = np.where(holding(core.reshape(k, -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
+    given, m = m, np.where(holding(core.reshape(k, -1), bound, tied, w.ravel(), m), m, 0.0)
     if not m.any():  # an iterate so far away that no constraint holds it
-        return best.w, best.m
-    left, values, right = np.linalg.svd(best.w, full_matrices=False)
+        return w, given
+    left, values, right = np.linalg.svd(w, full_matrices=False)
     of_g = np.linalg.svd(np.tensordot(m, core, axes=1), compute_uv=False)
     kept = values / values[0] > 1 - of_g / of_g[0]
     r, active = int(kept.sum()), np.flatnonzero(m)
@@ -264,7 +261,7 @@ def _with_low_rank(
 
 
 def _outer_factors(core: Float[Array, "k a b"]) -> tuple[Float[Array, "k a"], Float[Array, "k b"]] | None:
-    """`M_j = u_j v_j'` where all are of rank one, as constraints of attention are."""
+    """`M_j = u_j v_j'` where all are of rank one."""
     k = len(core)
     i, j = np.unravel_index(np.abs(core).reshape(k, -1).argmax(axis=1), core.shape[1:])
     every = np.arange(k)
@@ -273,26 +270,8 @@ def _outer_factors(core: Float[Array, "k a b"]) -> tuple[Float[Array, "k a"], Fl
     return (u, v) if np.abs(core - u[:, :, None] * v[:, None, :]).max() <= 1e-13 * np.abs(core).max() else None
 
 
-def _schur(
-    core: Float[Array, "k a b"],
-    outer: tuple[Array, Array] | None,
-    X: Float[Array, "n n"],
-    Z: Float[Array, "n n"],
-    a: int,
-) -> Float[Array, "k k"]:
-    """`<M_j, X11 M_l Z22 + Z11 M_l X22 + X12 M_l' Z12 + Z12 M_l' X12>`."""
-    (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
-    if outer is not None:
-        u, v = outer
-        crossed = (u @ X12 @ v.T) * (u @ Z12 @ v.T).T
-        return (u @ X11 @ u.T) * (v @ Z22 @ v.T) + (u @ Z11 @ u.T) * (v @ X22 @ v.T) + crossed + crossed.T
-    turned = core.transpose(0, 2, 1)
-    moved = X11 @ core @ Z22 + Z11 @ core @ X22 + X12 @ turned @ Z12 + Z12 @ turned @ X12
-    return core.reshape(len(core), -1) @ moved.reshape(len(core), -1).T
-
-
 def _kronecker(X: Float[Array, "n n"], Z: Float[Array, "n n"], a: int) -> Float[Array, "c c"]:
-    """The same, as a matrix on W row by row."""
+    """`X11 W Z22 + Z11 W X22 + X12 W' Z12 + Z12 W' X12` as a matrix on W row by row."""
     (X11, X12, X22), (Z11, Z12, Z22) = _parts(X, a), _parts(Z, a)
     # Entry (i, j), (l, m) by broadcasting, which costs a fraction of np.kron on small matrices.
     out = X11[:, None, :, None] * Z22[None, :, None, :]

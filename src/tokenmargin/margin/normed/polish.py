@@ -11,6 +11,7 @@ from numpy import ndarray as Array
 from tokenmargin.norms import LpNorm
 
 _CLOSE = 0.05  # slack, of constraints whose bounds are at most 1
+_VANISHED = 1e-13  # share of the largest coordinate that is rounding
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
 
@@ -75,6 +76,26 @@ def polished(
     return y, multipliers
 
 
+def at_a_vertex(
+    norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
+    x: Float[Array, " r"], m: Float[Array, " k"],
+) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip
+    """lp: the vector as its active constraints determine it, and the multipliers by its gradient.
+
+    For p < 2 and a coordinate that vanishes, x is a double root as a function of the multipliers, and Newton's method
+    halves the error only; but there x often is where constraints cross, and they tell.
+    """
+    active = np.flatnonzero(holding(rows, bound, tied, x, m))
+    inverse = np.linalg.pinv(rows[active], rcond=1e-11)
+    y = x + inverse @ (bound[active] - rows[active] @ x)
+    y[np.abs(y) < _VANISHED * np.abs(y).max(initial=0.0)] = 0.0
+    length = float(norm.value(y))
+    gradient = length * np.sign(y) * np.abs(y / length) ** (norm.p - 1)
+    multipliers = np.zeros_like(m)
+    multipliers[active] = m[active] + inverse.T @ (gradient - m[active] @ rows[active])
+    return y, multipliers
+
+
 def pulled_by_neighbours(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], x: Float[Array, " r"]
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]]:
@@ -131,7 +152,10 @@ def _newton(
         u = np.abs(g / norm)
         y = np.sign(g) * u ** (q - 1)
         curved = (rows * ((q - 1) * np.maximum(u, 1e-13) ** (q - 2))) @ rows.T + (2 - q) * np.outer(rows @ y, rows @ y)
-        m = m + np.linalg.lstsq(curved, bound - norm * (rows @ y), rcond=1e-13)[0]
+        missing = bound - norm * (rows @ y)
+        if not (np.isfinite(curved).all() and np.isfinite(missing).all()):  # the iterates had run away
+            raise np.linalg.LinAlgError("numbers beyond the doubles")
+        m = m + np.linalg.lstsq(curved, missing, rcond=1e-13)[0]
     g = m @ rows
     norm = float(LpNorm(q).value(g))
     return norm * np.sign(g) * np.abs(g / norm) ** (q - 1), m

@@ -23,7 +23,7 @@ from tokenmargin.margin.certificate import EPS, Systems, in_doubles
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.normed.certificate import Judged, judge_proposal
 from tokenmargin.margin.normed.faces import Face
-from tokenmargin.margin.normed.polish import polished, pulled_by_neighbours, trimmed
+from tokenmargin.margin.normed.polish import at_a_vertex, polished, pulled_by_neighbours, trimmed
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
@@ -213,8 +213,11 @@ def _of_vectors(
         yield trimmed(norm, rows, bound, tied, *proposal)
         for power in (1, 2):
             better = polished(norm, rows, bound, tied, *proposal, power)
-            if better is not None:
-                yield better
+            if better is None or not all(np.isfinite(part).all() for part in better):
+                continue
+            yield better
+            if 1 < norm.p < 2 and better[0].any() and better[1].any():
+                yield at_a_vertex(norm, rows, bound, tied, *better)
         yield proposal
         if 2 < norm.p < np.inf and not tied.any() and np.isfinite(proposal[0]).all() and proposal[0].any():
             yield pulled_by_neighbours(norm, rows, bound, proposal[0])

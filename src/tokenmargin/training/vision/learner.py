@@ -14,31 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmargin.data.images import ImageSet
-from tokenmargin.training.vision.vit import Size, VisionTransformer, vit_shape
+from tokenmargin.training.config import VisionSettings
+from tokenmargin.training.vision.vit import VisionTransformer, vit_shape
 
 PADDING = 4  # pixels that an augmented image may move, each way
 
 
 @dataclass(frozen=True)
-class VisionConfig:
-    """Everything that decides the result of a run, besides the images.
+class VisionConfig(VisionSettings):
+    """Everything that decides the result of a run, besides the images: also random shifts and mirroring, and gradients
+    cut at norm 1, of which paper B says nothing."""
 
-    The defaults are what paper B prints (ViT-base, T = 256 patches, 400 epochs, fixed rate 3e-3), and, where it says
-    nothing: AdamW, batches of 250, random shifts and mirroring, gradients cut at norm 1, a warm-up of 5 epochs.
-    """
-
-    size: Size = "base"
-    patch: int = 2
-    epochs: int = 400
-    batch: int = 250
-    rate: float = 3e-3
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: float = 5.0
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    decay: float = 0.01
     clip: float = 1.0
     augment: bool = True
-    seed: int = 0
     precision: Literal["bfloat16", "float32"] = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -99,7 +87,7 @@ class ImageData:
         return (images.to(dtype) / 255 - self.mean.to(dtype)) / self.deviation.to(dtype)
 
 
-def shifted(images: Tensor, moves: Tensor) -> Tensor:
+def shift_and_mirror(images: Tensor, moves: Tensor) -> Tensor:
     """Each image moved by up to `PADDING` pixels each way, zeros behind it; mirrored where its third number is 1."""
     size = images.shape[1]
     padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
@@ -156,7 +144,7 @@ class VisionLearner:
             rows = order[place * batch : (place + 1) * batch]
             images = self.data.images[rows]
             if moves is not None:
-                images = shifted(images, moves[rows])
+                images = shift_and_mirror(images, moves[rows])
             self._set_rate(rate * min(1.0, (self.state.step + 1) / max(self.config.warmup * per_epoch, 1.0)))
             loss = self.loss(images, self.data.labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
