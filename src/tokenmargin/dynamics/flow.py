@@ -287,6 +287,7 @@ class FlowPath(Tabular, Drawn):
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))
         path = replace(
             self,
+            settings=run.settings,
             arcs=np.concatenate([self.arcs, run.arcs[1:]]),
             final=run.final,
             stop=run.stop,
@@ -348,6 +349,7 @@ def flow(
     run = Integration(along, settings, until_norm, watched, progress)
     run.follow(along.reduce(theta), 0.0)
     path = FlowPath(
-        objective, settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces), run.finite
+        objective, run.settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces),
+        run.finite,
     )  # fmt: skip
     return path._through(run.until, watched, progress)
