@@ -144,7 +144,7 @@ def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings)
     first, free = Chosen(**settings.given), {*CHOSEN} - {*settings.given}
     if settings.attention == "uniform":
         first, free = replace(first, start_power=None), free - {"start_power"}
-    if data.counts is None or (data.counts.data > 1).mean() < FEW_REPEATS:
+    if data.counts is None or (data.counts.data > 1).sum() <= FEW_REPEATS * data.counts.nnz:
         free -= {"repeats"}
     if not free or not data.presence.shape[1] or len(strata) < FEWEST_TO_CHOOSE:
         return first, None
