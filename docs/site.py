@@ -313,7 +313,12 @@ def _rooms() -> list[str]:
 
 
 def _room_text(name: str) -> str:
-    return f"# {name}\n\n" + "\n\n".join(f"::: tokenmargin.{module}" for module in _public_modules(name)) + "\n"
+    """All modules of a room; the search of a served site puts what is written for readers before it."""
+    return (
+        f"---\nsearch:\n  boost: 0.3\n---\n\n# {name}\n\n"
+        + "\n\n".join(f"::: tokenmargin.{module}" for module in _public_modules(name))
+        + "\n"
+    )
 
 
 def _public_modules(name: str) -> Iterator[str]:

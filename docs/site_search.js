@@ -21,13 +21,13 @@
     document.head.append(script);
   });
 
-  /** Pages that hold every word: those that have it in the title first, then the shorter ones. */
+  /** Pages that hold every word: the glossary and those that have it in the title first, the inside of the code last. */
   function find(words) {
     return index
       .map((page) => {
         const title = page.name.toLowerCase(), text = page.plain.toLowerCase();
         if (!words.every((word) => title.includes(word) || text.includes(word))) return null;
-        const score = words.reduce((sum, word) => sum + (title === word ? 40 : title.includes(word) ? 10 : 0) + Math.min(5, text.split(word).length - 1), 0);
+        const score = words.reduce((sum, word) => sum + (title === word ? 40 : title.includes(word) ? 10 : 0) + Math.min(5, text.split(word).length - 1), /^glossary/.test(page.location) ? 30 : /^api\//.test(page.location) ? -20 : 0);
         return { page, score };
       })
       .filter(Boolean)

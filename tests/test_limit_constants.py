@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 from benchmarks.constants import FOUR_DIGITS, compare
+from tests.oracles.rounding import rounding
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, flow
-from tokenmargin.limits import limit_constants
+from tokenmargin.limits import limit_constants, limit_of
+from tokenmargin.limits.shares import random_starts
+from tokenmargin.margin import atlas
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import CorrelationLoss, LogisticLoss
 from tokenmargin.problem.geometry import Coordinates
@@ -27,7 +30,8 @@ def test_two_inputs_by_hand(score) -> None:
         # a_j carries 1/n; w_x has a_1 a_2 exp(-2 w_x) = 1/4.
         assert found.vector[:2] == pytest.approx([np.log(2 * np.sqrt(a[0] * a[1]) / 2), height], rel=1e-12)
         assert found.constant == pytest.approx(abs(height), rel=1e-12)
-        assert found.multipliers == pytest.approx([0.5, 0.5])
+        # Two rows at right angles: a system of condition number one.
+        assert found.multipliers == pytest.approx([0.5, 0.5], rel=rounding(50))
         # Across p^ the curvature sum lambda d d' is 1 and |p^| = 1: steps up to 2 settle.
         assert found.critical_step == pytest.approx(2.0)
         assert found.correction == pytest.approx(abs(height))
@@ -53,6 +57,7 @@ def test_dependent_differences_take_the_multipliers_of_least_entropy() -> None:
     for _ in range(200):
         scaled *= 0.5 / scaled.sum(axis=1, keepdims=True)
         scaled *= 0.5 / scaled.sum(axis=0, keepdims=True)
+    # Newton's method ends at relative steps of 1e-9 or less; Sinkhorn's has converged.
     assert found.multipliers == pytest.approx(scaled.ravel(), rel=1e-9)
     assert found.rank == 3
     assert found.spans
@@ -127,3 +132,29 @@ def test_one_irrelevant_token_in_closed_form() -> None:
     expected = ((b - b.mean()) ** 2).sum() - theta * (alpha @ b) ** 2
     assert found.constant**2 == pytest.approx(expected, rel=1e-9)  # d is 10^65: what is neglected is below rounding
     assert found.spans
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_where_a_limit_is_proven_flow_goes_there(seed: int) -> None:
+    """`attracts` is a proof: of points that it accepts, those nearest to its bound are followed."""
+    rng = np.random.default_rng([2026, seed])
+    n, T, d = (int(rng.integers(1, most)) for most in (4, 6, 5))
+    keys, scores = rng.integers(-3, 4, (n, T + 1, d)).astype(float), rng.integers(0, 4, (n, T + 1)).astype(float)
+    problem = TokenProblem.of(keys, np.ones(n), scores=scores)
+    posed = problem.as_gram() if seed % 3 == 0 else problem
+    for limit in atlas(posed).limits[:2]:
+        found = limit_constants(posed, limit.selected)
+        rays = random_starts(posed, 200, radius=1.0, rng=rng)
+        rays = rays + 0.7 * limit.solution.vector * limit.solution.margin
+        lengths = np.geomspace(0.1, 1e4, 60) * float(posed.keys.norm(limit.solution.vector))
+        accepted = np.array([found.attracts(length * rays) for length in lengths])
+        if found.reason:
+            assert not accepted.any()
+            continue
+        assert accepted.any()
+        assert not accepted[0].any()  # nothing is proven near zero
+        first = accepted.argmax(axis=0)
+        for ray in np.flatnonzero(accepted.any(axis=0))[:6]:
+            reached = limit_of(posed, lengths[first[ray]] * rays[ray])
+            assert reached.outcome == "direction"
+            assert reached.chosen.tolist() == limit.chosen.tolist()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import rounding
 
 from tokenmargin.margin import max_margin
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
@@ -64,7 +65,8 @@ def test_a_solution_in_closed_form():
     problem = cross_attention(keys, z, [1], scores=[[1.0, 0.0]])
     apart = keys[0, 0] - keys[0, 1]
     found = problem.as_matrix(max_margin(problem, [0]).vector)
-    np.testing.assert_allclose(found, np.outer(z, apart) / (z @ z) / (apart @ apart), rtol=1e-12)
+    # One row: its length and back, sums of 12 products.
+    np.testing.assert_allclose(found, np.outer(z, apart) / (z @ z) / (apart @ apart), rtol=rounding(50))
 
 
 def test_masked_tokens_may_hold_anything():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import rounding
 
 import tokenmargin as tm
 from tokenmargin.norms import L1, L2, LINF, NUCLEAR, SPECTRAL, CustomNorm, LpNorm, SchattenNorm, norm_named
@@ -43,6 +44,7 @@ def test_values_are_numpys(norm):
     np.testing.assert_allclose(norm.value(x), expected, rtol=2 * norm.rounding(12))
     orders = {"nuclear": "nuc", "spectral": 2}
     if norm.name in orders:
+        # Singular values of the same matrix by the same LAPACK, added up in another order.
         assert float(norm.value(x[0])) == pytest.approx(
             np.linalg.norm(x[0].reshape(SHAPE), orders[norm.name]), rel=1e-13
         )
@@ -79,8 +81,9 @@ def test_batches_are_their_members():
     for norm in EVERY:
         assert norm.value(x).shape == (2, 3)
         one = norm.value(x[1, 2]), norm.steepest(x[1, 2])
-        np.testing.assert_allclose(norm.value(x)[1, 2], one[0], rtol=1e-13)
-        np.testing.assert_allclose(norm.steepest(x)[1, 2], one[1], rtol=1e-11, atol=1e-13)
+        # A member alone is the same numbers in another order; the steepest one of lp:1.5 is a power of them.
+        np.testing.assert_allclose(norm.value(x)[1, 2], one[0], rtol=2 * norm.rounding(12))
+        np.testing.assert_allclose(norm.steepest(x)[1, 2], one[1], rtol=0, atol=100 * norm.rounding(12))
 
 
 def test_names():
@@ -116,8 +119,8 @@ def test_a_norm_of_ones_own(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(plugin)])
     norm = norm_named("heavy_tails:TWO_LARGEST")
     g = hard_vectors()[:-1]
-    np.testing.assert_allclose((g * norm.steepest(g)).sum(axis=1), norm.dual_value(g), rtol=1e-14)
-    np.testing.assert_allclose(norm.value(norm.steepest(g)), 1.0, rtol=1e-14)
+    np.testing.assert_allclose((g * norm.steepest(g)).sum(axis=1), norm.dual_value(g), rtol=rounding(12))
+    np.testing.assert_allclose(norm.value(norm.steepest(g)), 1.0, rtol=rounding(12))
     others = np.random.default_rng(1).normal(size=(2000, 12))
     assert (g @ (others / norm.value(others)[:, None]).T <= norm.dual_value(g)[:, None] * (1 + 1e-14)).all()
     with pytest.raises(ValueError, match=r"give CustomNorm\(maximiser=...\)"):

@@ -118,9 +118,11 @@ def test_the_first_commands_print_what_the_readme_says(tmp_path, monkeypatch, ca
     from tokenmargin.cli import main
 
     monkeypatch.chdir(tmp_path)
-    (console,) = re.findall(r"```console\n(.*?)\.\.\.\n```", PAGES["README.md"], re.DOTALL)
-    fit, explain, *said = console.splitlines()
-    assert main(shlex.split(fit.removeprefix("$ tokenmargin "))) == 0
-    capsys.readouterr()
-    assert main(shlex.split(explain.removeprefix("$ tokenmargin "))) == 0
-    assert same("\n".join(said), "\n".join(capsys.readouterr().out.splitlines()[: len(said)]))
+    blocks = re.findall(r"```console\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    assert len(blocks) == 2  # see, and use
+    for block in blocks:
+        for command, said in re.findall(r"\$ tokenmargin (.*)\n((?:[^$].*\n)*)", block):
+            assert main(shlex.split(command)) == 0
+            printed = "".join(capsys.readouterr())
+            expected = said.removesuffix("...\n").splitlines()
+            assert same("\n".join(expected), "\n".join(printed.splitlines()[: len(expected)]))

@@ -12,6 +12,7 @@ from tokenmargin.cli import main
 from tokenmargin.dynamics import MirrorDescent, Polyak, Schedule, SteepestDescent, method_named
 from tokenmargin.limits import rates
 from tokenmargin.limits.by_method import margin_share
+from tokenmargin.margin import GAP
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -62,7 +63,9 @@ def test_basins_are_named_by_the_norm_of_the_method() -> None:
     assert found.basins
     for basin in found.basins:
         assert basin.solution.norm.name == "linf"
-        assert basin.solution.margin == pytest.approx(tm.max_margin(problem, basin.selected, norm="linf").margin)
+        assert basin.solution.margin == pytest.approx(
+            tm.max_margin(problem, basin.selected, norm="linf").margin, rel=2 * GAP
+        )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,6 +75,7 @@ def test_flow_grows_and_sparsifies_as_the_theory_says(seed: int) -> None:
     # What is left out is of relative order c / |p|, from 1e5 on where it is fitted; least squares sees the far end.
     assert found["|p| against log t, times margin"].fitted == pytest.approx(1, abs=1e-6)
     assert found["log unselected against log t"].fitted == pytest.approx(-1, abs=1e-6)
+    # c / |p| again; the angle falls like 1 / |p| with terms of order log |p| / |p|^2 beside it.
     assert found["log unselected against margin |p|"].fitted == pytest.approx(-1, abs=1e-6)
     assert found["log angle against log |p|"].fitted == pytest.approx(-1, abs=1e-3)
     assert found.constant == pytest.approx(found.predicted, rel=1e-4)  # the four digits asked for
@@ -90,6 +94,7 @@ def test_runs_of_methods_have_rates() -> None:
     assert plain.constant == pytest.approx(plain.predicted, rel=0.01)
     shrinking = of(SteepestDescent("linf", Schedule(1.0)))
     assert shrinking["log |p| against log t"].theorem == 0.5
+    # The first steps, of sizes near one, are a share of 1 / sqrt(3000) = 0.02 of the path, on both sides of the fit.
     assert shrinking["log |p| against log t"].fitted == pytest.approx(0.5, abs=0.05)
     assert np.isnan(shrinking.constant)
     mirror = of(MirrorDescent(1.5))

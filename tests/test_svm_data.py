@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import rounding
 
 from tokenmargin.problem.attention_problems import TorchNormals, svm_path_data, svm_problem, svm_relu_data
 
@@ -31,7 +32,8 @@ def test_problems_have_unit_vectors_and_the_printed_law():
     assert set(problem.labels) <= {-1.0, 1.0}
     data = svm_relu_data(5, d=6)
     alone = np.maximum(data.problem.values.tokens @ data.layer, 0).sum(axis=-1)
-    np.testing.assert_allclose(data.problem.scores, data.problem.labels[:, None] * alone)
+    # Sums of 6 rectified products of unit vectors.
+    np.testing.assert_allclose(data.problem.scores, data.problem.labels[:, None] * alone, rtol=0, atol=rounding(6, 6))
     path = svm_path_data(3)
     np.testing.assert_array_equal(path.values.tokens[:, 0], [[1, 0.5], [1, -0.5]])
 

@@ -18,10 +18,6 @@ WHY = {"training/test_kernels.py": "Triton's interpreter captures no graph, so t
 
 
 CLOSE = {"approx", "assert_allclose"}
-DERIVED = ("dynamics/*.py", "margin/test_solver.py", "margin/test_batch.py", "margin/test_definitions.py",
-           "test_attention.py", "test_classes_and_labels.py", "test_curvature.py", "test_geometry.py", "test_heads.py",
-           "test_losses.py", "test_problem.py", "test_selection.py")  # fmt: skip
-"""Files in which every tolerance is computed, or says beside it where it is from; more are to follow."""
 
 
 def programs(tree: ast.AST) -> Iterator[ast.AST]:
@@ -75,10 +71,9 @@ def bare(text: str) -> Iterator[int]:
                     yield node.lineno
 
 
-@pytest.mark.parametrize(
-    "file", [file for names in DERIVED for file in sorted(TESTS.glob(names))], ids=lambda file: file.stem
-)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_tolerances_are_derived(file):
+    """Every tolerance is computed, or says beside it where it is from."""
     assert not list(bare(file.read_text()))
 
 

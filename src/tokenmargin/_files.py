@@ -228,16 +228,16 @@ def arrays_digest(arrays: Mapping[str, Array], *, read: Callable[[str], Iterable
     return digest.hexdigest()
 
 
-def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+def seal_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record for JSON with a checksum of its own, so that a changed digit is seen."""
     content = json.loads(json.dumps(record))  # as it will be read again: texts for keys, lists for tuples
     return {**content, SEAL: json_digest(content)}
 
 
-def unsealed(record: object) -> dict[str, Any]:
+def open_sealed(record: object) -> dict[str, Any]:
     """The content of a sealed record; ValueError when it is not what was sealed.
 
-    >>> unsealed(sealed({"step": 3}))
+    >>> open_sealed(seal_record({"step": 3}))
     {'step': 3}
     """
     if not isinstance(record, dict):

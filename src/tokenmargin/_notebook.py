@@ -123,6 +123,6 @@ def table_cell(value: object) -> str:
         case bool():
             return "yes" if value else ""
         case float():
-            return f"{value:.4g}"
+            return f"{value + 0.0:.4g}"
         case _:
             return str(value)

@@ -159,7 +159,7 @@ def _call(task: Callable[[range], Any], piece: range) -> Any:
 
 @functools.cache
 def _settle() -> None:
-    """Once per worker: what is loaded stays, so the collections that loky asks for every second need not look at it."""
+    """Once per worker: loky collects garbage every second, and need not look at what is loaded for good."""
     gc.collect()
     gc.freeze()
 

@@ -189,14 +189,14 @@ def _as_kind(group: str, found: Any, name: str | None) -> Any:
             f"of type {kind.__name__}, or what makes one when called without arguments",
         )
     if not fits:
-        raise TypeError(f"must be {wanted}, got {described(found)}")
+        raise TypeError(f"must be {wanted}, got {kind_in_words(found)}")
     called = getattr(found, NAMED_BY[group], name) if group in NAMED_BY else name
     if name is not None and called != name:
         raise ValueError(f"calls itself {called!r}; the entry point must have that name")
     return found
 
 
-def described(found: object) -> str:
+def kind_in_words(found: object) -> str:
     """What kind of object it is, in words for a message."""
     return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
 

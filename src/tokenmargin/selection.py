@@ -122,7 +122,10 @@ def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
 
 
 def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
-    """Whether every selected token is optimal (Definition 1): its max-margin direction is a GMM."""
+    """Whether every selected token is optimal (Definition 1): no token of its input scores higher.
+
+    Where none scores as high either, their max-margin direction, if there is one, is the GMM.
+    """
     alpha = checked_selection(problem, selected)
     return bool(optimal_tokens(problem)[np.arange(problem.n), alpha].all())
 
@@ -203,10 +206,10 @@ def named_sets(chosen: Bool[Array, "n T"]) -> list[int | list[int]]:
     return [row[0] if len(row) == 1 else row for row in tokens]
 
 
-def spelled(chosen: Bool[Array, "n T"]) -> str:
+def selection_text(chosen: Bool[Array, "n T"]) -> str:
     """A selection in a line of text; tokens that are selected together are joined by a plus.
 
-    >>> spelled(np.array([[True, False, False], [False, True, True]]))
+    >>> selection_text(np.array([[True, False, False], [False, True, True]]))
     'A1 B2+B3'
     """
     return " ".join("+".join(token_name(i, t) for t in np.flatnonzero(row).tolist()) for i, row in enumerate(chosen))

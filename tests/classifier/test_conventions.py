@@ -121,6 +121,7 @@ def test_folders_of_earlier_versions_decide_as_they_did(number):
     np.testing.assert_allclose(model.decision_function(told["texts"]), told["decisions"], rtol=0, atol=1e-13)
     assert model.predict(told["texts"]).tolist() == told["labels"]
     why = model.explain(told["texts"][:1])[0]
+    # The same sums again.
     assert why.baseline + why.shift + sum(word.contribution for word in why.words) == pytest.approx(
         told["decisions"][0], abs=1e-13
     )

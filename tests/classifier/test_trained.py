@@ -61,14 +61,17 @@ def test_explanations_count_every_occurrence(run):
     # Sums of a handful of numbers of size one.
     assert why.baseline + why.shift + sum(word.contribution for word in why.words) == pytest.approx(f, abs=1e-12)
     parts = model.transform([text])
+    # The same sums again, and once more without a word.
     assert parts.sum() + model.token_model_.intercept[0] == pytest.approx(f, abs=1e-12)
     for word in why.words:  # deleting a word is deciding without all of its occurrences
         spelled = text[word.start : word.end]
         gone = " ".join(other for other in text.replace(",", "").split() if other != spelled)
+        # As above.
         assert word.effect == pytest.approx(f - float(model.decision_function([gone])[0]), abs=1e-12)
     # Word by word, each occurrence goes alone.
     by_word = decide_by_words(model, text).words[3].without
     once = float(model.decision_function(["the crowd was splendid, dreadful"])[0])
+    # As above.
     assert by_word == pytest.approx(once, abs=1e-12)
     assert abs(once - f) > 1e-6  # that it stands twice matters
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmargin._files import locked_folder, sealed, unsealed
+from tokenmargin._files import locked_folder, open_sealed, seal_record
 from tokenmargin.cli import main
 from tokenmargin.cli._common import UsageError, printable, usage_errors
 from tokenmargin.experiments import record
@@ -45,14 +45,14 @@ def corpus(tmp_path_factory) -> Path:
 
 def test_a_seal_sees_every_change() -> None:
     record = {"step": 3, "loss": [0.1, float("nan")], "names": {"1": (1, 2)}}
-    written = json.loads(json.dumps(sealed(record)))
-    assert unsealed(written)["step"] == 3
+    written = json.loads(json.dumps(seal_record(record)))
+    assert open_sealed(written)["step"] == 3
     with pytest.raises(ValueError, match="its checksum differs"):
-        unsealed({**written, "step": 4})
+        open_sealed({**written, "step": 4})
     with pytest.raises(ValueError, match="it has no checksum"):
-        unsealed(record)
+        open_sealed(record)
     with pytest.raises(ValueError, match="a record is a JSON object, this is a list"):
-        unsealed([])
+        open_sealed([])
 
 
 def test_a_folder_is_locked_once(tmp_path) -> None:

@@ -41,7 +41,7 @@ def test_parts_give_the_images_back(archive, tmp_path, capsys):
     assert parts.digest == whole.digest
     assert parts.held_out == whole.held_out == 20
     assert parts.notes == ("100 training and 20 test images, which are not all of CIFAR-10",)
-    some = parts.limited(training=30, test=5)
+    some = parts.first_images(training=30, test=5)
     assert (some.training[0] == whole.images[:30]).all()
     assert (some.test[1] == whole.labels[100:105]).all()
 

@@ -38,6 +38,7 @@ def test_the_bias_of_figure_5_has_a_closed_form() -> None:
     """Correlation loss: log(C) / 2; the general form is checked by the experiment's own finding."""
     bias = Figure5(scores=(4.0, 9.0)).run().tables["bias"]
     correlation = bias["loss"] == "correlation"
+    # Directions at the largest norm that is followed, 1e8, less what is left at 1 / |p| there.
     np.testing.assert_allclose(bias["height"][correlation], [np.log(2), np.log(3)], rtol=0, atol=1e-6)
 
 
@@ -46,7 +47,9 @@ def test_figure_3c_is_about_the_optimal_tokens() -> None:
     """At p = (0, -1) their logits are -1, 1 and -1 against 0; the largest weight of an input is another curve."""
     paths = Figure3c().run().tables["paths"]
     sigmoid = 1 / (1 + np.exp(1))
+    # Three exponentials and divisions.
     assert paths["optimal_probability"][0] == pytest.approx((2 * sigmoid + 1 - sigmoid) / 3, abs=1e-15)
+    # As above.
     assert paths["largest_probability"][0] == pytest.approx(1 - sigmoid, abs=1e-15)
     drawn = draw(Figure3c().run()).axes[0].lines[0]
     assert drawn.get_ydata()[0] == paths["optimal_probability"][0]

@@ -197,7 +197,10 @@ def test_a_number_without_bounds_is_measured_and_counts_for_nothing() -> None:
     assert verdict_of([number]) == "as expected"
     judged = Finding("x", 2.0, low=3.0, basis="printed")
     assert (judged.verdict, judged.bounds_from) == ("not as expected", "printed")
-    assert (judged.unjudged().verdict, judged.unjudged().source) == ("measured", "on the paper's data: at least 3")
+    assert (judged.without_bounds().verdict, judged.without_bounds().source) == (
+        "measured",
+        "on the paper's data: at least 3",
+    )
 
 
 def test_a_record_keeps_what_stands_in_and_where_bounds_come_from(tmp_path) -> None:

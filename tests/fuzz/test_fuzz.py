@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.fuzz.harness import fuzz
 from tests.fuzz.samples import Samples
 
-from tokenmargin._files import sealed, unsealed
+from tokenmargin._files import open_sealed, seal_record
 from tokenmargin.data.sources import SourceError, read_labelled
 from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 
@@ -86,12 +86,12 @@ def test_any_text_is_a_table_or_refused(content, kind, tmp_path_factory) -> None
 @settings(max_examples=int(60 * BUDGET), derandomize=True)
 @given(st.dictionaries(st.text().filter(lambda name: name != "seal"), JSON), st.data())
 def test_a_seal_is_whole_or_refused(record, data) -> None:
-    written = json.dumps(sealed(record))
-    assert json.dumps(unsealed(json.loads(written)), sort_keys=True) == json.dumps(record, sort_keys=True)
+    written = json.dumps(seal_record(record))
+    assert json.dumps(open_sealed(json.loads(written)), sort_keys=True) == json.dumps(record, sort_keys=True)
     at = data.draw(st.integers(0, len(written) - 1))
     changed = written[:at] + data.draw(st.characters()) + written[at + 1 :]
     try:
-        found = unsealed(json.loads(changed))
+        found = open_sealed(json.loads(changed))
     except (ValueError, RecursionError):
         return
     assert json.dumps(found, sort_keys=True) == json.dumps(json.loads(json.dumps(record)), sort_keys=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.oracles.rounding import rounding
 
 from tokenmargin.margin.corpus import polish
 from tokenmargin.margin.corpus.interior_point import interior_point
@@ -25,15 +26,19 @@ def test_products_are_those_of_the_rows(d: int) -> None:
     rows = ordered_rows(rng, d=d)
     A = rows.dense(slice(None))
     q, weights = rng.standard_normal(d), rng.random(len(rows))
-    np.testing.assert_allclose(rows.times(q), A @ q, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(rows.lengths(), np.linalg.norm(A, axis=1), rtol=1e-12)
+    # Sums of d or of len(rows) products, in any order, of entries that are differences of two.
+    size = np.abs(rows.vectors[rows.plus]) + np.abs(rows.vectors[rows.minus])
+    added = rounding(len(rows) + 1, float((size.T @ weights).max()))
+    squared = rounding(len(rows) + 4, float(np.abs((size.T * weights) @ size).max()))
+    np.testing.assert_allclose(rows.times(q), A @ q, rtol=0, atol=rounding(d + 1, float((size @ np.abs(q)).max())))
+    np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, rtol=0, atol=added)
+    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, rtol=0, atol=added)
+    np.testing.assert_allclose(rows.lengths(), np.linalg.norm(A, axis=1), rtol=rounding(2 * d + 2))
     lower = np.tril_indices(d)
     mean = A.T @ weights / weights.sum()
-    np.testing.assert_allclose(rows.covariance(weights)[lower], ((A.T * weights) @ A)[lower], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(rows.covariance(weights)[lower], ((A.T * weights) @ A)[lower], rtol=0, atol=squared)
     np.testing.assert_allclose(
-        rows.covariance(weights, mean)[lower], (((A - mean).T * weights) @ (A - mean))[lower], rtol=0, atol=1e-10
+        rows.covariance(weights, mean)[lower], (((A - mean).T * weights) @ (A - mean))[lower], rtol=0, atol=4 * squared
     )
     some = rows.only(np.array([3, 1, 4]))
     np.testing.assert_array_equal(some.dense(slice(None)), A[[3, 1, 4]])
@@ -90,9 +95,11 @@ def test_contradictions_are_balanced() -> None:
     vectors = np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0]])
     rows = Differences(vectors, plus=np.array([1, 2, 3, 4]), minus=np.array([0, 0, 0, 0]))
     found = polish_farkas(rows, np.array([0.3, 0.35, 0.35, 1e-9]))
+    # Three multipliers by a system of condition number 3, normalised: some thirty operations.
     np.testing.assert_allclose(
-        found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], rtol=0, atol=1e-12
+        found.multipliers / found.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], rtol=0, atol=rounding(100)
     )
     proof = interior_point(rows, gap=1e-9)
     assert proof.vector is None
+    # The gap that was asked for.
     np.testing.assert_allclose(proof.multipliers / proof.multipliers.sum(), [1 / 3, 1 / 3, 1 / 3, 0], rtol=0, atol=1e-9)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from tests.oracles.certified import assert_same_vector
+from tests.oracles.certified import apart, assert_same_vector, margins_apart
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, ridge_path
 from tokenmargin.experiments.figures.joint_phase import random_joint_problem
@@ -24,10 +24,11 @@ ANGLES = {11: 0.18117, 22: 0.18514, 44: 0.18660, 88: 0.18702}
 def test_the_critical_ratio_is_known(third, critical) -> None:
     """p^relax = (1, 0) with M = 1 and mu_3 = 1/2: (1 - 1/2)/(m_3 - 1)."""
     phases = joint_phases(figure3a(third=third), ALL)
-    assert phases.critical == pytest.approx(critical, rel=1e-9)
+    # m_3 - 1 is at least 0.1: an error of p in it is at most |k_3| / 0.1 = 31 times as large beside it.
+    assert phases.critical == pytest.approx(critical, rel=31 * apart(relaxed_max_margin(figure3a(third=third), ALL)))
     assert phases.sharp
     below, above = (phases.at(critical * share).solution.vector for share in (0.999, 1.001))
-    assert above == pytest.approx([1.0, 0.0], abs=1e-9)
+    assert above == pytest.approx([1.0, 0.0], abs=apart(phases.at(critical * 1.001).solution))
     assert below[1] > 1e-5
 
 
@@ -50,7 +51,8 @@ def test_every_phase_maximises_the_law(seed) -> None:
     for share in (0.0, 0.4, 0.8, 1.3):
         phase = phases.at(share * phases.critical)
         assert phase.solution.is_optimal
-        assert phase.rho == pytest.approx(share * phases.critical, rel=1e-9, abs=1e-12)
+        # The ratio asked for, found by a search to 1e-14 of a level whose length is certified.
+        assert phase.rho == pytest.approx(share * phases.critical, rel=1e-13 + margins_apart(phase.solution), abs=0)
         constraints = (
             {"type": "ineq", "fun": lambda z, rho=phase.rho: tokens @ z[:-1] + phases.room * rho - z[-1]},
             {"type": "ineq", "fun": lambda z: tokens @ z[:-1]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from fractions import Fraction
 from itertools import combinations
@@ -319,7 +320,8 @@ def test_the_face_of_a_nuclear_norm():
         values, vectors = np.linalg.eigh((v + v.T) / 2)
         nearest = (vectors * np.maximum(values, 0)) @ vectors.T
         expected = np.arccos((v * nearest).sum() / np.linalg.norm(v) / np.linalg.norm(nearest))
-        assert found.angle_to(v.ravel()) == pytest.approx(expected, abs=1e-7)
+        # Angles within a face are minimised to the square root of rounding: their cosine is known to EPS.
+        assert found.angle_to(v.ravel()) == pytest.approx(expected, abs=10 * rounding(1) ** 0.5)
     assert solve_in_norm(posed(np.array([[1.0, 2.0]])), "lp:3").freedom == 0
     assert solve_in_norm(matrices_posed(np.eye(3)[None]), "spectral").freedom == 0
     assert solve_in_norm(matrices_posed(np.diag([1.0, 0.0, 0.0])[None]), "spectral").freedom == 4
@@ -339,7 +341,8 @@ def test_the_other_problems_take_a_norm():
     tied = tm.TokenProblem.of([[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     both = np.array([[True, True, False]])
     for name in VECTOR_NORMS:
-        assert tm.class_margin(tied, both, norm=name).vector == pytest.approx([1, 0], abs=1e-9)
+        # Within GAP of the shortest, hence to its square root at worst.
+        assert tm.class_margin(tied, both, norm=name).vector == pytest.approx([1, 0], abs=(2 * GAP) ** 0.5)
         assert tm.relaxed_max_margin(tm.figure3b(), [1, 1, 1], norm=name).is_optimal
         assert tm.label_margin(tm.figure3b(), [1, 1, 1], norm=name).is_optimal
     best = tm.choice_margin(tied, both, norm="l1")  # one token alone: (1, 1) x >= 1, by either coordinate
@@ -448,7 +451,7 @@ def test_the_command(capsys):
     report = json.loads(capsys.readouterr().out)
     expected = tm.max_margin(tm.figure1c(), report["selected"], norm="linf")
     assert report["norm"] == "linf"
-    assert report["vector"] == pytest.approx(expected.vector.tolist())
+    assert report["vector"] == expected.vector.tolist()
     assert report["gap"] <= GAP
     assert report["matrix"] is None
     assert main(["solve", "fig1b", "--select", "1", "--norm", "l1"]) == 0
@@ -469,7 +472,7 @@ def test_the_command_on_a_problem_for_a_matrix(capsys, tmp_path):
     assert main(["atlas", "fig1b", "--norm", "linf", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["limits"]
     expected = tm.atlas(tm.figure1b(), norm="linf").limits
-    assert [limit["margin"] for limit in listed] == pytest.approx([limit.solution.margin for limit in expected])
+    assert [limit["margin"] for limit in listed] == [limit.solution.margin for limit in expected]
     assert main(["atlas", "fig1b", "--norm", "l7"]) == 2
     assert "such as lp:1.5" in capsys.readouterr().err
 
@@ -522,6 +525,7 @@ def test_where_no_constraint_is_close_there_are_no_multipliers_to_look_for() -> 
     keys, selected = by_a_hair(np.random.default_rng(110))
     found = tm.max_margin(tm.TokenProblem.of(keys, np.ones(len(keys)), scores=keys[:, :, 0]), selected, norm="lp:3")
     assert found.status in ("optimal", "inaccurate")
+    # Known to three digits, by exact arithmetic in the Euclidean norm, to which it is close: which problem it is.
     assert found.margin == pytest.approx(2.14e-6, rel=0.01)
 
 
@@ -543,3 +547,13 @@ def test_rows_that_are_opposite_but_for_their_rounding(norm: str) -> None:
     posed = tm.TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.0]])
     queries = np.array([[-0.9575469403813043, 0.6135205786855819, 1.729921778887927]])
     assert tm.max_margin(posed.with_matrix(queries), [0], norm=norm).status != "optimal"
+
+
+def test_multipliers_that_cancel_leave_the_output_to_the_answer(tmp_path: Path) -> None:
+    """Newton's method met weights that are no numbers, and LAPACK wrote about it between the lines of JSON."""
+    keys = [[[-1e-8, 0.0, 1e-8], [-1e-8, 2e-8, -1e-8]], [[1e-8, 0.0, 0.0], [2e-8, -2e-8, 2e-8]]]
+    problem = {"keys": keys, "labels": [-1, -1], "scores": [[0.0, -1.0], [-1.0, -1.0]]}
+    (tmp_path / "p.json").write_text(json.dumps(problem))
+    command = [sys.executable, "-m", "tokenmargin", "atlas", str(tmp_path / "p.json"), "--norm", "lp:8", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # 1: a tie of equals is open
+    assert json.loads(done.stdout)["limits"]

@@ -4,9 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from tests.oracles.certified import assert_same_vector
+from tests.oracles.certified import assert_same_vector, margins_apart
+from tests.oracles.rounding import rounding
 
 from tokenmargin.margin import TOLERANCE, choice_margin, class_margin, max_margin, selection_arcs
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.problem.instances import figure8, random_problem, shared_vocabulary_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select, selected_tokens
@@ -36,7 +38,13 @@ def test_the_solution_of_a_class_lies_in_the_class() -> None:
         assert solution.is_optimal  # p itself is feasible, up to scale
         logits = view.keys.logits(solution.vector)
         best = logits.max(axis=1, keepdims=True)
-        np.testing.assert_allclose(np.where(selection, logits, best) - best, 0, rtol=0, atol=1e-9)
+        # A tie is a row with equality, kept to TOLERANCE beside margins of 1.
+        np.testing.assert_allclose(
+            np.where(selection, logits, best) - best,
+            0,
+            rtol=0,
+            atol=TOLERANCE if geometry == "coordinates" else PRODUCTS_TOLERANCE,
+        )
         assert (best - logits)[~selection].min() >= 1 - 1e-9
         np.testing.assert_array_equal(selected_tokens(view.keys, solution.vector), selection)
 
@@ -90,7 +98,8 @@ def test_several_optimal_tokens_equal_the_search_over_all_choices() -> None:
         for minimum in found.minima:
             choice = minimum.choice
             assert minimum.is_optimal or least == 0
-            assert minimum.margin == pytest.approx(found.margin)
+            # The minima are those within the tolerance of the least.
+            assert minimum.margin == pytest.approx(found.margin, rel=margins_apart(minimum, found))
             assert min(np.linalg.norm(minimum.vector - p) for p in minima) <= 1e-7 * max(least, 1)
             assert all(sets[i, a] for i, a in enumerate(choice))
     assert 0 < infeasible < 40
@@ -116,7 +125,7 @@ def test_arcs_hold_the_directions_that_select_their_tokens() -> None:
     rng = np.random.default_rng(5)
     problem = random_problem(3, 5, 2, rng=rng)
     arcs = selection_arcs(problem)
-    assert sum(arc.stop - arc.start for arc in arcs) == pytest.approx(2 * np.pi)
+    assert sum(arc.stop - arc.start for arc in arcs) == pytest.approx(2 * np.pi, rel=rounding(2 * len(arcs)))
     starts = np.array([arc.start for arc in arcs])
     assert (np.diff(starts) > 0).all()
     for angle in rng.uniform(0, 2 * np.pi, 500):

@@ -11,8 +11,8 @@ import pytest
 from tests.oracles.certified import assert_same_vector
 
 from tokenmargin.margin import max_margin, max_margin_batch
-from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised
-from tokenmargin.margin.compiled import keep_somewhere
+from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised_systems
+from tokenmargin.margin.compiled import forget_older, keep_somewhere
 from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED
 from tokenmargin.margin.compiled.stack import solve_stack
 from tokenmargin.margin.compiled.systems import solve_systems
@@ -27,7 +27,7 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
     raw[:25] *= np.sign(raw[:25] @ rng.standard_normal(r))[:, :, None]  # half of them feasible
     if zeros:
         bound[:, 1:] *= rng.random((50, k - 1)) < 0.5
-    systems = normalised(raw, bound)
+    systems = normalised_systems(raw, bound)
     answers = solve_stack(systems.rows, systems.bound, systems.size)
     residuals = [
         kkt_residuals(*one, size=size)
@@ -51,7 +51,10 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
     for b in range(50):  # and daqp, by itself, says the same
         alone = solve_systems(systems.one(b))
         if solved[b]:
-            np.testing.assert_allclose(answers.vectors[b], alone.residuals.vectors[0], rtol=1e-7, atol=1e-9)
+            # Both are certified: within 2.1 sqrt(TOLERANCE) each, at worst.
+            np.testing.assert_allclose(
+                answers.vectors[b], alone.residuals.vectors[0], rtol=0, atol=4.2 * TOLERANCE**0.5 * answers.norms[b]
+            )
         if refuted[b]:
             assert alone.infeasible[0]
 
@@ -59,7 +62,7 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
 def test_degenerate_stacks() -> None:
     """Integer rows: repeated, opposite, zero and dependent ones; stacks and single systems decide alike."""
     rng = np.random.default_rng(0)
-    systems = normalised(rng.integers(-1, 2, (400, 6, 3)).astype(float), np.ones((1, 6)))
+    systems = normalised_systems(rng.integers(-1, 2, (400, 6, 3)).astype(float), np.ones((1, 6)))
     verdicts = solve_systems(systems)
     seen = {"optimal": 0, "infeasible": 0}
     for b in range(400):
@@ -134,3 +137,21 @@ def test_compiled_code_is_kept_for_the_process_where_nothing_can_be_written(tmp_
     assert keep_somewhere(beside, home) is None  # there is one now
     allowed.add(tmp_path / "installed")
     assert keep_somewhere(beside, {"XDG_CACHE_HOME": str(tmp_path / "home")}) is None
+
+
+def test_compiled_code_older_than_a_source_is_forgotten(tmp_path) -> None:
+    """numba fails on what it kept of a class that has moved, and does not see changes in other files."""
+    folders = [tmp_path / "compiled", tmp_path / "normed"]
+    for folder in folders:
+        (folder / "__pycache__").mkdir(parents=True)
+        for name in ("old.nbi", "old.1.nbc", "new.nbi", "kept.pyc"):
+            (folder / "__pycache__" / name).touch()
+            os.utime(folder / "__pycache__" / name, ns=(0, 300 if name == "new.nbi" else 100))
+        (folder / "source.py").touch()
+        os.utime(folder / "source.py", ns=(0, 50))
+    forget_older(*folders)
+    assert (folders[0] / "__pycache__" / "old.nbi").exists()
+    os.utime(folders[1] / "source.py", ns=(0, 200))
+    forget_older(*folders)
+    for folder in folders:
+        assert sorted(path.name for path in (folder / "__pycache__").iterdir()) == ["kept.pyc", "new.nbi"]

@@ -79,11 +79,13 @@ def test_all_models_are_judged_on_the_same_texts(report):
     held = trust.held
     assert [len(one.accuracies) for one in trust.models] == [3, 3, 3]
     right = held.probabilities.argmax(1) == held.truths
-    assert trust.models[0].accuracies[0] == pytest.approx(right.mean(), abs=1e-12)
+    # A share of counts, by one division.
+    assert trust.models[0].accuracies[0] == pytest.approx(right.mean(), rel=1e-15)
     assert held.confusion.trace() == right.sum()
     assert held.confusion.sum() == len(held.rows)
     gap, half = trust.models[0].less(trust.models[2])
-    assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy)
+    # A mean of three differences of shares, or a difference of means.
+    assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy, abs=1e-15)
     assert half >= 0
     assert not set(held.worst(5)) & set(np.flatnonzero(right))
 

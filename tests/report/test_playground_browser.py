@@ -109,6 +109,7 @@ def test_the_pictures_and_the_library_exchange_problems(page: Page) -> None:
     margins = page.evaluate("() => window.explore.own.overview.limits.map(({ margin }) => margin)")
     page.click('[data-act="own-move"]')
     assert page.evaluate("() => window.explore.view.section") == "settle"
+    # Margins of both solvers, JavaScript's and the library's.
     assert page.evaluate("() => window.explore.view.picture.limits.map(({ margin }) => margin)") == pytest.approx(
         margins
     )

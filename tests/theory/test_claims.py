@@ -116,7 +116,8 @@ def test_what_fails_as_printed_says_so():
 )
 def test_slacks(slack, holds, room):
     assert slack.holds is holds
-    assert slack.slack == pytest.approx(room, nan_ok=True)
+    # Slacks of 1e-13 beside numbers of size one: eps is a share of 2e-3 of them.
+    assert slack.slack == pytest.approx(room, rel=1e-2, nan_ok=True)
 
 
 def made(hypothesis, conclusion):
@@ -192,17 +193,20 @@ def test_needed_hypotheses_are_broken_alone():
     assert without_subject.on(0).verdict == "vacuous"
 
 
+BISECTED = 1e-8  # the quantile that scipy finds, and what the tail makes of its last digits
+
+
 @pytest.mark.parametrize(("events", "draws"), [(0, 1), (0, 59), (3, 20), (10, 10), (199, 1000)])
 def test_binomial_intervals_by_their_definition(events, draws):
     """At either end the binomial tail beyond what was seen has probability 2.5%."""
     low, high = binomial_interval(events, draws)
     assert low <= events / draws <= high
     if events > 0:
-        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025)
+        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025, rel=2 * BISECTED)
     else:
         assert low == 0
     if events < draws:
-        assert binom.cdf(events, draws, high) == pytest.approx(0.025)
+        assert binom.cdf(events, draws, high) == pytest.approx(0.025, rel=2 * BISECTED)
     else:
         assert high == 1
 

@@ -75,4 +75,5 @@ def test_pictures_and_tables_from_records(folder, capsys):
 def test_top_weight_counts_all_occurrences():
     corpus = TokenCorpus.of([["a", "a", "b"], ["b"]], [1, -1])
     logits = np.log([3.0, 2.0])
+    # Two exponentials, added and divided: some tens of roundings.
     np.testing.assert_allclose(top_weights(logits, corpus), [6 / 8, 1.0], rtol=1e-14)

@@ -60,6 +60,7 @@ def test_a_survey_is_what_the_corpus_in_memory_says(ragged):
     )
     found = survey(model, in_shards(data, [5, 20]), batch=7)
     loss, accuracy = evaluate(model, corpus)
+    # Sums of some twenty losses, of some hundred products.
     assert found.loss == pytest.approx(loss, rel=1e-13)
     assert found.accuracy == accuracy
     chosen = np.bincount(selected(model.scores()[0].numpy(), corpus), minlength=data.m)

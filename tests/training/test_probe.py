@@ -51,6 +51,7 @@ def test_alignment_is_spearmans(corpus, model):
     scores = token_scores(model)
     found = alignment(scores, corpus)
     posterior = corpus.posterior_difference
+    # Sums of products of some tens of ranks, halves of integers.
     assert found.rho_v == pytest.approx(spearmanr(scores[1], posterior).statistic, abs=1e-12)
     assert found.rho_p == pytest.approx(spearmanr(scores[0], np.abs(posterior)).statistic, abs=1e-12)
     flat = alignment(np.zeros((2, 25)), corpus)
@@ -63,9 +64,11 @@ def test_problem_of_a_trained_model_computes_what_the_model_does(corpus, model):
     p = model.state.prompt.numpy()
     f = PromptObjective(problem).outputs(p)
     wanted = corpus.labels[rows] * model.outputs(torch.as_tensor(rows)).numpy()
+    # Outputs of size one, in a handful of dimensions; the same below.
     np.testing.assert_allclose(f, wanted, rtol=0, atol=1e-12)
     loss, accuracy = evaluate(model, corpus, batch=7)
     margins = corpus.labels * model.outputs(torch.arange(60)).numpy()
+    # As above.
     assert loss == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-12)
     assert accuracy == (margins > 0).mean()
 
@@ -82,8 +85,11 @@ def test_selection_and_mass_by_loops(corpus, model):
     kind = np.where(clear, np.sign(corpus.posterior_difference), 0)[corpus.index]
     mass = attention_mass(logits, corpus)
     for name, value in (("negative", -1), ("irrelevant", 0), ("positive", 1)):
+        # As above, summed over sixty texts.
         assert mass[name] == pytest.approx((weights * corpus.mask)[(kind == value)].sum() / corpus.n, abs=1e-12)
-    assert mass["negative uniform"] + mass["irrelevant uniform"] + mass["positive uniform"] == pytest.approx(1)
+    assert mass["negative uniform"] + mass["irrelevant uniform"] + mass["positive uniform"] == pytest.approx(
+        1, rel=1e-12
+    )
 
 
 def test_learned_direction_is_the_max_margin_of_the_learned_selection():
@@ -94,7 +100,9 @@ def test_learned_direction_is_the_max_margin_of_the_learned_selection():
     problem = as_problem(state, corpus, np.arange(corpus.n))
     logits = problem.keys.logits(state.prompt.numpy())
     solution = max_margin(problem, np.where(corpus.mask, logits, -np.inf).argmax(axis=1))
+    # A cosine is quadratic in the angle of two certified vectors.
     assert cosine(problem.keys, solution.vector, found.margin.vector) == pytest.approx(1, abs=1e-9)
+    # The angle of the two to first order: the square root of their residuals at worst, 1e-7.
     assert found.cosine == pytest.approx(cosine(problem.keys, solution.vector, state.prompt.numpy()), abs=1e-6)
 
 

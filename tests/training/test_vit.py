@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tokenmargin.data.images import ImageSet, make_glyphs
-from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shifted
+from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner, epoch_moves, shift_and_mirror
 from tokenmargin.training.vision.observed_training import VisionJob, run_job
 from tokenmargin.training.vision.vit import SIZES, VisionTransformer, ViTShape, vit_shape
 
@@ -116,7 +116,7 @@ def test_shifting_is_cropping_from_a_padded_image():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
     moves = epoch_moves(9, seed=1, epoch=2)
-    moved = shifted(torch.as_tensor(images), torch.as_tensor(moves)).numpy()
+    moved = shift_and_mirror(torch.as_tensor(images), torch.as_tensor(moves)).numpy()
     for image, (down, across, mirrored), ours in zip(images, moves, moved, strict=True):
         window = np.pad(image, ((4, 4), (4, 4), (0, 0)))[down : down + 8, across : across + 8]
         assert (ours == (window[:, ::-1] if mirrored else window)).all()
@@ -181,6 +181,7 @@ def test_what_a_look_finds(tmp_path):
     assert [row["epoch"] for row in course.metrics] == [0, 1, 2, 3, 4]
     assert "loss" not in course.metrics[0]
     assert arrays["maps"].shape == (5, 10, 4)
+    # Single precision.
     np.testing.assert_allclose(arrays["maps"].sum(axis=-1), 1.0, rtol=1e-6)
     assert arrays["shown_labels"].tolist() == list(range(10))
     assert arrays["shown_images"].shape == (10, 32, 32, 3)
@@ -190,10 +191,13 @@ def test_what_a_look_finds(tmp_path):
     s = learner.model.class_attention(data.normal(data.test_images))[-1, :, :, 1:].double()
     s = (s / s.sum(dim=-1, keepdim=True)).mean(dim=1)
     sparsity = float((1 / (s**2).sum(dim=-1)).mean()) / 4
+    # The same numbers in double precision, averaged in another order.
     assert course.metrics[0]["sparsity"] == pytest.approx(sparsity, rel=1e-12)
     query, key = (w.detach().double() for w in learner.model.blocks[-1].attention.key_query())
+    # As above; products of matrices of some tens of rows.
     assert course.metrics[0]["norm"] == pytest.approx(float(torch.linalg.norm(query.T @ key)), rel=1e-12)
     head = torch.linalg.norm(query[:16].T @ key[:16])
+    # As above.
     assert arrays["layer_norm"][0, -1, 0] == pytest.approx(float(head), rel=1e-12)
 
 
@@ -204,6 +208,7 @@ def test_warm_up_and_schedule():
     for place in (0, 1, 2, 0):
         learner.run(order, 20, first=place, last=place + 1, rate=0.3)
         seen.append(learner.optimizer.param_groups[0]["lr"])
-    assert seen == pytest.approx([0.1, 0.2, 0.3, 0.3])
+    # Thirds of a rate.
+    assert seen == pytest.approx([0.1, 0.2, 0.3, 0.3], rel=1e-15 * 4)
     with pytest.raises(ValueError, match="must be positive"):
         replace(CONFIG, rate=0.0)

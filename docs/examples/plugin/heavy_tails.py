@@ -1,7 +1,6 @@
 """A package that adds to tokenmargin: a loss, a head, an attention map, a norm, a method, an experiment, a claim."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import linprog
@@ -30,9 +29,8 @@ class HyperbolicLoss(AbstractLoss):
     def log_slope_derivative(self, u):
         return -1 / np.hypot(1.0, u) - u / (1 + u * u)
 
-    def constants(self, low, high):
-        nearest = min(max(0.0, low), high)  # loss'' = (1 + u^2)^(-3/2) is largest there
-        return float(np.hypot(1.0, nearest) ** -3), float(np.exp(self.log_slope(low)))
+    def constants(self, low, high):  # loss'' = (1 + u^2)^(-3/2) is largest nearest to zero
+        return float(np.hypot(1.0, np.clip(0.0, low, high)) ** -3), float(np.exp(self.log_slope(low)))
 
 
 TANH = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2.0)
@@ -47,24 +45,13 @@ class SoftplusAttention(AttentionMap):
         return rates / rates.sum(axis=-1, keepdims=True)
 
     def vjp(self, logits, scores):
-        rates, weights = np.logaddexp(0.0, logits), self.weights(logits)
-        slopes = 1 / (1 + np.exp(-logits)) / rates.sum(axis=-1, keepdims=True)
-        return slopes * (scores - (weights * scores).sum(axis=-1, keepdims=True))
-
-
-def two_largest(x):
-    return np.sort(np.abs(x))[-2:].sum()
-
-
-def its_dual(g):
-    return max(np.abs(g).max(), np.abs(g).sum() / 2)
+        slopes = 1 / (1 + np.exp(-logits)) / np.logaddexp(0.0, logits).sum(axis=-1, keepdims=True)
+        return slopes * (scores - (self.weights(logits) * scores).sum(axis=-1, keepdims=True))
 
 
 def steepest(g):
     """The unit ball has two kinds of vertices: a coordinate's unit vector, and signs times one half."""
-    if np.abs(g).max() < np.abs(g).sum() / 2:
-        return np.sign(g) / 2
-    return np.sign(g) * (np.arange(len(g)) == np.abs(g).argmax())
+    return np.sign(g) * (0.5 if np.abs(g).max() < np.abs(g).sum() / 2 else np.arange(len(g)) == np.abs(g).argmax())
 
 
 def shortest(rows, bound):
@@ -78,7 +65,8 @@ def shortest(rows, bound):
     return found.x[:d], -found.ineqlin.marginals[:k]
 
 
-TWO_LARGEST = CustomNorm("two-largest", two_largest, its_dual, steepest, shortest)
+TWO_LARGEST = CustomNorm("two-largest", lambda x: np.sort(np.abs(x))[-2:].sum(),
+    lambda g: max(np.abs(g).max(), np.abs(g).sum() / 2), steepest, shortest)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,20 +85,17 @@ class ClippedDescent(AbstractMethod):
 class HeavyTails(AbstractExperiment):
     """Descent on Figure 1b with a loss of heavy tails: the direction is that of the logistic loss."""
 
-    figure: ClassVar[str] = "heavy-tails"
-    source: ClassVar[str] = "an example"
-    title: ClassVar[str] = "A loss with a heavy tail"
-    shows: ClassVar[str] = "nothing; this study is our own."
-    curves: ClassVar[Curves | None] = Curves("path", "step", ("angle",), log="y")
+    figure = "heavy-tails"
+    source = "an example"
+    title = "A loss with a heavy tail"
+    curves = Curves("path", "step", ("angle",), log="y")
 
     steps: int = 1000
 
     def run(self, progress=None):
-        problem = tm.figure1b()
-        objective = tm.PromptObjective(problem, HyperbolicLoss())
+        objective = tm.PromptObjective(problem := tm.figure1b(), HyperbolicLoss())
         path = tm.evolve(objective, ClippedDescent(), steps=self.steps, keep=("point",), every=10)
-        best = tm.max_margin(problem, path.selected)
-        angles = tm.angle(problem.keys, path["point"][1:], best.vector)
+        angles = tm.angle(problem.keys, path["point"][1:], tm.max_margin(problem, path.selected).vector)
         findings = (Finding("angle to the max-margin direction", float(angles[-1]), 0.0, 0.1),)
         return Result(self, {"path": {"step": path.at[1:], "angle": angles}}, findings)
 
@@ -120,18 +105,11 @@ def scaling(instance: ProblemInstance) -> Findings:
     problem = instance.problem
     twice = tm.TokenProblem.of(2 * problem.keys.laid_out, problem.labels, scores=problem.scores, mask=problem.mask)
     once, double = (tm.max_margin(posed, instance.alpha) for posed in (problem, twice))
-    hypotheses = (true("the tokens can be selected", once.is_optimal),)
-    if not once.is_optimal:
-        return Findings(hypotheses, ())
-    ratio = double.margin / once.margin  # of two numbers that are right to TOLERANCE, relatively: 2 (1 +- 2 TOLERANCE)
-    return Findings(hypotheses, (equal("margin over margin", ratio, 2.0, tolerance=5 * TOLERANCE),))
+    ratio = double.margin / (once.margin or 1.0)  # of two numbers that are right to TOLERANCE, relatively
+    conclusion = (equal("margin over margin", ratio, 2.0, tolerance=5 * TOLERANCE),) if once.is_optimal else ()
+    return Findings((true("the tokens can be selected", once.is_optimal),), conclusion)
 
 
-SCALING = Claim(
-    "heavy.scaling",
-    scaling,
-    "bounded",
-    about="the margin is proportional to the keys",
+SCALING = Claim("heavy.scaling", scaling, "bounded", about="the margin is proportional to the keys",
     example=lambda: ProblemInstance(tm.figure1b(), "Figure 1b"),
-    unneeded={"the tokens can be selected": NO_SUBJECT},
-)
+    unneeded={"the tokens can be selected": NO_SUBJECT})  # fmt: skip

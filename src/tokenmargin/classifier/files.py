@@ -242,8 +242,11 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
 
 
 def _in_range(model: TokenModel) -> TokenModel:
-    """The model, if doubles hold what it adds up: |f| is at most the largest |b| times `e^((1 - g) top)` for each token
-    of a text, with the largest logit on top, and on the way to it is a factor `e^((1 - g) top) / Z^g`."""
+    """The model, refused where its sums could leave the range of doubles.
+
+    With `top` the largest logit, |f| is at most the largest |b| times `e^((1 - g) top)` for each token of a text; on
+    the way to it a factor `e^((1 - g) top) / Z^g` occurs.
+    """
     top = max(float(model.logits.max(initial=0.0)), model.sink_logit)
     depth = min(top - float(model.logits.min(initial=0.0)), -np.log(SMALLEST))
     size, g = np.log(np.abs(model.values).max(initial=1.0)), model.exponent

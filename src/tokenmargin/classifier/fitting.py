@@ -159,7 +159,7 @@ def lower(data: Labelled, chosen: Chosen, settings: FitSettings, change: TokenMo
         objective, origin.with_change(change), iterations=iterations, tolerance=settings.tolerance,
         progress=settings.progress,
     )  # fmt: skip
-    return Fit(found.tempered(chosen.temperature, chosen.offset), found.change_since(origin), losses)
+    return Fit(found.with_temperature(chosen.temperature, chosen.offset), found.change_since(origin), losses)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class TokenModel:
         return replace(self, logits=self.logits - origin.logits, sink_logit=self.sink_logit - origin.sink_logit)
 
     def with_change(self, change: TokenModel | None) -> TokenModel:
-        """This start with what training changed from another, as `change_since` gives it."""
+        """This start, moved by what training changed from another start (given by `change_since`)."""
         if change is None:
             return self
         return replace(
@@ -83,7 +83,7 @@ class TokenModel:
             sink_logit=self.sink_logit + change.sink_logit, intercept=change.intercept,
         )  # fmt: skip
 
-    def tempered(self, temperature: float, offset: float) -> TokenModel:
+    def with_temperature(self, temperature: float, offset: float) -> TokenModel:
         """`temperature f + offset prior` instead of f: probabilities change, contributions keep their proportions."""
         intercept = temperature * self.intercept + offset * self.prior
         return replace(self, values=temperature * self.values, intercept=intercept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import textwrap
 import unicodedata
@@ -49,7 +50,8 @@ class UsageError(Exception):
 def say(message: str = "", *, markup: bool = False) -> None:
     """A message for people, on standard error; brackets in it (of paths, say) are colours only where `markup`."""
     if markup:
-        console_for(sys.stderr).print(message, emoji=False)
+        for line in message.split("\n"):
+            print_hanging(console_for(sys.stderr), line)
     else:
         print(_wrapped(message, sys.stderr), file=sys.stderr)
 
@@ -59,6 +61,37 @@ def console_for(stream: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=stream, highlight=False, width=None if stream.isatty() else UNBOUNDED)
+
+
+def print_hanging(console: Console, markup: str) -> None:
+    """A line whose rest, where it is too long, goes on under its words: behind the indent, a first word and its gap."""
+    from rich.text import Text
+
+    text = Text.from_markup(markup, emoji=False)
+    gap = re.match(r" *(?:\S+ {2,})?", text.plain)
+    assert gap is not None  # it matches the empty text
+    first, *rest = text.wrap(console, console.width - gap.end(), tab_size=8) or [text]
+    console.print(first)
+    for part in rest:
+        console.print(Text(" " * gap.end()) + part)
+
+
+def coordinates(vector: Any) -> str:
+    """A vector in six figures, without zeros at the end that every planar problem in space has."""
+    import numpy as np
+
+    kept = max((k + 1 for k, x in enumerate(vector.tolist()) if x), default=1) if np.ndim(vector) == 1 else None
+    with np.printoptions(precision=6, suppress=True, threshold=12):
+        return str(np.asarray(vector)[:kept])
+
+
+def signed(x: float) -> str:
+    """A part of a decision with its sign, in two decimals; what rounds to zero has none.
+
+    >>> signed(0.5), signed(-0.004)
+    ('+0.50', '0.00')
+    """
+    return f"{x:+.2f}" if abs(x) >= 0.005 else "0.00"
 
 
 def show(message: str) -> None:

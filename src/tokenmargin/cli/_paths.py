@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, say, show_facts
+from tokenmargin.cli._common import UsageError, coordinates, say, show_facts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
 
 
-def _compared(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
+def _compared_with(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
     """What the end of a path is compared with: a solution, what it is, and its tokens."""
     import numpy as np
 
@@ -53,7 +53,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.selection import angle, cosine
 
     problem = path.objective.problem
-    solution, kind, selected = _compared(path)
+    solution, kind, selected = _compared_with(path)
     aligned = solution.is_optimal and bool(solution.vector.any()) and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
@@ -113,7 +113,10 @@ def print_report(report: dict[str, Any]) -> None:
 
     direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
-        facts += [("final", report["final"]), ("norm", f"{report['norm']:.6g} after {report['steps']} steps")]
+        facts += [
+            ("final", coordinates(report["final"])),
+            ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
+        ]
         facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
             facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
@@ -130,12 +133,20 @@ def print_report(report: dict[str, Any]) -> None:
             facts.append(
                 ("exact", f"one weight per input: ahead by {exact['ahead']:.6g}, {exact['needed']:g} needed{can}")
             )
-        if report["angle"] is None:
-            facts.append(("direction", f"none to compare with: the selection is {direction['status']}"))
+        if report.get("stop") == "stationary" and report["exact_weights"] is None:
+            facts.append(("direction", "none: p is at rest, at a stationary point"))
+        elif report["angle"] is None:
+            optimal = direction["status"] == "optimal"
+            why = (
+                "every p selects these tokens"
+                if optimal and not np.any(direction["vector"])
+                else ("p is zero" if optimal else f"the selection is {direction['status']}")
+            )
+            facts.append(("direction", f"none to compare with: {why}"))
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{direction['vector']} ({evidence})"))
+            facts.append(("direction", f"{coordinates(direction['vector'])} ({evidence})"))
             if direction["norm"] != "l2" and direction["share"] is not None:
                 facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
             facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))
@@ -166,9 +177,9 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
     """Write arrays and settings as a `.npz` file, whole or not at all."""
     import numpy as np
 
-    from tokenmargin._files import arrays_digest, atomic_path, sealed
+    from tokenmargin._files import arrays_digest, atomic_path, seal_record
 
-    record = json.dumps(sealed({**settings, "sha256": arrays_digest(arrays)}))
+    record = json.dumps(seal_record({**settings, "sha256": arrays_digest(arrays)}))
     with atomic_path(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **arrays, settings=np.array(record))  # type: ignore[arg-type]
     say(f"wrote {path}")
@@ -176,13 +187,13 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
 
 def load_run(path: Path, settings: Settings) -> dict[str, Array]:
     """The arrays of a kept run, refused when it was another problem's or made with other settings."""
-    from tokenmargin._files import arrays_digest, read_arrays, unsealed
+    from tokenmargin._files import arrays_digest, open_sealed, read_arrays
 
     if not path.is_file():
         raise UsageError(f"{path}: no such file; --resume goes on with a run that was kept with --save")
     try:
         arrays = read_arrays(path, largest=LARGEST)
-        kept = unsealed(json.loads(str(arrays.pop("settings"))))
+        kept = open_sealed(json.loads(str(arrays.pop("settings"))))
         if kept["sha256"] != arrays_digest(arrays):
             raise ValueError("its checksum differs")
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -46,7 +46,10 @@ def basins(
     resume: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Run many starts and count how many reach each certified direction.
+    """Run many starts and count how many go to each certified direction.
+
+    A run ends when gradient flow from where it stands is proven to converge
+    (for methods of other norms: when softmax saturates).
 
     Tokens that are selected together, copies of one key, are joined by a plus.
 
@@ -69,7 +72,7 @@ def basins(
     step:
         Its step size; 0.1 for normalised descent (ngd).
     steps:
-        Limit on the steps of a run; it ends when softmax saturates.
+        Limit on the steps of a run; what is not settled by then is followed by gradient flow.
     seed:
         Of the random starts.
     picture:
@@ -169,11 +172,16 @@ def _report(found: Basins) -> dict[str, Any]:
 
 
 def _print(found: Basins) -> None:
-    from tokenmargin.selection import spelled
+    from tokenmargin.selection import selection_text
 
     rows: list[tuple[str, str, str, str]] = [
-        (f"{one.share:.3f}", f"{one.interval[0]:.3f}..{one.interval[1]:.3f}", one.kind, spelled(one.named.chosen))
+        (
+            f"{one.share:.3f}",
+            f"{one.interval[0]:.3f}..{one.interval[1]:.3f}",
+            one.kind,
+            selection_text(one.named.chosen),
+        )
         for one in found.basins
     ]
-    rows.append((f"{found.unsettled:.3f}", "", "bounded, or not settled within the steps", ""))
+    rows.append((f"{found.unsettled:.3f}", "", "bounded, a finite part, or not settled", ""))
     show_table((("share", ">"), ("95% interval", ">"), ("kind", "<"), ("selected", "<")), rows)

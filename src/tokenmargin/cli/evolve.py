@@ -50,7 +50,7 @@ def evolve(
     batch: int | None = None,
     seed: int = 0,
     steps: int = 1000,
-    until_norm: float = 1e8,
+    until_norm: float | None = None,
     start: str | None = None,
     train: Literal["prompt", "joint"] = "prompt",
     loss: Annotated[str | None, Parameter(help=_LOSS_HELP)] = None,
@@ -95,7 +95,7 @@ def evolve(
     steps:
         Number of steps of descent, counted from the beginning of a resumed run.
     until_norm:
-        Length of the parameter at which the flow stops.
+        Length of the parameter at which the flow stops; 1e8 by default, for very long or short keys over their length.
     start:
         First p, as numbers separated by commas (for joint training: v, then p). Default: zero, and the problem's head.
     train:
@@ -132,7 +132,7 @@ def evolve(
             rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
             path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None or rates)
     if file is not None:
-        save_run(file, _joined(before, kept), settings)
+        save_run(file, _append_run(before, kept), settings)
     report = path_report(path)
     speeds = _rates(path) if rates else None
     if json:
@@ -179,14 +179,16 @@ def _descend(
     *,
     keep: bool,
 ) -> tuple[Trajectory, dict[str, Array]]:
+    import numpy as np
+
     from tokenmargin.dynamics import evolve as run
 
     if steps < 0:
         raise ValueError(f"--steps must be at least 0, got {steps}")
-    memory = _remembered(before, len(objective.blocks))
+    memory = _memory_of(before, len(objective.blocks))
     taken = 0 if memory is None else memory.t
     left = max(steps - taken, 0)
-    with progress_bar(f"descent, {left} steps", left) as progress:
+    with progress_bar(f"descent, {left} steps", left) as progress, np.errstate(over="ignore", invalid="ignore"):
         path = run(
             objective,
             method,
@@ -199,13 +201,18 @@ def _descend(
             memory=memory,
             progress=progress,
         )
+    if not np.isfinite(path.final).all():
+        raise ValueError(
+            f"descent has left the range of double precision within {path.steps} steps; take a smaller --step, a "
+            "method with normalised steps such as ngd, or keys and scores of ordinary sizes"
+        )
     states = {
         f"{MEMORY}{k}_{name}": array for k, state in enumerate(path.memory.states) for name, array in state.items()
     }
     return path, {"at": path.at, **path.kept, **states}
 
 
-def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
+def _memory_of(before: dict[str, Array], blocks: int) -> Memory | None:
     """What the method remembers at the end of a kept run (momentum, say), to continue it."""
     from tokenmargin.dynamics import Memory
 
@@ -220,14 +227,14 @@ def _remembered(before: dict[str, Array], blocks: int) -> Memory | None:
 
 
 def _flow(
-    objective: AbstractObjective, start: Array | None, until_norm: float, *, keep: bool
+    objective: AbstractObjective, start: Array | None, until_norm: float | None, *, keep: bool
 ) -> tuple[FlowPath, dict[str, Array]]:
     import numpy as np
 
     from tokenmargin.dynamics import SelectionChanged, flow
 
-    decades = max(np.log10(max(until_norm, 1e-300)), 1.0)
-    with share_bar(f"flow to norm {until_norm:g}") as progress:
+    decades = max(np.log10(max(until_norm or 1e8, 1e-300)), 1.0)
+    with share_bar("flow" if until_norm is None else f"flow to norm {until_norm:g}") as progress:
         path = flow(
             objective,
             start=start,
@@ -247,7 +254,7 @@ def _flow(
     }
 
 
-def _joined(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
+def _append_run(before: dict[str, Array], after: dict[str, Array]) -> dict[str, Array]:
     """A trajectory and its continuation, whose first point is the last of the other."""
     import numpy as np
 

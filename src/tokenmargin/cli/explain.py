@@ -23,6 +23,7 @@ from tokenmargin.cli._common import (
     say,
     show,
     show_table,
+    signed,
     usage_errors,
 )  # fmt: skip
 from tokenmargin.cli._texts import command_line, open_model
@@ -87,10 +88,10 @@ def explain(
     for number, (one, edit) in enumerate(_beside(found, edits)):
         if number:
             console.print()
-        console.print(_coloured(one))
-        show(_told(one))
+        console.print(_colour_words(one))
+        show(_decision_line(one))
         _tell_words(one)
-        for line in _edited(classifier, edit) if edit else ():
+        for line in _edit_lines(classifier, edit) if edit else ():
             show(printable(line))
     return 0
 
@@ -119,7 +120,7 @@ def _beside(found: list[Explanation], edits: list[Edited]) -> list[tuple[Explana
     return list(zip(found, beside, strict=True))
 
 
-def _coloured(one: Explanation) -> Text:
+def _colour_words(one: Explanation) -> Text:
     """The text on green where a word speaks for a positive decision, on red where against."""
     from rich.text import Text
 
@@ -134,7 +135,7 @@ def _coloured(one: Explanation) -> Text:
     return text
 
 
-def _told(one: Explanation) -> str:
+def _decision_line(one: Explanation) -> str:
     """The decision, and which token was selected."""
     selected = f"selected {one.selected!r}" if one.selected else "no known word: the base rate"
     if one.competitor:
@@ -149,18 +150,18 @@ def _tell_words(one: Explanation) -> None:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
     ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
-    rows = [("(base rate)", f"{one.baseline:+.2f}", "", "")]
+    rows = [("(base rate)", signed(one.baseline), "", "")]
     if one.shift:
-        rows.append(("(any known text)", f"{one.shift:+.2f}", "", ""))
+        rows.append(("(any known text)", signed(one.shift), "", ""))
     for name, (part, effect) in ranked[:LEADING]:
         mixed = "" if part * effect > 0 else "neither for nor against"
-        rows.append((name, f"{part:+.2f}", f"{effect:+.2f}", mixed))
+        rows.append((name, signed(part), signed(effect), mixed))
     if rest := ranked[LEADING:]:
-        rows.append((f"({len(rest)} other words)", f"{sum(part for _, (part, _) in rest):+.2f}", "", ""))
+        rows.append((f"({len(rest)} other words)", signed(sum(part for _, (part, _) in rest)), "", ""))
     show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
-def _edited(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
+def _edit_lines(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
     if not edit.changed:
         return ["what if: none of these words stands in the text"]
     names = [str(value) for value in model.classes_]
@@ -216,12 +217,12 @@ def predict(
         return 0
     from tokenmargin._files import atomic_path
 
-    with atomic_path(out) as beside, _opened(beside) as file:
+    with atomic_path(out) as beside, _open_output(beside) as file:
         csv.writer(file).writerows(table)
     return 0
 
 
-def _opened(path: Path) -> TextIO:
+def _open_output(path: Path) -> TextIO:
     """The output file; half characters, which UTF-8 cannot write, become escapes."""
     return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 

@@ -62,8 +62,9 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     if json:
         emit_json(describe_findings(result))
     say("\nOpen in a browser:")
+    wide = max(len(str(out / name)) for name, _ in pages)
     for name, what in pages:
-        say(f"  {out / name}  {what}")
+        say(f"  {out / name!s:<{wide}}  {what}")
     return 0 if result.holds else 1
 
 
@@ -193,7 +194,7 @@ def explore(
     """
     from tokenmargin.report.explore.page import write_explore_page
 
-    page = write_explore_page(out, model=None if model is None else _embedded(model))
+    page = write_explore_page(out, model=None if model is None else _page_model(model))
     say(f"The page: {page} (one file; open it in a browser)")
     if open_it:
         import webbrowser
@@ -202,7 +203,7 @@ def explore(
     return 0
 
 
-def _embedded(folder: Path) -> dict[str, Any]:
+def _page_model(folder: Path) -> dict[str, Any]:
     """The model of a folder as the page reads it."""
     model = open_model(folder)
     with needs_extra("classify"):

@@ -11,6 +11,7 @@ from tokenmargin.cli._common import (
     Json,
     Problem,
     UsageError,
+    coordinates,
     emit_json,
     progress_bar,
     read_problem,
@@ -80,7 +81,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     """Everything about one solution, in plain types."""
     import numpy as np
 
-    from tokenmargin.selection import is_globally_optimal, is_locally_optimal, neighbours
+    from tokenmargin.selection import equals, is_globally_optimal, is_locally_optimal, neighbours
 
     solved = solution.status == "optimal"
     near = np.argwhere(neighbours(problem, solution.vector, selected)) if solved else np.zeros((0, 2), dtype=int)
@@ -97,6 +98,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
         "active": solution.tokens[solution.active],
         "multipliers": solution.multipliers[solution.active],
         "neighbours": near,
+        "equals": np.argwhere(equals(problem, np.asarray(selected)) & (np.arange(problem.T) != np.c_[selected])),
         "locally_optimal": solved and is_locally_optimal(problem, solution.vector, selected),
         "globally_optimal": is_globally_optimal(problem, selected),
         "farkas": solution.farkas,
@@ -113,17 +115,22 @@ def _print_solution(report: dict[str, Any]) -> None:
     facts = [("status", f"{report['status']} (residual {report['residual']:.1e})"), ("", report["explanation"]),
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
-        with np.printoptions(precision=6, suppress=True, threshold=12):
-            matrix = report["matrix"]
-            size = "" if matrix is None else f"{' x '.join(map(str, np.shape(matrix)))}\n"
-            facts.append(("vector", str(report["vector"])) if matrix is None else ("matrix", f"{size}{matrix}"))
+        if (matrix := report["matrix"]) is None:
+            facts.append(("vector", coordinates(report["vector"])))
+        else:
+            facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{coordinates(matrix)}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
             ("margin", f"{report['margin']:.8g}{in_norm}"),
             ("neighbours", _names(report["neighbours"])),
             ("locally optimal", "yes" if report["locally_optimal"] else "no"),
         ]
-    show_facts([*facts, ("globally optimal", "yes" if report["globally_optimal"] else "no")])
+    facts.append(
+        ("optimal tokens", "yes" if report["globally_optimal"] else "no, another token of an input scores higher")
+    )
+    if len(report["equals"]):
+        facts.append(("equal scores", f"{_names(report['equals'])}: training need not leave these behind, see `atlas`"))
+    show_facts(facts)
 
 
 def _names(tokens: Any) -> str:
@@ -186,7 +193,7 @@ def _arcs(problem: TokenProblem) -> dict[str, Any]:
 
 
 def _print_atlas(found: Atlas, limit: int) -> None:
-    from tokenmargin.selection import spelled
+    from tokenmargin.selection import selection_text
 
     show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
     if not found.complete:
@@ -195,7 +202,7 @@ def _print_atlas(found: Atlas, limit: int) -> None:
     columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))
     rows = [
         (
-            entry.kind, spelled(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
+            entry.kind, selection_text(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
             f"{entry.solution.certificate.residual:.0e}", _direction(entry.solution.vector),
         )
         for entry in found.limits[:limit]

@@ -118,7 +118,7 @@ def train(
     with needs_extra("train"):
         import torch
 
-        from tokenmargin.training.batches import truncated
+        from tokenmargin.training.batches import cut_after
         from tokenmargin.training.config import choose_device
         from tokenmargin.training.ranks import ByDimension, ByTexts, join_ranks
     with usage_errors():
@@ -134,8 +134,8 @@ def train(
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
             whole, words, frequencies = _open(prepared, ranks.device)
-            data = truncated(whole, config.max_tokens)
-        result = _trained(
+            data = cut_after(whole, config.max_tokens)
+        result = _train_shown(
             data, config, out, shared, checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget
         )
         if result.status == "diverged":
@@ -158,7 +158,7 @@ def train(
     return 1 if result.status == "interrupted" else 0
 
 
-def _trained(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
+def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
     """Train with a bar on the first rank; `how` are the limits of the run."""
     from tokenmargin.training.trainer import train as run
 

@@ -15,6 +15,7 @@ from tokenmargin.cli._common import (
     console_for,
     emit_json,
     numbers,
+    print_hanging,
     progress_bar,
     read_problem,
     say,
@@ -238,7 +239,8 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
     if not full:
         console.print(_LEGEND)
     for claim, checks in groupby(reports, lambda report: report.claim):
-        console.print(f"\n[bold]{claim.name}[/]  {escape(claim.about)}")
+        console.print()
+        print_hanging(console, f"[bold]{claim.name}[/]  {escape(claim.about)}")
         for report in checks:
             _print_check(console, report, full=full)
     if full:
@@ -253,7 +255,7 @@ def _print_check(console: Console, report: Report, *, full: bool) -> None:
     from rich.markup import escape
 
     verdict = f"[{_COLOURS[report.verdict]}]{report.verdict}[/]" + ("" if report.as_expected else " [red]?[/]")
-    console.print(f"  {verdict}: {_KINDS[report.kind]}  [dim]{escape(str(report.instance))}[/]")
+    print_hanging(console, f"  {verdict}:  {_KINDS[report.kind]}; [dim]{escape(str(report.instance))}[/]")
     unmet = (slack for slack in report.findings.hypotheses if full or not slack.holds)
     console.print(_inequalities([*(("if", s) for s in unmet), *(("then", s) for s in report.findings.conclusion)]))
     for slack in report.findings.open:

@@ -61,7 +61,7 @@ class ImageSet:
         size = len(self.images) - self.held_out
         return self.images[size:], self.labels[size:]
 
-    def limited(self, *, training: int | None = None, test: int | None = None) -> ImageSet:
+    def first_images(self, *, training: int | None = None, test: int | None = None) -> ImageSet:
         """The first so many training and test images."""
         total = len(self.images)
         size = total - self.held_out

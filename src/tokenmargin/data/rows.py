@@ -43,7 +43,7 @@ def read_text_rows(
         found = read_labelled(source, text=text, label=text).texts
         return TextRows({text: list(found)}, list(found))
     if suffix in (".csv", ".tsv"):
-        columns = _delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
+        columns = _read_delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
     else:
         columns = read_parquet(path) if suffix == ".parquet" else _json_lines(path)
     if text not in columns:
@@ -58,7 +58,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and not UNDECODED.search(value)
 
 
-def _delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
+def _read_delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
     with open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter)
         header = read_header(reader, path, (text,), delimiter)

@@ -214,7 +214,9 @@ def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None
         if isinstance(row, str):
             yield Rejected(_lines(first, last), row)
             continue
-        swallowed = sum(_swallowed(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
+        swallowed = (
+            sum(_swallowed_rows(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
+        )
         if swallowed:
             yield Rejected(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
         else:
@@ -242,7 +244,7 @@ def _lines(first: int, last: int) -> str:
     return f"line {first}" if last <= first else f"lines {first} to {last}"
 
 
-def _swallowed(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
+def _swallowed_rows(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
     """How many lines inside a field look like rows of the table (width, a known label): a quote was left open."""
     count = 0
     for line in field.splitlines()[1:]:

@@ -76,7 +76,11 @@ class BatchResult(Tabular):
         }  # fmt: skip
 
     def resume(
-        self, *, steps: int, until_saturation: float | None = None, progress: Callable[[float], None] | None = None
+        self,
+        *,
+        steps: int | Int[Array, "problems starts"],
+        until_saturation: float | None = None,
+        progress: Callable[[float], None] | None = None,
     ) -> BatchResult:
         """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
         return _followed(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)

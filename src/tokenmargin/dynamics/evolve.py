@@ -19,7 +19,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.losses import WeightedInputs
-from tokenmargin.plugins import described
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
@@ -134,9 +134,9 @@ def _extent(values: Float[Array, "..."]) -> str:
 
 def evolve(
     objective: AbstractObjective | TokenProblem,
-    method: AbstractMethod | str,
+    method: AbstractMethod | str = "ngd",
     *,
-    steps: int,
+    steps: int = 1000,
     start: Float[Array, "... D"] | None = None,
     keep: Iterable[Kept] = (),
     every: int = 1,
@@ -150,7 +150,8 @@ def evolve(
     **Arguments**
     - `objective`: a prompt or joint objective; a problem stands for `prompt_objective(problem)`, the risk of p with the
       logistic loss (the square loss for real labels).
-    - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5".
+    - `method`: one of `tokenmargin.dynamics.methods`, or its name, such as "ngd", "sign" or "mirror:1.5";
+      normalised descent by default.
     - `steps`: how many.
     - `start`: first point; the objective's own start by default.
     - `keep`: what to record, at step 0, every `every` steps, and at the end: names of `OBSERVABLES`, and functions of
@@ -162,7 +163,7 @@ def evolve(
     Ctrl-C ends the run early and returns what was reached, as `interrupted`; within `whole_runs` it is raised.
 
     >>> from tokenmargin.problem.instances import figure1a
-    >>> path = evolve(figure1a(), "ngd", steps=1000)
+    >>> path = evolve(figure1a())
     >>> path.selected, bool(path.saturation > 0.999)
     (array([0]), True)
     """
@@ -188,7 +189,7 @@ def evolve(
             theta, _, states = reached
             if wanted and step % every == 0:
                 record(step, theta)
-            theta, states = _advanced(method, seen_at(), theta, first + step, states)
+            theta, states = _step_blocks(method, seen_at(), theta, first + step, states)
             reached = (theta, step + 1, states)
             if progress is not None and (step + 1) % tick == 0:
                 progress(step + 1)
@@ -203,7 +204,7 @@ def evolve(
     return Trajectory(objective, method, theta, done, at, kept, interrupted, Memory(first + done, states))
 
 
-def _advanced(
+def _step_blocks(
     method: AbstractMethod,
     objective: AbstractObjective,
     theta: Float[Array, "... D"],
@@ -234,7 +235,7 @@ def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
     if isinstance(given, AbstractObjective):
         return given
     raise TypeError(
-        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {described(given)}"
+        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {kind_in_words(given)}"
     )
 
 

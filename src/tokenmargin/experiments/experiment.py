@@ -75,7 +75,7 @@ class Finding:
         """Where the bounds come from, in words; nothing for a finding without any."""
         return BASES[self.basis] if self.judged else ""
 
-    def unjudged(self) -> Finding:
+    def without_bounds(self) -> Finding:
         """The number without bounds, which are for the paper's data and not for what stood in; `source` names them."""
         return replace(self, low=-np.inf, high=np.inf, source=f"on the paper's data: {self.expected}", explanation="")
 
@@ -172,7 +172,7 @@ Progress: TypeAlias = Callable[[float], None] | None
 """Called with the share done, from 0 to 1."""
 
 
-def tracked(items: Sequence[Item], progress: Progress) -> Iterator[Item]:
+def track(items: Sequence[Item], progress: Progress) -> Iterator[Item]:
     """The items one after another; after each, `progress` is called with the share done."""
     for done, item in enumerate(items, 1):
         yield item

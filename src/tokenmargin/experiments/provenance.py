@@ -68,7 +68,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _installed(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := _installed_version(name)) is not None},
         "processor": _processor(),
         "cores": usable_cores(),
         "memory_gib": _memory_gib(),
@@ -93,7 +93,7 @@ def _commit() -> dict[str, Any]:
 
 
 @functools.cache
-def _installed(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

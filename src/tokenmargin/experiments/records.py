@@ -24,7 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from tokenmargin._files import file_digest, json_digest, plain, read_table, sealed, unsealed, write_json, write_table
+from tokenmargin._files import (
+    file_digest,
+    json_digest,
+    open_sealed,
+    plain,
+    read_table,
+    seal_record,
+    write_json,
+    write_table,
+)
 from tokenmargin.dynamics import whole_runs
 from tokenmargin.experiments.experiment import FINDINGS, AbstractExperiment, Finding, Result, Table
 from tokenmargin.experiments.provenance import code_digest, code_version, environment
@@ -64,7 +73,7 @@ class Run:
     def details(self) -> dict[str, Any]:
         """The contents of `run.json`."""
         try:
-            return unsealed(json.loads((self.folder / MARK).read_bytes()))
+            return open_sealed(json.loads((self.folder / MARK).read_bytes()))
         except (ValueError, RecursionError) as error:
             raise RecordError(
                 f"{self.folder / MARK}: damaged, or of an earlier version ({error}); run its command again"
@@ -113,7 +122,7 @@ class Run:
         tables = {path.stem: _table_facts(path) for path in sorted((self.folder / "tables").glob("*.parquet"))}
         figures = sorted(path.name for path in (self.folder / "figures").glob("*"))
         record = {"format": FORMAT, "id": self.id, **details, "tables": tables, "figures": figures}
-        write_json(self.folder / MARK, sealed(plain(record)))
+        write_json(self.folder / MARK, seal_record(plain(record)))
 
 
 def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, *, prefix: str = "") -> str:

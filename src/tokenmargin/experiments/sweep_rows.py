@@ -71,11 +71,11 @@ class CellRunner:
                 if self.table == FINDINGS:  # many small tables at once: a cell may take but a millisecond
                     findings.append((cell, result.findings))
                 else:
-                    table = _checked(self.table, result.table(self.table))
+                    table = _check_lengths(self.table, result.table(self.table))
                     groups.setdefault(tuple(table), []).append((cell, table))
             except Exception as error:  # one cell must not sink the sweep; the record carries the traceback
                 outcome.failures.append(self.failure(cell, error))
-        outcome.blocks = [self._joined(names, parts) for names, parts in groups.items()]
+        outcome.blocks = [self._join_tables(names, parts) for names, parts in groups.items()]
         if findings:
             table = findings_table([finding for _, found in findings for finding in found])
             outcome.blocks.append(self._block([(cell, len(found)) for cell, found in findings], table))
@@ -87,7 +87,7 @@ class CellRunner:
         said = f"{type(error).__name__}: {error}"
         return Failure(cell, describe_settings(self.grid, cell), said, traceback.format_exc())
 
-    def _joined(self, names: tuple[str, ...], parts: list[tuple[int, Table]]) -> dict[str, Array]:
+    def _join_tables(self, names: tuple[str, ...], parts: list[tuple[int, Table]]) -> dict[str, Array]:
         table = {name: np.concatenate([table[name] for _, table in parts]) for name in names}
         return self._block([(cell, len(next(iter(table.values())))) for cell, table in parts], table)
 
@@ -103,7 +103,7 @@ class CellRunner:
         return block | {name if name not in block else f"{self.table}_{name}": table[name] for name in table}
 
 
-def _checked(name: str, table: Table) -> Table:
+def _check_lengths(name: str, table: Table) -> Table:
     lengths = {len(column) for column in table.values()}
     if len(lengths) != 1:
         raise ValueError(f"the columns of table {name!r} have lengths {sorted(lengths)}")
@@ -157,7 +157,7 @@ class Parts:
             path.unlink()
         return [f"{self.folder.name}/{path.name}" for path in damaged]
 
-    def held(self, path: Path) -> list[tuple[int, int]]:
+    def cells_in(self, path: Path) -> list[tuple[int, int]]:
         """First and last cell of each run of cells in a part."""
         import pyarrow.parquet as pq
 
@@ -167,7 +167,7 @@ class Parts:
         """Which cells are in some part."""
         done = np.zeros(total, dtype=bool)
         for path in self.paths():
-            for first, last in self.held(path):
+            for first, last in self.cells_in(path):
                 if done[first : last + 1].any():
                     raise RuntimeError(f"{path} holds a cell from {first} to {last} that another part holds too")
                 done[first : last + 1] = True
@@ -204,7 +204,7 @@ class Parts:
             return
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         width = max(total * WINDOW_ROWS // max(rows, 1), 1)  # cells in a window: depends on the results alone
-        held = {path: self.held(path) for path in paths}
+        held = {path: self.cells_in(path) for path in paths}
         for start in range(0, total, width):
             stop = start + width
             near = [path for path in paths if any(first < stop and last >= start for first, last in held[path])]

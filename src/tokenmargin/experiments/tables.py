@@ -14,7 +14,7 @@ from tokenmargin.margin import MarginSolution, limit_direction, max_margin
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, cosine, optimal_tokens, spelled
+from tokenmargin.selection import angle, cosine, optimal_tokens, selection_text
 
 PAPER_B = "Max-Margin Token Selection in Attention Mechanism"
 PAPER_C = "Transformers as Support Vector Machines"
@@ -78,7 +78,7 @@ def limit_table(
             {
                 "start_x": start[0],
                 "start_y": start[1],
-                "selected": spelled(named.chosen),
+                "selected": selection_text(named.chosen),
                 "limit": named.kind,
                 "direction_x": solution.vector[0],
                 "direction_y": solution.vector[1],

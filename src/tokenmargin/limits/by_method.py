@@ -24,7 +24,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, spelled
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, selection_text
 
 SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
@@ -98,7 +98,7 @@ class MethodLimit(NamedLimit, Tabular):
         words = self.kind if self.outcome == "direction" else self.reason
         return (
             f"MethodLimit({self.outcome}: {words}, {self.share:.4f} of the largest {self.norm.name} margin "
-            f"at norm {self.norms[-1]:.3g} after {self.steps[-1]} steps, tokens={spelled(self.chosen)})"
+            f"at norm {self.norms[-1]:.3g} after {self.steps[-1]} steps, tokens={selection_text(self.chosen)})"
         )
 
     def _columns(self) -> dict[str, Array]:
@@ -107,7 +107,7 @@ class MethodLimit(NamedLimit, Tabular):
 
 
 def size_in(norm: AbstractNorm, problem: TokenProblem, p: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """The norm of a parameter: the Euclidean one is the geometry's own, one of matrices knows their shape."""
+    """The size of a parameter in a norm: the Euclidean is the geometry's own, a norm of matrices is told the shape."""
     return problem.keys.norm(p) if norm == L2 else norm.of_shape(problem.keys.matrix_shape).value(p)
 
 

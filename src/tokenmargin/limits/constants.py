@@ -10,9 +10,10 @@ multipliers, scores and slopes give w, and `angle(p, p^) |p|` tends to the lengt
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from scipy.optimize import linprog
 
@@ -26,8 +27,82 @@ STRICT = 1e-7
 """A multiplier below this share of the mean one counts as zero: p^ is known to about 1e-9 of its length."""
 RANK = 1e-9
 """Singular values above this share of the largest are not zero: their rounding is some 1e-15 of it."""
+SMALL = 1 / 8
+"""What all terms but the active ones may move a logit by where a limit is proven (docs/results/constants.md, (e))."""
 STEPS, ROUNDING = 500, 1e-28
 """Most steps of Newton's method, and the squared residual, relative to that of p^, at which rounding is reached."""
+
+
+class _Terms(NamedTuple):
+    """The terms of the gradient close to a selection: one for each difference of a selected and another token.
+
+    - `rows`: the differences, in coordinates of the span.
+    - `inputs`: whose they are.
+    - `active`, `equal`: those at margin 1; those to a token of the selected one's score.
+    - `copies`: how many tokens have the other key, for each that has the selected one.
+    - `gaps`: by how much the selected token scores more.
+    - `scores`: of the selected tokens.
+    """
+
+    rows: Float[Array, "k r"]
+    inputs: Int[Array, " k"]
+    active: Bool[Array, " k"]
+    equal: Bool[Array, " k"]
+    copies: Float[Array, " k"]
+    gaps: Float[Array, " k"]
+    scores: Float[Array, " n"]
+    loss: AbstractLoss
+
+    def drift(
+        self,
+        q: Float[Array, " r"],
+        settled: Float[Array, " r"],
+        along: Float[Array, " m"],
+        far: Float[Array, " m"],
+        across: Float[Array, "m r"],
+        basis: Float[Array, "rank r"],
+    ) -> Float[Array, " m"]:
+        """T of (e): a bound of all that the other terms can move a logit by, from each of m points on."""
+        rows, active, equal, inputs = self.rows, self.active, self.equal, self.inputs
+        margins, sizes = rows @ q, np.linalg.norm(rows, axis=1)
+        within = rows @ basis.T @ basis - np.outer(margins / float(q @ q), q)
+        leads = np.outer(along, margins) + (settled + across) @ rows.T - np.outer(far, np.linalg.norm(within, axis=1))
+        others = ~active & ~equal
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            weights = self.copies * np.exp(-leads)  # beside that of the selected token, at most
+            mixed, turn, error = self._inexact(weights, margins)
+            slopes = self.loss.log_slope(self.scores)[inputs]
+            least = np.logaddexp.reduce((slopes + np.log(self.gaps * self.copies) - rows @ settled)[active])
+            size = slopes + np.log(self.copies * (np.abs(self.gaps) + mixed[:, inputs]) * (1 + turn[:, inputs]))
+            total = np.exp((size - leads + along[:, None] - least)[:, others]) @ (sizes / (margins - 1))[others]
+            total += 2 * weights[:, equal] @ (sizes / margins)[equal]
+            total += error * float(sizes[active].max())
+            bound = float(q @ q) * float(sizes.max()) * total
+        return np.where(np.isfinite(bound) & (along > 0), bound, np.inf)
+
+    def _inexact(
+        self, weights: Float[Array, "m k"], margins: Float[Array, " k"]
+    ) -> tuple[Float[Array, "m n"], Float[Array, "m n"], Float[Array, " m"]]:
+        """How far the output of each input can be from its selected score, how much this turns the slope of the loss,
+        and the largest relative error of an active term, summed over the way.
+
+        The output, the weight of the selected token and the lead in score are not those of the limit while others have
+        weight; what is at most `e` at first is at most `e exp(-rho)` when p has gone on by rho p^.
+        """
+        mixed, turn = (np.zeros((len(weights), len(self.scores))) for _ in range(2))
+        most = np.zeros(len(weights))
+        for i in np.unique(self.inputs):
+            mine = self.inputs == i
+            other, alike, active = mine & ~self.equal, mine & self.equal, mine & self.active
+            weight = weights[:, other].sum(axis=1)
+            mixed[:, i] = weight * np.abs(self.gaps[mine]).max()
+            ends = self.scores[i] + np.multiply.outer((-1.0, 0.0, 1.0), mixed[:, i])
+            turn[:, i] = np.expm1(mixed[:, i] * np.abs(self.loss.log_slope_derivative(ends)).max(axis=0))
+            if active.any():
+                level = weights[:, alike] @ (1 / np.minimum(margins[alike], 1.0))
+                error = turn[:, i] + weight + level + (1 + turn[:, i]) * mixed[:, i] / self.gaps[active].min()
+                most = np.maximum(most, np.where(weight < 0.1, error, np.inf))
+        return mixed, turn, most
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +134,7 @@ class LimitConstants:
     spans: bool
     _span: Span
     _active: Float[Array, "rank r"]
+    _terms: _Terms
 
     @property
     def rank(self) -> int:
@@ -82,6 +158,23 @@ class LimitConstants:
         along, beside = float(unit @ y), y - (unit @ y) * unit
         off = float(np.hypot(np.linalg.norm(beside), self._span.geometry.norm(p - self._span.lift(y))))
         return float(np.arctan2(off, along) * np.hypot(off, along))
+
+    def attracts(self, points: Float[Array, "m D"]) -> Bool[Array, " m"]:
+        """Whether gradient flow from each of the points is proven to converge to p^ (`docs/results/constants.md`, (e)).
+
+        False says nothing: the bound asks that every term but the active ones be too small, from there on, to move p by
+        an eighth of the length over which a logit changes by one.
+        """
+        if self.reason:
+            return np.zeros(len(points), dtype=bool)
+        y, q, w = (self._span.reduce(p) for p in (points, self.named.solution.vector, self.vector))
+        size = float(q @ q)
+        along = np.asarray(y @ q / size)
+        inside = y @ self._active.T @ self._active - along[:, None] * q
+        settled = w - (w @ q / size) * q
+        far = np.linalg.norm(inside - settled, axis=1)
+        across = y - y @ self._active.T @ self._active
+        return self._terms.drift(q, settled, along, far, across, self._active) <= SMALL
 
     def of_flow(self, p: Float[Array, " D"]) -> float:
         """The limit of `angle(p_t, p^) |p_t|` for the flow that has come to `p`, far out: `sqrt(c^2 + across^2)`."""
@@ -108,13 +201,17 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     constraints = limit_constraints(problem, named.selected)
     span = Span.of(problem.keys, exact=True)
     rows = _rows(span, constraints.token, named)
+    copies, gaps = _shares_and_gaps(problem, named, constraints.token)
+    inputs = constraints.token[:, 0]
+    scores = problem.shared_scores[np.arange(problem.n), named.selected]
+    terms = _Terms(rows, inputs, np.zeros(len(rows), bool), constraints.bound == 0, copies, gaps, scores, loss)
     length = float(span.geometry.norm(named.solution.vector))
 
     def none(reason: str) -> LimitConstants:
         nothing = np.full(len(constraints), np.nan)
         vector = np.full(problem.keys.dimension, np.nan)
         empty = np.zeros((0, span.dimension))
-        return LimitConstants(named, reason, np.inf, vector, np.nan, nothing, np.nan, False, span, empty)
+        return LimitConstants(named, reason, np.inf, vector, np.nan, nothing, np.nan, False, span, empty, terms)
 
     if not named.is_limit:
         return none(f"the selection is {named.kind}: training does not converge to it")
@@ -125,10 +222,10 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     if (near & (constraints.bound == 0)).any():
         return none("a token of the selected one's score ties with it")
     active = near & (constraints.bound == 1)
-    log_pulls = _log_pulls(problem, named, constraints.token[active], loss)
-    if np.isnan(log_pulls).any():
+    pulls = gaps[active] * copies[active] / problem.n
+    if not (pulls > 0).all():
         return none("inputs that share a difference pull at it both ways")
-    found = _settled(rows[active], log_pulls)
+    found = _settled(rows[active], loss.log_slope(scores)[inputs[active]] + np.log(pulls))
     if found is None:
         return none("an active difference has no multiplier: the distance to it grows without bound, slowly")
     w, direction, weights, basis = found
@@ -146,7 +243,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     return LimitConstants(
         named, "", c, span.lift(w), fall / c if c > 0 else 0.0, multipliers,
         2 * float(np.linalg.norm(direction)) / steepest if steepest > RANK else np.inf,
-        bool(rank == len(basis)), span, basis,
+        bool(rank == len(basis)), span, basis, terms._replace(active=active),
     )  # fmt: skip
 
 
@@ -157,16 +254,17 @@ def _rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r
     return np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
 
 
-def _log_pulls(problem: TokenProblem, named: LimitDirection, tokens: Array, loss: AbstractLoss) -> Float[Array, " k"]:
-    """`log a_j`, `a_j = |loss'(gamma_i)| (gamma_i - gamma_it) / n`; copies of one key count together, those selected as
-    one. NaN where another token scores higher."""
+def _shares_and_gaps(
+    problem: TokenProblem, named: LimitDirection, tokens: Array
+) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
+    """Tokens that have the key of each of the `tokens`, for each that has the selected one, and by how much less they
+    score: copies of one key count together, those selected as one."""
     scores, (inputs, positions) = problem.shared_scores, tokens.T
     leading = scores[np.arange(problem.n), named.selected]
     first = problem.keys.first_copies
     same: Bool[Array, "k T"] = problem.mask[inputs] & (first[inputs] == first[inputs, positions][:, None])
-    share = same.sum(axis=1) / copies_of(problem, named.selected).sum(axis=1)[inputs] / problem.n
-    gap = leading[inputs] - scores[inputs, positions]
-    return np.asarray(loss.log_slope(leading)[inputs] + np.log(np.where(gap > 0, gap, np.nan) * share))
+    share = same.sum(axis=1) / copies_of(problem, named.selected).sum(axis=1)[inputs]
+    return np.asarray(share), np.asarray(leading[inputs] - scores[inputs, positions])
 
 
 def _settled(

@@ -34,7 +34,7 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals, spelled
+from tokenmargin.selection import angle, copies_of, equals, selection_text
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
@@ -112,7 +112,7 @@ class Limit(NamedLimit, Tabular, Drawn):
 
     def _columns(self) -> dict[str, Array]:
         return select_columns(
-            outcome=self.outcome, kind=self.kind, tokens=spelled(self.chosen), margin=self.solution.margin,
+            outcome=self.outcome, kind=self.kind, tokens=selection_text(self.chosen), margin=self.solution.margin,
             angle=self.angle, rate=self.rate, norm=self.path.norm, residual=self.solution.certificate.residual,
         )  # fmt: skip
 
@@ -129,7 +129,7 @@ class Limit(NamedLimit, Tabular, Drawn):
                 detail = f"{self.reason} ({part}), angle={self.angle:.1e} at |p|={self.path.norm:.3g}"
             case _:
                 detail = f"{self.reason}, at |p|={self.path.norm:.3g}, angle={self.angle:.1e}"
-        return f"Limit({self.outcome}: {detail}, tokens={spelled(self.chosen)})"
+        return f"Limit({self.outcome}: {detail}, tokens={selection_text(self.chosen)})"
 
 
 @overload

@@ -213,7 +213,7 @@ def _growth(samples: _Samples, far: _Far, margin: float) -> Rate | None:
 
 
 def _sparsification(samples: _Samples, far: _Far, log_left: Float[Array, " k"], named: LimitDirection) -> Rate | None:
-    """Against time or steps: like `1 / t` where the norm grows with log t, else by so much at every step."""
+    """How the unselected weight falls: like `1 / t` where the norm grows with log t, else by a fixed factor a step."""
     if samples.logarithmic:
         return far.fitted("log unselected against log t", samples.log_time, log_left, -1.0)
     pace = _pace(samples.method, named)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
@@ -14,16 +14,21 @@ from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
 from tokenmargin.limits.by_method import SATURATED, NamedLimit
+from tokenmargin.limits.constants import LimitConstants, limit_constants
+from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import LimitDirection, limit_direction
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import spelled
+from tokenmargin.selection import selection_text
+
+_LOOK = 25  # steps after which a run is first looked at again; then at every doubling
 
 
 @dataclass(frozen=True, eq=False)
 class Basin(NamedLimit):
-    """The starts that end with one selection.
+    """The starts that go to one limit.
 
     - `named`: its certified direction, and what it is.
     - `count`, `share`, `interval`: how many starts, and their share with Wilson's 95% confidence interval.
@@ -46,8 +51,9 @@ class Basins(Tabular, Drawn):
 
     - `starts`: where the runs began, shape (starts, D).
     - `runs`: where they ended, after how many steps.
-    - `labels`: for each start the number of its basin, or -1 when softmax had not saturated.
-    - `basins`: one per selection reached.
+    - `labels`: for each start the number of its basin, or -1 where it goes to none: it rests, or keeps a finite part,
+      or softmax had not saturated.
+    - `basins`: one per limit reached.
     """
 
     starts: Float[Array, "starts D"]
@@ -67,11 +73,11 @@ class Basins(Tabular, Drawn):
 
     @property
     def unsettled(self) -> float:
-        """Share of starts without a saturated softmax at the end."""
+        """Share of starts without a limit that is a direction of selected tokens."""
         return float((self.labels < 0).mean())
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{one.kind} {spelled(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
+        found = ", ".join(f"{one.kind} {selection_text(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
         more = f", {len(self.basins) - 4} more" if len(self.basins) > 4 else ""
         return f"Basins({len(self.labels)} starts: {found}{more}, unsettled {self.unsettled:.1%})"
 
@@ -79,7 +85,7 @@ class Basins(Tabular, Drawn):
         """A row a basin; shares that no basin has are unsettled."""
         return {
             "kind": np.array([one.kind for one in self.basins], dtype=str),
-            "tokens": np.array([spelled(one.named.chosen) for one in self.basins], dtype=str),
+            "tokens": np.array([selection_text(one.named.chosen) for one in self.basins], dtype=str),
             "count": np.array([one.count for one in self.basins], dtype=int),
             "share": np.array([one.share for one in self.basins]),
             "low": np.array([one.interval[0] for one in self.basins]),
@@ -88,8 +94,11 @@ class Basins(Tabular, Drawn):
         }
 
     def resume(self, *, steps: int, progress: Callable[[float], None] | None = None) -> Basins:
-        """Go on until every run has saturated or taken `steps` steps in all."""
-        return _sorted(self.starts, self.runs.resume(steps=steps, until_saturation=SATURATED, progress=progress))
+        """Go on until every run has settled or taken `steps` steps in all."""
+        waiting = self.runs.saturation[0] < SATURATED
+        budget = np.where(waiting, steps, self.runs.steps[0])[None]
+        runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_half(progress))
+        return _settled(self.starts, runs, steps, progress)
 
 
 def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng: Rng) -> Float[Array, "starts D"]:
@@ -111,7 +120,12 @@ def basins(
     loss: AbstractLoss | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Basins:
-    """Run every start until softmax saturates, and sort the starts by the selection they reach.
+    """Run every start until its limit is proven, and sort the starts by their limits.
+
+    A saturated softmax may still change its tokens, or come to rest. So a run goes on until gradient flow from where it
+    stands is proven to converge to the direction of its tokens (`LimitConstants.attracts`); where `steps` steps do not
+    show it, `limit_of` follows the flow from there. Of a method whose norm is not the Euclidean one that proof says
+    nothing, and a start is filed by the tokens of the first saturated softmax.
 
     **Arguments**
     - `problem`: in either geometry.
@@ -119,7 +133,7 @@ def basins(
     - `method`: normalised descent with step 0.1 by default. It follows gradient flow to a tenth of a unit of length;
       a start closer to the border of two basins than that may be filed on its other side. Of another method, or of
       its name, the directions are those of its own norm.
-    - `steps`: limit for the runs that do not saturate.
+    - `steps`: limit for the runs.
     - `loss`: logistic by default.
     - `progress`: called with the share of the work done.
 
@@ -132,27 +146,90 @@ def basins(
     """
     rule = NormalizedGradientDescent(0.1) if method is None else as_method(method)
     runs = evolve_many(
-        [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=progress
+        [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=_half(progress)
     )
-    return _sorted(starts, runs)
+    return _settled(starts, runs, steps, progress)
 
 
-def _sorted(starts: Float[Array, "starts D"], runs: BatchResult) -> Basins:
-    """The runs of one problem by the selection they reached, each with its certified direction."""
-    problem, settled = runs.problems[0], runs.saturation[0] >= SATURATED
-    reached, which = np.unique(runs.selected[0][settled], axis=0, return_inverse=True)
+def _half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+    """The first half of the work."""
+    return None if progress is None else lambda share: progress(share / 2)
+
+
+@dataclass(eq=False)
+class _Names:
+    """The selections of one problem, each solved and named once, as its runs come to them."""
+
+    problem: TokenProblem
+    loss: AbstractLoss
+    norm: AbstractNorm
+    known: dict[bytes, LimitDirection] = field(default_factory=dict)
+    constants: dict[bytes, LimitConstants] = field(default_factory=dict)
+
+    def named(self, selected: Int[Array, " n"]) -> LimitDirection:
+        """The direction of a selection, in the norm of the method."""
+        name = selected.tobytes()
+        if name not in self.known:
+            self.known[name] = limit_direction(self.problem, selected, loss=self.loss, norm=self.norm)
+        return self.known[name]
+
+    def proven(self, selected: Int[Array, "runs n"], points: Float[Array, "runs D"]) -> Bool[Array, " runs"]:
+        """Of runs that stand at `points`: from which flow is proven to converge to the direction of their tokens."""
+        found = np.zeros(len(points), dtype=bool)
+        distinct, which = np.unique(selected, axis=0, return_inverse=True)
+        for number, one in enumerate(distinct):
+            if not self.named(one).is_limit:
+                continue
+            here, name = which.ravel() == number, one.tobytes()
+            if name not in self.constants:
+                self.constants[name] = limit_constants(self.problem, one, loss=self.loss)
+            found[here] = self.constants[name].attracts(points[here])
+        return found
+
+
+def _settled(
+    starts: Float[Array, "starts D"], runs: BatchResult, steps: int, progress: Callable[[float], None] | None
+) -> Basins:
+    """Go on with the runs that have saturated until their limit is proven; after `steps` steps gradient flow tells."""
+    names = _Names(runs.problems[0], runs.loss, runs.method.margin_norm)
+    settled, elsewhere = runs.saturation[0] >= SATURATED, {}
+    open_ = settled & (runs.method.margin_norm == L2)
+    while open_.any() and not runs.interrupted:
+        open_[open_] = ~names.proven(runs.selected[0][open_], runs.finals[0][open_])
+        # Looks are at the same steps whatever `steps` is, so that a run that is resumed is the one that was not.
+        until = _LOOK * 2 ** np.ceil(np.log2((runs.steps[0] + 1) / _LOOK)).clip(min=0).astype(int)
+        going = open_ & (until <= steps)
+        if not going.any():
+            break
+        runs = runs.resume(steps=np.where(going, until, runs.steps[0])[None])
+    for done, start in enumerate(np.flatnonzero(open_) if not runs.interrupted else ()):
+        limit = limit_of(names.problem, runs.finals[0][start], loss=names.loss)
+        settled[start] = limit.outcome == "direction"
+        elsewhere[int(start)] = limit.named
+        if progress is not None:
+            progress((1 + (done + 1) / open_.sum()) / 2)
+    return _sorted(starts, runs, settled, elsewhere, names)
+
+
+def _sorted(
+    starts: Float[Array, "starts D"],
+    runs: BatchResult,
+    settled: Bool[Array, " starts"],
+    elsewhere: dict[int, LimitDirection],
+    names: _Names,
+) -> Basins:
+    """The runs of one problem by their limits; those of `elsewhere` by what flow came to."""
     # Several selections are one limit where copies, or equals that tie, are selected together.
-    norm = runs.method.margin_norm
-    limits = [limit_direction(problem, selected, loss=runs.loss, norm=norm) for selected in reached]
-    sets = [(limit.chosen.tobytes(), limit.solution.status) for limit in limits]
-    distinct = list(dict.fromkeys(sets))
+    limits: dict[tuple[bytes, str], LimitDirection] = {}
     labels = np.full(len(settled), -1)
-    labels[settled] = np.array([distinct.index(name) for name in sets], dtype=int)[which.ravel()]
+    for start in np.flatnonzero(settled).tolist():
+        named = elsewhere[start] if start in elsewhere else names.named(runs.selected[0][start])
+        limits.setdefault((named.chosen.tobytes(), named.solution.status), named)
+        labels[start] = list(limits).index((named.chosen.tobytes(), named.solution.status))
     found = []
-    for number, name in enumerate(distinct):
+    for number, named in enumerate(limits.values()):
         count = int((labels == number).sum())
-        interval = wilson_interval(count, len(settled))
-        found.append(Basin(limits[sets.index(name)], count, count / len(settled), interval))
+        found.append(Basin(named, count, count / len(settled), wilson_interval(count, len(settled))))
     order = sorted(range(len(found)), key=lambda j: -found[j].count)
     rank = np.append(np.argsort(order), -1).astype(int)  # the last entry is for the label -1
     return Basins(starts, runs, rank[labels], tuple(found[j] for j in order))

@@ -22,7 +22,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS, PRODUCTS_TOLERANCE, Systems, concatenated, in_doubles, normalised
+from tokenmargin.margin.certificate import (
+    EPS,
+    PRODUCTS_TOLERANCE,
+    Systems,
+    in_doubles,
+    joined_systems,
+    normalised_systems,
+)
 from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
@@ -86,7 +93,7 @@ class _Input:
         minus = self.vectors[others]
         plus = np.broadcast_to(self.vectors[selected][:, None], minus.shape)
         asked = np.where(self.scores[others] == self.scores[selected][:, None], 0.0, 1.0)
-        return normalised(plus, asked, minus=minus)
+        return normalised_systems(plus, asked, minus=minus)
 
 
 def atlas(
@@ -130,7 +137,7 @@ def atlas(
         if block is None:
             blocks.pop()
         else:
-            blocks.append(walk.extended(block))
+            blocks.append(walk.extend_prefixes(block))
     ties = held_ties(problem, loss, listed=walk.limits, most=walk.budget - walk.solves)
     return Atlas(
         limits=name_global(problem, walk.limits, ties.held),
@@ -213,7 +220,7 @@ class _Walk:
             np.zeros((1, 0), dtype=np.intp), np.zeros((1, 0)), np.zeros((1, self.dimension)), np.zeros((1, 4))
         )
 
-    def extended(self, block: _Block) -> Iterator[_Block]:
+    def extend_prefixes(self, block: _Block) -> Iterator[_Block]:
         """The prefixes one input longer, in blocks; leaves are recorded instead."""
         size = len(self.inputs[block.prefixes.shape[1]].order)
         most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
@@ -278,7 +285,7 @@ class _Walk:
 
     def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
         """Multipliers of the scaled rows, vectors in the coordinates of the walk, and what is proven."""
-        systems = concatenated([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
+        systems = joined_systems([tokens.rows(t) for tokens, t in zip(self.inputs, prefixes.T, strict=False)])
         if isinstance(self.problem.keys, Coordinates):
             verdicts = solve_systems(systems)
             if self.dimension < self.problem.keys.dimension:  # a proof must hold for the problem's own rows

@@ -19,7 +19,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised
+from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised_systems
 from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.constraints import attention_constraints
@@ -313,7 +313,7 @@ def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answ
     if not len(which):
         return
     plus, minus = _pairs(keys, selected, which)
-    systems = normalised(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
+    systems = normalised_systems(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
     verdicts = solve_systems(systems)
     scale = systems.scale[:, None]
     answers.multipliers[which] = in_doubles(verdicts.multipliers, times=scale, over=systems.lengths)

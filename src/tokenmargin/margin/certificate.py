@@ -89,7 +89,7 @@ class Residuals(NamedTuple):
         return max(self[:4])
 
 
-def normalised(
+def normalised_systems(
     plus: Float[Array, "B k r"],
     bound: Float[Array, "#B k"],
     equality: Bool[Array, " k"] | None = None,
@@ -122,7 +122,7 @@ def normalised(
     )
 
 
-def concatenated(parts: Sequence[Systems]) -> Systems:
+def joined_systems(parts: Sequence[Systems]) -> Systems:
     """Systems with the constraints of all `parts` together: bounds of 1 where the parts have one, no ties."""
     lengths, bound, rows = (
         np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("lengths", "bound", "rows")
@@ -177,7 +177,7 @@ def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> t
 def in_doubles(
     values: Float[Array, "..."], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
 ) -> Float[Array, "..."]:
-    """`values times / over`, powers of two, without rounding; beyond the range of doubles, its ends.
+    """`values * times / over` for powers of two, without rounding; beyond the range of doubles, the end of it.
 
     A number that is not zero does not become zero: which multipliers are positive is not lost.
     """

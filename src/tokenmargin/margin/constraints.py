@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import Systems, normalised
+from tokenmargin.margin.certificate import Systems, normalised_systems
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
@@ -61,11 +61,11 @@ class Constraints:
             plus, minus = self.geometry.vectors[self.plus] * sign, None
             if self.minus is not None:
                 minus = (self.geometry.vectors[self.minus] * sign)[None]
-            return normalised(plus[None], bound, self.equality, minus=minus)
+            return normalised_systems(plus[None], bound, self.equality, minus=minus)
         assert isinstance(self.geometry, Gram), "the two geometries"
         known = self.geometry.products(self.plus, self.minus)
         sign = np.ones(len(self)) if self.sign is None else self.sign
-        systems = normalised(self.rows()[None], bound, self.equality)
+        systems = normalised_systems(self.rows()[None], bound, self.equality)
         lengths = systems.lengths[0]
         return systems._replace(
             products=(known.products * np.outer(sign, sign) / lengths / lengths[:, None])[None],

@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.solution import MarginSolution
-from tokenmargin.selection import named_sets, spelled
+from tokenmargin.selection import named_sets, selection_text
 
 Kind = Literal["GMM", "LMM", "stable", "finite part", "not locally optimal", "infeasible", "inaccurate"]
 
@@ -68,7 +68,7 @@ class LimitDirection(Tabular):
 
     def __repr__(self) -> str:
         solved = f"margin={self.solution.margin:.6g}, " if self.solution.is_optimal else ""
-        return f"LimitDirection({self.kind}, {spelled(self.chosen)}, {solved}{self.solution.status})"
+        return f"LimitDirection({self.kind}, {selection_text(self.chosen)}, {solved}{self.solution.status})"
 
     def _columns(self) -> dict[str, Array]:
         return limit_table((self,))
@@ -166,7 +166,7 @@ def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:
     """A row a direction: what it is, its tokens, its margin and its proof."""
     return {
         "kind": np.array([one.kind for one in limits], dtype=str),
-        "tokens": np.array([spelled(one.chosen) for one in limits], dtype=str),
+        "tokens": np.array([selection_text(one.chosen) for one in limits], dtype=str),
         "margin": np.array([one.solution.margin for one in limits]),
         "score_gap": np.array([one.gaps.min() for one in limits]),
         "neighbours": np.array([one.neighbours.sum() for one in limits], dtype=int),

@@ -142,7 +142,7 @@ class MarginSolution(Tabular):
             only = f"; one of a face of them, of dimension {self.freedom}" if self.freedom else ""
             return f"the shortest vector that satisfies the constraints, to {certificate.residual:.0e}{only}"
         if self.status == "infeasible":
-            return "no direction satisfies the constraints: a non-negative combination of them is exactly zero"
+            return "no direction satisfies the constraints: a convex combination of them is exactly zero"
         if certificate.primal < 1:
             return (
                 "not decided to tolerance: the vector found satisfies the constraints when lengthened, "

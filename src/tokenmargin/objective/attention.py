@@ -15,12 +15,12 @@ from tokenmargin.objective.forward import (
     Linearisation,
     attend,
     differences_from_pivot,
+    exp_shifted,
+    from_pivot,
     head_block,
     linearisation,
-    pivoted,
     prompt_block,
     prompt_descent,
-    shifted,
     unit_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
@@ -290,7 +290,7 @@ class JointObjective(AbstractObjective):
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self.forward(theta)
         log_slope = self.loss.log_slope(state.output)
-        slopes, log_scale = shifted(log_slope, (-1,))
+        slopes, log_scale = exp_shifted(log_slope, (-1,))
         feature_weights = (slopes * self.problem.labels)[..., None] * state.weights
         values = self.problem.values
         head = unit_descent(values, feature_weights, log_scale[..., None] - np.log(values.n))
@@ -304,7 +304,7 @@ class JointObjective(AbstractObjective):
         attention = self.forward(theta)
         state = differences_from_pivot(self.problem.keys, attention, self.loss)
         values = in_coordinates(self.problem.values)
-        offsets = pivoted(values, attention.pivot)
+        offsets = from_pivot(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
         labels = self.problem.labels[:, None]
         features = labels * (values[attention.pivot] + mean)

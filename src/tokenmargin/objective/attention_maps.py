@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Descent, Linearisation, block_of, linearisation, sloped, unit_descent
+from tokenmargin.objective.forward import Descent, Linearisation, block_of, exp_with_slopes, linearisation, unit_descent
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import in_coordinates
 
@@ -294,7 +294,7 @@ class MapObjective(AbstractObjective):
         keys = self.problem.keys
         logits = keys.logits(theta)
         sizes, signs = self.attention.log_vjp(logits, np.broadcast_to(self.problem.scores, logits.shape))
-        pulls, log_scale = sloped(self.loss.log_slope(self.outputs(theta)), sizes)
+        pulls, log_scale = exp_with_slopes(self.loss.log_slope(self.outputs(theta)), sizes)
         return unit_descent(keys, signs * pulls, log_scale[..., None] - np.log(keys.n))
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
@@ -309,7 +309,7 @@ class MapObjective(AbstractObjective):
         sizes, signs = self.attention.log_vjp(logits, self.problem.scores)
         output = self.outputs(theta)
         log_slope, bend = self.loss.log_slope(output), self.loss.log_slope_derivative(output)
-        pulls, scale = sloped(log_slope, sizes)
+        pulls, scale = exp_with_slopes(log_slope, sizes)
         terms = (signs * pulls)[..., None] * keys
         pull = terms.sum(axis=1)
         slope = np.einsum("nt,ntr->nr", signs * np.exp(sizes), keys)

@@ -95,7 +95,7 @@ class Embeddings:
         """The problem of training p alone: the embeddings are keys and values, the head is v."""
         return TokenProblem(self.geometry, self.corpus.labels, head=self.head)
 
-    def moved(self, c: Float[Array, " m"], e: Float[Array, " m"]) -> Embeddings:
+    def after_step(self, c: Float[Array, " m"], e: Float[Array, " m"]) -> Embeddings:
         """`E_s + c_s p + e_s v` and `p + sum_s c_s E_s`: one step of training, v kept."""
         m = self.corpus.size
         left, right = np.zeros((m + 2, 3)), np.zeros((3, m + 2))
@@ -174,7 +174,7 @@ class EmbeddingObjective:
     def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
         """One step of gradient descent on all embeddings and the prompt (4)."""
         gradient = self.gradient(embeddings)
-        return embeddings.moved(eta * gradient.c, eta * gradient.e)
+        return embeddings.after_step(eta * gradient.c, eta * gradient.e)
 
     def values(self, embeddings: Embeddings) -> Float[Array, "n T"]:
         """`<E_{x_t}, v>` per position; zero where there is no token."""

@@ -83,7 +83,7 @@ def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     """
     objective = EmbeddingObjective(embeddings.corpus)
     gradient = objective.gradient(embeddings)
-    return FirstStep(embeddings, embeddings.moved(eta * gradient.c, eta * gradient.e), gradient, eta)
+    return FirstStep(embeddings, embeddings.after_step(eta * gradient.c, eta * gradient.e), gradient, eta)
 
 
 def class_shares(

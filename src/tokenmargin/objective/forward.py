@@ -53,13 +53,13 @@ class Attention(NamedTuple):
     lead_sign: Float[Array, "... n T"]
 
 
-def shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def exp_shifted(logs: Float[Array, "..."], axes: tuple[int, ...]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """`exp(logs - largest)` and the largest, for sums in the log domain; zeros when all are minus infinity."""
     largest = np.maximum(logs.max(axis=axes, keepdims=True), np.finfo(float).min)
     return np.exp(logs - largest), np.squeeze(largest, axis=axes)
 
 
-def sloped(
+def exp_with_slopes(
     log_slope: Float[Array, "... n"], logs: Float[Array, "... n T"]
 ) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
     """`exp(log_slope + logs - largest)` and the largest. The steepest slope is taken off first: beside that of scores
@@ -67,7 +67,7 @@ def sloped(
     with np.errstate(invalid="ignore"):  # where an output has underflowed and its slope is infinite there is none
         steepest = np.where((logs > -np.inf).any(axis=-1), log_slope, -np.inf).max(axis=-1, keepdims=True)
         steepest = np.where(np.isfinite(steepest), steepest, 0.0)
-        sizes, log_scale = shifted((log_slope - steepest)[..., None] + logs, (-2, -1))
+        sizes, log_scale = exp_shifted((log_slope - steepest)[..., None] + logs, (-2, -1))
     return sizes, np.asarray(log_scale + steepest[..., 0])
 
 
@@ -87,7 +87,7 @@ def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> 
         # A token that scores exactly what the pivot does leads by the shortfall alone, which underflows near |p| = 700.
         equal = (ahead == 0) & ~pivot
         if equal.any():
-            sizes, largest = shifted(log_weights + np.log(np.abs(ahead)), (-1,))
+            sizes, largest = exp_shifted(log_weights + np.log(np.abs(ahead)), (-1,))
             total = (np.sign(ahead) * sizes).sum(axis=-1)
             log_lead = np.where(equal, (np.log(np.abs(total)) + largest)[..., None], log_lead)
             sign = np.where(equal, np.sign(total)[..., None], sign)
@@ -115,7 +115,7 @@ def descent_weights(
 ) -> tuple[Float[Array, "... n T"], Float[Array, "..."]]:
     """Weights `w` on the keys with `sum_i |loss'_i| sum_t s_it (gamma_it - f_i) k_it = exp(log_scale) sum w k`."""
     logs = np.where(state.pivot, -np.inf, state.log_weights + state.log_lead)
-    sizes, log_scale = sloped(log_slope, logs)
+    sizes, log_scale = exp_with_slopes(log_slope, logs)
     coefficients = np.copysign(sizes, state.lead_sign)
     coefficients -= coefficients.sum(axis=-1, keepdims=True) * state.pivot
     return coefficients, log_scale
@@ -210,7 +210,7 @@ def prompt_block(
     - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
     idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
-    sizes, scale = sloped(state.log_slope, np.where(idle, -np.inf, state.log_weights + state.log_lead))
+    sizes, scale = exp_with_slopes(state.log_slope, np.where(idle, -np.inf, state.log_weights + state.log_lead))
     log_scale = float(scale)
     coefficients = np.copysign(sizes, state.lead_sign)  # c_i a_it
     pulls = coefficients[..., None] * state.keys
@@ -231,7 +231,7 @@ def prompt_block(
 
 def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
     """The block of the head: `sum_i c_i Y_i x_i` with the attended `x_i`, and its derivative in head and prompt."""
-    slopes, scale = shifted(state.log_slope, (0,))
+    slopes, scale = exp_shifted(state.log_slope, (0,))
     pulls = slopes[:, None] * features
     in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
     in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
@@ -239,7 +239,7 @@ def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Arra
     return block_of(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
-def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
+def from_pivot(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
     """`k_t - k_pivot` for every token."""
     return vectors - vectors[pivot][:, None]
 
@@ -247,7 +247,7 @@ def pivoted(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[
 def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
     """The forward pass with every key as its difference to the selected one's, and the loss's slope and bend."""
     return Pivoted(
-        keys=pivoted(in_coordinates(keys), state.pivot),
+        keys=from_pivot(in_coordinates(keys), state.pivot),
         weights=state.weights,
         log_weights=state.log_weights,
         lead=state.lead,

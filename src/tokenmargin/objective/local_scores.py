@@ -23,11 +23,11 @@ from tokenmargin.objective.forward import (
     Pivoted,
     attend,
     differences_from_pivot,
+    exp_shifted,
+    from_pivot,
     linearisation,
-    pivoted,
     prompt_block,
     prompt_descent,
-    shifted,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
 from tokenmargin.problem.geometry import in_coordinates
@@ -88,7 +88,7 @@ class ClassObjective(AbstractLocalObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
         seen = differences_from_pivot(self.problem.keys, state, self.loss)
-        offsets = pivoted(self.problem.rivals, state.pivot)
+        offsets = from_pivot(self.problem.rivals, state.pivot)
         mean = np.einsum("nt,ntc->nc", state.weights, offsets)
         moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)
         _, shares = soft_margin(self.problem.rivals[state.pivot] + mean)
@@ -143,7 +143,7 @@ class SquareObjective(AbstractLocalObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
-        keys = pivoted(in_coordinates(self.problem.keys), state.pivot)
+        keys = from_pivot(in_coordinates(self.problem.keys), state.pivot)
         seen = Pivoted(
             keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
             self.log_slopes(state), np.zeros(self.problem.n),
@@ -157,13 +157,13 @@ class SquareObjective(AbstractLocalObjective):
         it is `sum_t s_it |prediction_it - y_i|` that counts.
         """
         logs = np.where(_idle(seen), -np.inf, seen.log_weights + seen.log_lead)
-        sizes, tops = shifted(logs, (1,))
+        sizes, tops = exp_shifted(logs, (1,))
         tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
         slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
         curved = -2 * np.einsum("n,nr,nq->rq", _scaled(2 * tops, block), slopes, slopes)
         off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
         with np.errstate(divide="ignore"):
-            reach, most = shifted(seen.log_weights + np.log(off), (1,))
+            reach, most = exp_shifted(seen.log_weights + np.log(off), (1,))
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
@@ -213,7 +213,7 @@ def _log_sum(state: Attention, off: Float[Array, "n T"]) -> tuple[Float[Array, "
     off = np.broadcast_to(off, state.weights.shape)
     best = np.where(state.pivot, off, 0.0).sum(axis=-1)
     with np.errstate(divide="ignore"):
-        sizes, top = shifted(state.log_weights + np.log(np.abs(off)), (-1,))
+        sizes, top = exp_shifted(state.log_weights + np.log(np.abs(off)), (-1,))
         others = (np.copysign(sizes, off)).sum(axis=-1)
         plain = best + (state.weights * (off - best[..., None])).sum(axis=-1)
         exact = best == 0

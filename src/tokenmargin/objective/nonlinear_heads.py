@@ -21,8 +21,8 @@ from tokenmargin.objective.forward import (
     Linearisation,
     attend,
     differences_from_pivot,
+    from_pivot,
     linearisation,
-    pivoted,
     prompt_block,
     prompt_descent,
 )
@@ -123,7 +123,7 @@ class HeadObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state, output, attended = self._state(theta)
         seen = differences_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
-        offsets = pivoted(_values(self.problem.values), state.pivot)
+        offsets = from_pivot(_values(self.problem.values), state.pivot)
         spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
         bending = np.einsum("ndr,nde,neq->nrq", moved, self.head.second(attended), moved)

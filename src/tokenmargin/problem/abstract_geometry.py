@@ -39,8 +39,9 @@ def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
     try:
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        remedy = "pad short inputs and give a mask"
-        raise ValueError(f"{name} must be a rectangular array of numbers ({error}); {remedy}") from error
+        ragged = "inhomogeneous" in str(error)  # which the remedy says in plainer words
+        why, remedy = "" if ragged else f" ({error})", "pad short inputs and give a mask"
+        raise ValueError(f"{name} must be a rectangular array of numbers{why}; {remedy}") from error
 
 
 def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:

@@ -40,7 +40,7 @@ def load_problem(path: str | Path) -> TokenProblem:
             return parse_problem(path.read_bytes(), source=str(path))
         case suffix:
             raise ProblemFileError(f"{path}: a problem file ends in .npz or .json, got {suffix!r}")
-    return _assembled(arrays, str(path))
+    return _build_problem(arrays, str(path))
 
 
 def parse_problem(content: str | bytes, *, source: str = "problem") -> TokenProblem:
@@ -68,10 +68,10 @@ def problem_of(fields: Mapping[str, Any], *, source: str = "problem") -> TokenPr
             raise ProblemFileError(
                 f"{source}: {name} is not a rectangular array; pad short inputs and give a mask"
             ) from error
-    return _assembled(arrays, source)
+    return _build_problem(arrays, source)
 
 
-def _assembled(arrays: dict[str, Array], source: str) -> TokenProblem:
+def _build_problem(arrays: dict[str, Array], source: str) -> TokenProblem:
     """Check the names of the fields and build the problem."""
     unknown = sorted(set(arrays) - set(FIELDS))
     missing = [

@@ -243,7 +243,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
 
 
 def _sure(probability: float) -> str:
-    """A probability for people; none is ever quite sure."""
+    """A probability for people, with more digits near 1 and never 100%."""
     return (
         f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"
     )

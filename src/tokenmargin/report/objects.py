@@ -31,7 +31,7 @@ from tokenmargin.report.style import (
     legend_below,
     paper_style,
 )
-from tokenmargin.selection import angle, optimal_tokens, spelled
+from tokenmargin.selection import angle, optimal_tokens, selection_text
 
 MOST_BARS = 20
 
@@ -98,7 +98,7 @@ def _(item: Atlas, ax: Axes) -> None:
     shown = item.limits[:MOST_BARS]
     place = np.arange(len(shown))
     ax.barh(place, [limit.solution.margin for limit in shown], color=_colours(shown), height=0.7)
-    ax.set_yticks(place, [f"{limit.kind} {_short(spelled(limit.chosen))}" for limit in shown])
+    ax.set_yticks(place, [f"{limit.kind} {_short(selection_text(limit.chosen))}" for limit in shown])
     ax.invert_yaxis()
     ax.set_xlabel(r"margin $1/\|p^{mm}\|$")
 
@@ -116,7 +116,7 @@ def _(item: Basins, ax: Axes) -> None:
     ends = np.array([basin.interval for basin in item.basins]).reshape(-1, 2)
     off = np.stack([shares - ends[:, 0], ends[:, 1] - shares])
     ax.barh(place, shares, color=colours, xerr=np.maximum(off, 0), height=0.7, error_kw={"lw": 0.8})
-    ax.set_yticks(place, [f"{basin.kind} {_short(spelled(basin.named.chosen))}" for basin in item.basins])
+    ax.set_yticks(place, [f"{basin.kind} {_short(selection_text(basin.named.chosen))}" for basin in item.basins])
     ax.invert_yaxis()
     ax.set_xlabel("share of the starts")
 
@@ -130,7 +130,7 @@ def draw_map(basins: Basins, ax: Axes, colours: list[str]) -> None:
     box = (across.min() - step / 2, across.max() + step / 2, up.min() - step / 2, up.max() + step / 2)
     ax.imshow(1 - 0.55 * (1 - shades), origin="lower", extent=box, interpolation="nearest")
     for basin, colour in zip(basins.basins, colours, strict=True):
-        name = f"{basin.kind} {spelled(basin.named.chosen)}: {100 * basin.share:.0f}%"
+        name = f"{basin.kind} {selection_text(basin.named.chosen)}: {100 * basin.share:.0f}%"
         ax.scatter([], [], marker="s", color=colour, alpha=0.55, label=name)
     if basins.unsettled:
         ax.scatter([], [], marker="s", color="#d9d9d9", label=f"bounded or unsettled: {100 * basins.unsettled:.0f}%")
@@ -174,11 +174,11 @@ def _colours(limits: Sequence[LimitDirection], problem: TokenProblem | None = No
 
 
 def _title(limit: LimitDirection) -> str:
-    return f"{limit.kind} {_short(spelled(limit.chosen))}, margin {limit.solution.margin:.3g}"
+    return f"{limit.kind} {_short(selection_text(limit.chosen))}, margin {limit.solution.margin:.3g}"
 
 
-def _short(names: str, most: int = 24) -> str:
-    return names if len(names) <= most else f"{names[:most]}..."
+def _short(names: str) -> str:
+    return names if len(names) <= 24 else f"{names[:24]}..."
 
 
 def _is_grid(starts: Float[Array, "k D"], side: int) -> bool:
@@ -194,10 +194,10 @@ def _tokens_in_plane(problem: TokenProblem) -> tuple[Table, tuple[str, str]]:
     if is_planar(problem):
         assert isinstance(problem.keys, Coordinates), "planar keys have coordinates"
         places = problem.keys.tokens[problem.mask][:, :2]
-        names = ("first coordinate of the keys", "second")
+        names = ("first coordinate of the keys", "second coordinate")
     else:
         places = _principal(problem)
-        names = ("first principal direction of the keys", "second")
+        names = ("first principal direction of the keys", "second principal direction")
     best = optimal_tokens(problem)[problem.mask]
     table = {
         "input": inputs, "token": positions, "x": places[:, 0], "y": places[:, 1],

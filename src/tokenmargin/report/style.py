@@ -12,6 +12,7 @@ import numpy as np
 from cycler import cycler
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
+from matplotlib.collections import Collection
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
@@ -144,7 +145,7 @@ def settle_names(figure: Figure) -> None:
             continue
         frame = ax.get_window_extent()
         lines = [ax.transData.transform(_dense(np.asarray(line.get_xydata(), dtype=float))) for line in ax.lines]
-        marks = [ax.transData.transform(np.asarray(cloud.get_offsets())) for cloud in ax.collections]
+        marks = [_outline(ax, cloud) for cloud in ax.collections]
         drawn = np.concatenate([*lines, *marks, np.zeros((0, 2))])
 
         for name in names:
@@ -165,6 +166,15 @@ def _covered(name: Annotation, names: Sequence[Annotation], drawn: Float[Array, 
     others = sum(box.overlaps(other.get_window_extent()) for other in names if other is not name)
     outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
     return float(inside.sum() + 100 * others + 1000 * outside)
+
+
+def _outline(ax: Axes, cloud: Collection) -> Float[Array, "m 2"]:
+    """Points about the marks of a cloud, as large as these are drawn."""
+    sizes = np.sqrt(np.atleast_1d(getattr(cloud, "get_sizes", lambda: 20.0)())) / 2 * ax.figure.dpi / 72
+    turns = np.linspace(0, 2 * np.pi, 12, endpoint=False)
+    ring = float(sizes.max(initial=1.0)) * np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    middles = ax.transData.transform(np.asarray(cloud.get_offsets()))
+    return (middles[:, None] + ring).reshape(-1, 2)
 
 
 def _dense(points: Float[Array, "k 2"]) -> Float[Array, "m 2"]:
@@ -235,7 +245,7 @@ def draw_angles(ax: Axes, courses: Sequence[tuple[Array, Array, str, str | None]
 
 
 def finish_plane(
-    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second")
+    ax: Axes, shown: Float[Array, "m 2"], *, names: tuple[str, str] = ("first coordinate", "second coordinate")
 ) -> None:
     """A window that fits what is shown, with equal scales, and a legend of distinct entries."""
     low, high = shown.min(axis=0), shown.max(axis=0)

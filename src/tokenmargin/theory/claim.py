@@ -81,7 +81,7 @@ class Slack:
 
     @property
     def proven(self) -> bool:
-        """Whether it holds and cannot be otherwise: the room it has is more than the error of the number."""
+        """Whether it holds by more than the error of the measured number."""
         room = self.tolerance == 0 or (self.relation != "=" and self.slack >= self.tolerance)
         return self.conclusive in ("always", "if met") and self.holds and room
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokenmargin._files import atomic_path, file_digest, sealed, unsealed
+from tokenmargin._files import atomic_path, file_digest, open_sealed, seal_record
 
 KEPT = 2
 
@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], reco
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, beside)
         digest = file_digest(beside)
     with atomic_path(folder / f"{name}.json") as beside:
-        beside.write_text(json.dumps(sealed({**record, "step": step, "sha256": digest})))
+        beside.write_text(json.dumps(seal_record({**record, "step": step, "sha256": digest})))
     for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | No
         damage = _damage(note)
         if not damage:
             data = load_file(note.with_suffix(".safetensors"))
-            return Checkpoint(data, unsealed(json.loads(note.read_bytes())), tuple(skipped))
+            return Checkpoint(data, open_sealed(json.loads(note.read_bytes())), tuple(skipped))
         skipped.append(f"{note.name}: {damage}")
     return None
 
@@ -81,7 +81,7 @@ def _damage(note: Path) -> str:
     """What is wrong with a checkpoint; nothing when it is whole."""
     data = note.with_suffix(".safetensors")
     try:
-        record = unsealed(json.loads(note.read_bytes()))
+        record = open_sealed(json.loads(note.read_bytes()))
         if file_digest(data) != record["sha256"]:
             raise ValueError(f"the checksum of {data.name} differs")
         with safe_open(data, framework="pt"):

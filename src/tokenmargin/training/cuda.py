@@ -107,7 +107,7 @@ class OneLayerCuda(ScoresKept):
         return self.split.total(ours.sum(dtype=torch.float64))
 
     def _advance(self, batch: int, left: int) -> int:
-        """Take some steps of those that are left; how many."""
+        """Take some of the steps that are left; returns how many."""
         if not self.split.ranks.alone:
             self._graph("attend", batch, lambda: self._attend(batch)).replay()
             self.split.gather(self._weights)

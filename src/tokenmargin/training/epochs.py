@@ -124,7 +124,7 @@ def run_epochs(
     """
     split = split or ByTexts()
     place = None if folder is None else Path(folder)
-    with _held(place if split.ranks.first else None):
+    with _lock_folder(place if split.ranks.first else None):
         position, notes = _resume(model, config, place, split)
         loop = _Loop(
             model, config, position, split, place, n, device, chunk,
@@ -144,7 +144,7 @@ def run_epochs(
 
 
 @contextlib.contextmanager
-def _held(folder: Path | None) -> Iterator[None]:
+def _lock_folder(folder: Path | None) -> Iterator[None]:
     """Hold the folder's lock, if there is a folder, after removing what a killed run left half written."""
     if folder is None:
         yield

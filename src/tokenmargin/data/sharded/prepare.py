@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin._files import file_digest, locked_folder, plain, remove_leftovers, sealed, write_json
+from tokenmargin._files import file_digest, locked_folder, plain, remove_leftovers, seal_record, write_json
 from tokenmargin.data.pipeline import PLAIN, Pipeline, Tokens, choose_tokens, no_token_left
 from tokenmargin.data.sharded.slices import (
     FORMAT,
@@ -116,7 +116,7 @@ def _write_corpus(
         "statistics": file_digest(place / STATISTICS),
         "steps": [vars(step) for step in chosen.steps],
         "choices": pipeline.describe(),
-        "source": {"labels": sides, **_unused(slices, counted)},
+        "source": {"labels": sides, **_unused_rows(slices, counted)},
     }
     _finish(place, work, manifest)
 
@@ -166,7 +166,7 @@ def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, 
     )
 
 
-def _unused(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict[str, Any]:
+def _unused_rows(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict[str, Any]:
     """How many rows could not be used, and the first of them by file and line."""
     reasons: list[dict[str, str]] = []
     path, before = "", 0
@@ -180,7 +180,7 @@ def _unused(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict[str,
 
 def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
     """The manifest makes it a corpus; then what is not part of it goes."""
-    write_json(place / MANIFEST, sealed(plain(manifest)))
+    write_json(place / MANIFEST, seal_record(plain(manifest)))
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()

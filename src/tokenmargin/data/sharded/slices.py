@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import file_digest, unsealed
+from tokenmargin._files import file_digest, open_sealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
 from tokenmargin.data.sources import Rejected, Row, SourceError, json_rows, usable
 from tokenmargin.problem.corpus import CountedByLabel
@@ -218,7 +218,7 @@ def load_sharded(folder: str | Path) -> ShardedText:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if isinstance(manifest, dict) and manifest.get("format") != FORMAT:
             raise ValueError(f"its format is {manifest.get('format')}, this version reads {FORMAT}")
-        manifest = unsealed(manifest)
+        manifest = open_sealed(manifest)
         if file_digest(folder / STATISTICS) != manifest["statistics"]:
             raise ValueError(f"the checksum of {STATISTICS} differs")
         table = pq.read_table(folder / STATISTICS)

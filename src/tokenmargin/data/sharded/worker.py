@@ -119,7 +119,7 @@ def count_slice(plan_path: Path, piece: range) -> SliceCount:
 
 
 def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[int, str]:
-    """Write the shard and the sums of slice `piece.start`, unless that is done; how many texts it has, its checksum."""
+    """Write the shard and the sums of slice `piece.start`, unless that is done; returns its texts and its checksum."""
     plan, (numbering, rank), i = _plan(plan_path), _numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():

@@ -9,7 +9,7 @@ from functools import partial
 from tokenmargin.dynamics.methods.method import AbstractMethod, MirrorDescent, Schedule, StepSize
 from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
 from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
-from tokenmargin.plugins import PluginError, described, find, names
+from tokenmargin.plugins import PluginError, find, kind_in_words, names
 
 BETA = 0.9
 
@@ -79,7 +79,8 @@ def as_method(given: AbstractMethod | str) -> AbstractMethod:
         return given
     known = ", ".join(names("methods"))
     raise TypeError(
-        f"method must be a method, such as NormalizedGradientDescent(0.1), or a name ({known}); got {described(given)}"
+        f"method must be a method, such as NormalizedGradientDescent(0.1), or a name ({known}); "
+        f"got {kind_in_words(given)}"
     )
 
 

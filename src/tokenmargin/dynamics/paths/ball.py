@@ -150,7 +150,7 @@ def regularisation_path(
     interrupted, done = False, 0
     try:
         for done, radius in enumerate(grid.tolist()):
-            found = [None if branch[-1] is None else ball.continued(branch[-1], radius) for branch in branches]
+            found = [None if branch[-1] is None else ball.minimum_at_next(branch[-1], radius) for branch in branches]
             fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
             fresh = np.concatenate([fresh, guided])
             _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius), ball.objective)
@@ -228,22 +228,22 @@ class _Ball:
             )
         found = minimise(self.overall, start, sphere=sphere, max_iterations=100)
         if not found.converged:
-            found = self._resolved(found, sphere) or found
+            found = self._minimum_near(found, sphere) or found
         if found.outward > 0:
             return found if found.converged else None
         return self._inside(found.point, radius)
 
-    def continued(self, tip: Minimum, radius: float) -> Minimum | None:
+    def minimum_at_next(self, tip: Minimum, radius: float) -> Minimum | None:
         """The minimum at the next radius: an inner one stays, one on the sphere moves out with it."""
         if tip.outward == 0:
             return tip
         start = tip.point * (radius / np.linalg.norm(tip.point))
-        found = self._resolved(replace(tip, point=start), Sphere(radius))
+        found = self._minimum_near(replace(tip, point=start), Sphere(radius))
         settled = found is not None and found.converged and found.outward > 0
         return found if settled else self.minimum(start, radius)
 
-    def _resolved(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
-        """The minimum near a point, told by the excess risk over what it selects; None where that is negative."""
+    def _minimum_near(self, rough: Minimum, sphere: Sphere) -> Minimum | None:
+        """The minimum, near a point, of the excess risk over what the point selects; None where that is negative."""
         local = prompt_landscape(
             self.objective, select(self.objective.problem.keys, self.objective.prompt(rough.point))
         )

@@ -58,7 +58,7 @@ class ConePath(Tabular):
 
     @cached_property
     def on_border(self) -> Bool[Array, " radii"]:
-        """Whether the cone holds them back."""
+        """Whether the minimiser of each radius lies on the border of the cone, which holds it back."""
         return np.asarray(np.cos(self.angles) <= 1 - self.width + _INSIDE)
 
     def __repr__(self) -> str:

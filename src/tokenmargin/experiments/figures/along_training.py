@@ -9,7 +9,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Table, track
 from tokenmargin.experiments.tables import PAPER_B, columns, token_table
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
@@ -37,7 +37,7 @@ class _Growth(AbstractExperiment):
         objective = PromptObjective(figure1c())
         methods = {"ngd": NormalizedGradientDescent(self.normalized_step), "gd": GradientDescent(self.plain_step)}
         table: dict[str, Array] = {"step": np.arange(self.steps + 1)}
-        for name, method in tracked(list(methods.items()), progress):
+        for name, method in track(list(methods.items()), progress):
             path = evolve(objective, method, steps=self.steps, keep=("saturation", "norm"))
             table |= {f"saturation_{name}": path["saturation"], f"norm_{name}": path["norm"][:, 0]}
         return Result(self, {"curves": table}, self.findings(table))
@@ -124,7 +124,7 @@ class Figure5(AbstractExperiment):
         rows: list[dict[str, object]] = []
         paths: dict[str, list[Array]] = {name: [] for name in ("loss", "score", "step", "x", "y")}
         losses = [(name, loss) for name, loss in LOSSES if name in ("correlation", "logistic")]
-        for score in tracked(self.scores, progress):
+        for score in track(self.scores, progress):
             problem = figure5(score)
             for name, loss in losses:
                 path = evolve(

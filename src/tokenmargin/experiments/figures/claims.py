@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, track
 from tokenmargin.experiments.tables import PAPER_A, PAPER_B, PAPER_C, PAPER_D, columns
 from tokenmargin.theory import PAPER_CLAIMS, Report
 
@@ -20,7 +20,7 @@ class _Claims(AbstractExperiment):
         paper = f"{self.figure[-1].upper()}."  # as in claims-a
         claims = [claim for claim in PAPER_CLAIMS if claim.name.startswith(paper)]
         reports: list[Report] = []
-        for claim in tracked(claims, progress):
+        for claim in track(claims, progress):
             reports += claim.own()
         tables = {
             "checks": columns([_check(report) for report in reports]),

@@ -113,7 +113,7 @@ class TrainedEmbeddings(AbstractExperiment):
         if self.inputs().get(self.dataset) != "absent":
             return Result(self, tables, findings, notes)
         words = f"generated sentences standing in for {DATASETS[self.dataset]}"
-        found = tuple(finding.unjudged() for finding in findings)
+        found = tuple(finding.without_bounds() for finding in findings)
         return Result(self, tables, found, (*notes, _noise(tables["tokens"])), stand_in=words)
 
     def further_findings(self, corpus: TokenCorpus, scores: list[Array]) -> tuple[Finding, ...]:

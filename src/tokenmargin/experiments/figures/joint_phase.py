@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow, ridge_path
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import columns
 from tokenmargin.margin import JointPhases, joint_phases
 from tokenmargin.objective.attention import JointObjective
@@ -69,7 +69,7 @@ class JointPhase(AbstractExperiment):
         named = [("fig3b", figure3b()), ("fig3, (0.5, 1.1)", figure3a(third=(0.5, 1.1)))]
         named += [(f"random {k + 1}", random_joint_problem(5, 4, rng=rng)) for k in range(self.randoms)]
         rows: dict[str, list[dict[str, object]]] = {"law": [], "measured": [], "problems": []}
-        for name, problem in tracked(named, progress):
+        for name, problem in track(named, progress):
             phases = joint_phases(problem, [1] * problem.n)
             rows["law"] += _law(name, phases)
             rows["measured"] += [*_ridge(name, phases, rng), *_descent(name, phases, self.steps)]

@@ -13,7 +13,7 @@ import numpy as np
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowPath, NormalizedGradientDescent, evolve_many, flow
 from tokenmargin.dynamics.paths.ball import minimum_along
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import columns
 from tokenmargin.limits import LimitConstants, limit_constants
 from tokenmargin.limits.by_method import SATURATED
@@ -54,7 +54,7 @@ class Constants(AbstractExperiment):
         ]
         summary: list[dict[str, object]] = []
         curves: list[dict[str, object]] = []
-        for name, problem in tracked(named, progress):
+        for name, problem in track(named, progress):
             path = flow(PromptObjective(problem), until_norm=1.01 * float(NORMS[-1]))
             found = limit_constants(problem, path.selected)
             if path.stop == "norm" and not found.reason:
@@ -134,7 +134,7 @@ class Saturation(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         jobs = [(d, trial) for d in self.dimensions for trial in range(self.trials)]
-        runs = columns([self._follow(d, trial) for d, trial in tracked(jobs, progress)])
+        runs = columns([self._follow(d, trial) for d, trial in track(jobs, progress)])
         table = columns([_dimension_row(d, runs) for d in self.dimensions])
         return Result(self, {"dimensions": table, "runs": runs}, _saturation_findings(runs, table))
 
@@ -175,7 +175,7 @@ def _words(found: Limit) -> str:
 
 
 def _saturation(problem: TokenProblem, found: Limit) -> float:
-    """Smallest weight, over the inputs, of an input's largest one at the end."""
+    """The largest weight of each input at the end: the smallest of these over the inputs."""
     return float(PromptObjective(problem).forward(found.path.final).weights.max(axis=-1).min())
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import AbstractMethod, BatchResult, evolve_many, method_named
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Scales, track
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import SchattenNorm
@@ -75,7 +75,7 @@ class MethodMargins(AbstractExperiment):
         runs: BatchResult | None = None
         at = sorted({max(self.steps // 4**k, 1) for k in range(LOOKS)})
         norms, shares = [], []
-        for steps in tracked(at, progress):
+        for steps in track(at, progress):
             runs = evolve_many(problems, self.rule, steps=steps) if runs is None else runs.resume(steps=steps)
             found = [_share(problem, runs, j, named) for j, problem in enumerate(problems)]
             norms.append([size for size, _ in found])

@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve
-from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Finding, Progress, Result, Table, track
 from tokenmargin.experiments.tables import PAPER_D, columns
 from tokenmargin.limits import NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
@@ -99,7 +99,7 @@ class _Notebook(AbstractExperiment):
     def run(self, progress: Progress = None) -> Result:
         rows = []
         drawn = drawn_problems(self.draws, unused=self.unused)
-        for draw in tracked(range(self.draws), progress):
+        for draw in track(range(self.draws), progress):
             problem, start = next(drawn)
             printed = self.printed[draw] if draw < len(self.printed) else np.nan
             rows.append({"draw": draw, "printed": printed, **self.one(problem, start)})

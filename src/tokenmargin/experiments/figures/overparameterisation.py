@@ -222,7 +222,7 @@ class Figure9b(_Overparameterisation):
             )
         ]
         if negative.any():
-            limits = self.followed(runs)
+            limits = self.flow_from_ends(runs)
             found += [
                 Finding(
                     "of those, share that flow takes to a stationary point or to a locally optimal direction",
@@ -238,7 +238,7 @@ class Figure9b(_Overparameterisation):
             ]  # fmt: skip
         return tuple(found)
 
-    def followed(self, runs: Table) -> list[str]:
+    def flow_from_ends(self, runs: Table) -> list[str]:
         """Where flow goes from the ends of the runs with a negative gap: "bounded", or the kind of direction."""
         names = []
         for d in np.unique(runs["d"][runs["gap"] < 0]).tolist():

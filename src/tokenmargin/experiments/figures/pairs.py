@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import PAPER_A, columns
 
 
@@ -54,7 +54,7 @@ class Pairs(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         rows, pairs = [], []
-        for seed in tracked(self.seeds, progress):
+        for seed in track(self.seeds, progress):
             ids, labels, _ = self.corpus(np.random.default_rng([seed, 0]), self.texts)
             held = self.corpus(np.random.default_rng([seed, 1]), 2000)
             for model in ("one-layer", "two-layer"):

@@ -31,7 +31,7 @@ from tokenmargin.margin import atlas, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import NAMED_PROBLEMS, figure8, three_limits
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import ConeConstants, cone_constants, spelled
+from tokenmargin.selection import ConeConstants, cone_constants, selection_text
 
 KEPT_POINTS = 1000
 FLOW_POINTS = 100
@@ -344,7 +344,10 @@ class Demo(PromptPaths):
     def direction_table(self, problem: TokenProblem) -> Table:
         limits = atlas(problem).limits
         return columns(
-            [{**direction_row(limit.kind, limit.solution), "selected": spelled(limit.chosen)} for limit in limits]
+            [
+                {**direction_row(limit.kind, limit.solution), "selected": selection_text(limit.chosen)}
+                for limit in limits
+            ]
         )
 
     def selection_counts(self, problem: TokenProblem) -> dict[str, int]:

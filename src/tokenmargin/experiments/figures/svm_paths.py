@@ -29,7 +29,7 @@ from tokenmargin.experiments.experiment import (
     Result,
     Scales,
     Table,
-    tracked,
+    track,
 )
 from tokenmargin.experiments.tables import PAPER_C, columns
 from tokenmargin.margin import MarginSolution, class_margin, max_margin
@@ -80,7 +80,7 @@ class SvmPaths(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         ends, along = [], []
-        for seed, trained in tracked([(seed, trained) for seed in SEEDS for trained in NORMS], progress):
+        for seed, trained in track([(seed, trained) for seed in SEEDS for trained in NORMS], progress):
             problem = svm_path_data(seed)
             points = self._train(problem, trained)
             direction = max_margin(problem, problem.scores.argmax(axis=1), norm=NORMS[trained])
@@ -229,7 +229,7 @@ class SvmTokens(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
-        for d in tracked(self.dimensions, progress):
+        for d in track(self.dimensions, progress):
             rows += self._runs(d)
         runs = columns(rows)
         means = columns([_means(runs, settings, d) for settings in GUARDS for d in self.dimensions])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenmargin.dynamics import flow
-from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, tracked
+from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import PAPER_A, columns
 from tokenmargin.margin import limit_direction
 from tokenmargin.objective.attention import PromptObjective
@@ -63,7 +63,7 @@ class Theorem5Sharpness(AbstractExperiment):
     def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
         cells = [(n, T, part) for n, T in self.sizes for part in self.steps]
-        for n, T, part in tracked(cells, progress):
+        for n, T, part in track(cells, progress):
             eta = part * 4 * n**2 * T**2
             d = 1
             while d < self.largest and self._share(n, T, eta, d) < self.share:
@@ -135,7 +135,7 @@ class FirstStepError(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         rows: list[dict[str, object]] = []
-        for n, T in tracked(self.sizes, progress):
+        for n, T in track(self.sizes, progress):
             for decade in self.decades:
                 x = EmbeddingInstance.of(n, T, dimension=10**decade, draws=self.draws)
                 # The error is proportional to eta_0, so it is given per unit of it.
@@ -200,7 +200,7 @@ class FirstStepSharp(AbstractExperiment):
         errors = columns([self._error(decade) for decade in (2, 3, 4, 6, 8, 12)])
         rows: list[dict[str, object]] = []
         cells = [(part, d) for part in self.steps for d in self.dimensions]
-        for part, d in tracked(cells, progress):
+        for part, d in track(cells, progress):
             held = [self._holds(seed, part, d) for seed in range(self.corpora)]
             rows.append({"share_of_4n2T2": part, "d": d, "held": float(np.mean(held))})
         phase = columns(rows)

@@ -83,7 +83,7 @@ class VisionAttention(AbstractExperiment):
         from tokenmargin.training import epochs
         from tokenmargin.training.vision.observed_training import VisionJob, run_job
 
-        found = find_images(substitute=self.substitute).limited(training=self.images, test=self.test_images)
+        found = find_images(substitute=self.substitute).first_images(training=self.images, test=self.test_images)
         device = self._device()
 
         def report(now: epochs.Progress) -> None:
@@ -105,7 +105,7 @@ class VisionAttention(AbstractExperiment):
         tables = vision_tables(record, arrays)
         findings, notes = self.findings(tables, record), (*notes, *_notes(record, tables))
         if self.inputs().get("cifar10") == "absent" and self.substitute:
-            return Result(self, tables, tuple(f.unjudged() for f in findings), notes, stand_in=STAND_IN)
+            return Result(self, tables, tuple(f.without_bounds() for f in findings), notes, stand_in=STAND_IN)
         return Result(self, tables, findings, notes)
 
     @abc.abstractmethod

@@ -1,12 +1,14 @@
 """Stacks of small systems by numba, whose compiled code is kept on disk beside its module or in the user's cache.
 
 An installation that nobody may write, run by a user without a home, has neither, and numba would refuse to compile.
-There the code is kept for as long as the process lives.
+There the code is kept for as long as the process lives. numba notices a change in a function's own file alone, and
+cannot read what it kept of a class that has moved: whatever is older than any of our sources is removed.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -26,6 +28,16 @@ def keep_somewhere(folder: Path, environment: MutableMapping[str, str]) -> str |
     return found
 
 
+def forget_older(*folders: Path) -> None:
+    """Remove compiled code that is older than any source of these folders, as after an upgrade or a change."""
+    newest = max((source.stat().st_mtime_ns for folder in folders for source in folder.glob("*.py")), default=0)
+    for folder in folders:
+        for kept in (folder / "__pycache__").glob("*.nb[ci]"):
+            with contextlib.suppress(OSError):  # it is gone already, or not ours to remove
+                if kept.stat().st_mtime_ns < newest:
+                    kept.unlink()
+
+
 def _writable(folder: Path) -> bool:
     """Whether a folder can be written, or made."""
     while not folder.exists() and folder != folder.parent:
@@ -33,6 +45,7 @@ def _writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
+forget_older(Path(__file__).parent, Path(__file__).parents[1] / "normed")
 _kept = keep_somewhere(Path(__file__).parent / "__pycache__", os.environ)
 if _kept is not None:
     atexit.register(shutil.rmtree, _kept, ignore_errors=True)

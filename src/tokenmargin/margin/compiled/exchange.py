@@ -279,7 +279,7 @@ def _rivals(bound, play, slack, least, rivals):
 @summing
 @no_type_check
 def _exchange(rows, bound, play, space, until):
-    """Go on until no row of `play` is violated by more than `until`: the changes that took, or -1: no solution."""
+    """Exchange until no row of `play` is violated by more than `until`; returns the changes, or -1: no solution."""
     rivals, slack = np.empty(_RIVALS + 1, dtype=np.intp), np.empty(len(play))
     changes = 0
     while True:

@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import TOLERANCE, Systems
 from tokenmargin.margin.compiled.buffers import RAY, UNDECIDED
 from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
-from tokenmargin.margin.single.refine import judged, proof, refine_or_refute
+from tokenmargin.margin.single.refine import proof, refine_or_refute, residuals_of
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -69,14 +69,10 @@ class StackResult(NamedTuple):
         return self.farkas.residual == 0
 
 
-def solve_systems(systems: Systems, *, few: int = FEW) -> StackResult:
-    """Multipliers and residuals of every system; Farkas vectors for those that have no solution.
-
-    **Arguments**
-    - `few`: fewer systems than this go without compiled code.
-    """
+def solve_systems(systems: Systems) -> StackResult:
+    """Multipliers and residuals of every system; Farkas vectors for those that have no solution."""
     B, k, _ = systems.rows.shape
-    if few > B or k > MANY or not k or systems.equality is not None or systems.products is not None:
+    if B < FEW or k > MANY or not k or systems.equality is not None or systems.products is not None:
         return _one_by_one(systems)
     # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.compiled.stack import solve_stack
@@ -112,12 +108,12 @@ def _one_by_one(systems: Systems) -> StackResult:
     if not systems.rows.shape[1]:  # nothing to separate
         verdicts.residuals.table[:] = 0.0
         return verdicts
-    proposals = propose(systems, narrowed(systems.rows))
+    proposals = propose(systems, in_fewer_dimensions(systems.rows))
     for b, proposal in enumerate(proposals):
         if systems.in_range is not None and not systems.in_range[b]:
             continue
         one = systems.one(b)
-        reached = judged(one, proposal) if proposal.any() and proposal.min() >= 0 else None
+        reached = residuals_of(one, proposal) if proposal.any() and proposal.min() >= 0 else None
         if reached is None or reached.largest > systems.tolerance:
             proposal, reached, verdicts.farkas.weights[b], verdicts.farkas.residual[b] = refine_or_refute(one, proposal)
         verdicts.multipliers[b] = proposal
@@ -139,7 +135,7 @@ def propose(systems: Systems, rows: Float[Array, "B k s"]) -> Float[Array, "B k"
     return multipliers
 
 
-def narrowed(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
+def in_fewer_dimensions(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     """Rows with the same inner products in at most k dimensions, by Cholesky where the rows are independent.
 
     Squaring the rows costs digits, but a proposal is judged against the rows themselves.
@@ -150,10 +146,10 @@ def narrowed(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     try:
         return np.linalg.cholesky(np.matmul(rows, rows.transpose(0, 2, 1)))
     except np.linalg.LinAlgError:
-        return _rotated(rows)
+        return _by_qr(rows)
 
 
-def _rotated(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
+def _by_qr(rows: Float[Array, "B k r"]) -> Float[Array, "B k s"]:
     """Rows with the same inner products in at most k dimensions, to full accuracy: R' of their QR factorisation."""
     _, k, r = rows.shape
     if r <= k:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import TOLERANCE, normalised
+from tokenmargin.margin.certificate import TOLERANCE, normalised_systems
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.pairs import Differences, Proposal
 from tokenmargin.margin.corpus.polish import polish_solution
@@ -68,7 +68,7 @@ def _take(master: RestrictedProblem, rows: Differences, cuts: Int[Array, " c"]) 
 
 
 def _spread(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
-    """The multipliers of the master, of the rows themselves and at their places."""
+    """The master's multipliers, scaled to the given rows and put at the rows' places; zero elsewhere."""
     multipliers = np.zeros(len(rows))
     multipliers[master.numbers] = master.multipliers * master.bound
     return multipliers
@@ -76,7 +76,7 @@ def _spread(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
 
 def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
     """Why the master has no solution: a Farkas vector, where there is one."""
-    systems = normalised(master.rows[None], master.bound[None])
+    systems = normalised_systems(master.rows[None], master.bound[None])
     verdict = solve_systems(systems)
     if verdict.farkas.residual[0] < np.inf:
         master.multipliers = verdict.farkas.weights[0] / systems.lengths[0]

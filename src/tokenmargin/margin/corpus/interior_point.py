@@ -41,7 +41,7 @@ class State(NamedTuple):
     slack: Float[Array, " k"]
     multipliers: Float[Array, " k"]
 
-    def moved(self, step: float, direction: State) -> State:
+    def after_step(self, step: float, direction: State) -> State:
         """The point a step further."""
         return State(
             self.q + step * direction.q,
@@ -124,10 +124,10 @@ def _iterate(rows: Differences, state: State, combined: Float[Array, " d"]) -> S
     product = state.slack * state.multipliers
     mean = float(product.mean())
     predictor = direction(-product)
-    foreseen = state.moved(state.reach(predictor), predictor)
+    foreseen = state.after_step(state.reach(predictor), predictor)
     centring = (float((foreseen.slack * foreseen.multipliers).mean()) / mean) ** 3
     corrector = direction(centring * mean - product - predictor.slack * predictor.multipliers)
-    following = state.moved(_TO_BOUNDARY * state.reach(corrector), corrector)
+    following = state.after_step(_TO_BOUNDARY * state.reach(corrector), corrector)
     inside = following.slack.min() > 0 and following.multipliers.min() > 0
     return following if inside and np.isfinite(following.q).all() else None
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import farkas_residual, normalised
+from tokenmargin.margin.certificate import farkas_residual, normalised_systems
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.cutting_planes import cutting_planes
 from tokenmargin.margin.corpus.interior_point import interior_point
@@ -116,7 +116,7 @@ def equal_tokens(rows: Differences) -> Proposal:
 
 def by_general_solver(rows: Differences) -> Proposal:
     """The solver of single problems, which refines hard cases or refutes them."""
-    systems = normalised(rows.dense(slice(None))[None], np.ones((1, len(rows))))
+    systems = normalised_systems(rows.dense(slice(None))[None], np.ones((1, len(rows))))
     verdict = solve_systems(systems)
     if verdict.farkas.residual[0] < verdict.residuals.largest[0]:
         return Proposal(verdict.farkas.weights[0] / systems.lengths[0], None)
@@ -163,7 +163,7 @@ class PairCertifier:
             return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
         rows = Differences(self.vectors, plus=self.pairs.plus(numbers), minus=self.pairs.rivals[numbers])
         if found.vector is None:
-            return self._refuted(multipliers, numbers)
+            return self._judge_refutation(multipliers, numbers)
         least = float(self.pairs.margins(self.vectors @ found.vector).min())
         if not least > 0:
             return self._solution("inaccurate", Proposal(multipliers, None), numbers, Certificate())
@@ -192,7 +192,7 @@ class PairCertifier:
         first, second = self.pairs.ties.T
         return np.asarray(self.ties.multipliers(y) @ (self.vectors[first] - self.vectors[second]))
 
-    def _refuted(self, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
+    def _judge_refutation(self, weights: Float[Array, " a"], numbers: Int[Array, " a"]) -> MarginSolution:
         """Infeasible where a combination of the constraints is proven to be zero, else inaccurate by its residual."""
         pairs = np.stack([self.pairs.plus(numbers), self.pairs.rivals[numbers]], axis=1)
         found = Proposal(weights / weights.sum(), None)
@@ -201,7 +201,9 @@ class PairCertifier:
         ties = self.pairs.ties
         plus, minus = self.given[np.concatenate([pairs, ties]).T]
         tied = np.arange(len(plus)) >= len(pairs)
-        systems = normalised(plus[None], (~tied).astype(float)[None], tied if len(ties) else None, minus=minus[None])
+        systems = normalised_systems(
+            plus[None], (~tied).astype(float)[None], tied if len(ties) else None, minus=minus[None]
+        )
         rows = Differences(self.vectors, plus=pairs[:, 0], minus=pairs[:, 1])
         scaled = np.concatenate([weights, -self.ties.multipliers(rows.combined(weights))]) * systems.lengths[0]
         proven = proof(systems, scaled)

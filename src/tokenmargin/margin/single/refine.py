@@ -39,7 +39,7 @@ class Finding(NamedTuple):
     rho: float
 
 
-def judged(one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"] | None = None) -> Residuals:
+def residuals_of(one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"] | None = None) -> Residuals:
     """The residuals of a proposal: by floating point with rounding counted against it, then in exact arithmetic."""
     rows, bound, size, scale = one.rows[0], one.bound[0], one.size[0], one.scale[0]
     if one.products is not None and one.noise is not None and one.terms is not None:
@@ -78,7 +78,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
     empty = _empty_row(one)
     if empty is not None:
         return Finding(np.zeros_like(proposal), _nothing(one), empty, 0.0)
-    best, reached = proposal, judged(one, proposal) if proposal.any() else _nothing(one)
+    best, reached = proposal, residuals_of(one, proposal) if proposal.any() else _nothing(one)
     witness, rho = np.zeros_like(proposal), np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
         # The likelier claim first: proving either ends the search.
@@ -93,7 +93,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
                     witness, rho = weights, residual
                 continue
             for multipliers, y in _candidates(one, u if likely_infeasible else u / remainder):
-                residuals = judged(one, multipliers, y)
+                residuals = residuals_of(one, multipliers, y)
                 if residuals.largest < reached.largest:
                     best, reached = multipliers, residuals
                 if residuals.largest <= one.tolerance:
@@ -150,7 +150,7 @@ def _without_negative(one: Systems, multipliers: Float[Array, " k"]) -> Float[Ar
 
 
 def _inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Array, " r"]:
-    """`y` moved so that constraints on the verge hold in spite of rounding, by a share of what that is at most."""
+    """`y` moved inwards by a share of the largest rounding error, so that constraints that just hold hold after it."""
     rows, bound = one.rows[0], one.bound[0]
     verge = (rows.shape[1] + 4) * EPS * np.linalg.norm(y)
     tied = np.zeros(len(rows), dtype=bool) if one.equality is None else one.equality

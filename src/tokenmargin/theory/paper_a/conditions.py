@@ -81,6 +81,6 @@ def mostly(name: str, facts: Sequence[bool], x: EmbeddingInstance) -> Slack:
 
 
 def typical(name: str, values: Sequence[float], bound: float, x: EmbeddingInstance) -> Slack:
-    """The value that a share delta of the draws exceeds, beside its bound: for the eye, `mostly` has the evidence."""
+    """The value that a share delta of the draws exceeds, beside its bound: to look at; the evidence is in `mostly`."""
     quantile = np.quantile(values, 1 - min(x.delta, 1.0), method="higher")
     return seen(below(f"{name}, (1 - delta) quantile of the draws", float(quantile), bound), "more draws")

@@ -235,17 +235,13 @@ def _one_step_too_far() -> ProblemInstance:
     return ProblemInstance(problem, "tokens 0 and 1", CorrelationLoss(), p=np.array([1.0]), factor=100.0)
 
 
-def _random(n: int, T: int, d: int, seed: int = 0) -> TokenProblem:
-    return random_problem(n, T, d, rng=np.random.default_rng(seed))
-
-
 CLAIMS = (
     Claim("B.lemma1", lemma1, "exact", about="descent on W is descent on p, any head",
-        example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
-        outside=(lambda: ProblemInstance(_random(4, 6, 10), "random d=10", factor=2.0),),
+        example=lambda: ProblemInstance(random_problem(4, 6, 10, rng=0), "random d=10"),
+        outside=(lambda: ProblemInstance(random_problem(4, 6, 10, rng=0), "random d=10", factor=2.0),),
         unneeded={"|u|": "The statement divides by it."}),
     Claim("B.lemma3", lemma3, "exact", about="key lemma, error 2 Gamma A (1 - s_1)^2",
-        example=lambda: ProblemInstance(_random(4, 6, 10), "random d=10"),
+        example=lambda: ProblemInstance(random_problem(4, 6, 10, rng=0), "random d=10"),
         unconditional="An inequality for every p, q and token: no hypothesis."),
     Claim("B.lemma4", lemma4, "sampled", about="the GMM is a descent direction everywhere",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),

@@ -112,7 +112,7 @@ def _feet(unit: Float[Array, " P"], walls: Float[Array, "k P"]) -> Float[Array, 
 def _within(
     landscape: SecondOrderFunction, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
 ) -> Float[Array, " P"]:
-    """The lowest point of the quadrant at |p| = radius: which walls hold it, roughly, then along them, exactly."""
+    """The lowest point of the quadrant at |p| = radius: roughly, to see which walls hold it, then exactly on them."""
 
     def rough(w: Float[Array, " P"]) -> tuple[float, Array]:
         value, gradient, _ = landscape(radius * w)

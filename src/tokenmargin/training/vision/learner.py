@@ -99,7 +99,7 @@ class ImageData:
         return (images.to(dtype) / 255 - self.mean.to(dtype)) / self.deviation.to(dtype)
 
 
-def shifted(images: Tensor, moves: Tensor) -> Tensor:
+def shift_and_mirror(images: Tensor, moves: Tensor) -> Tensor:
     """Each image moved by up to `PADDING` pixels each way, zeros behind it; mirrored where its third number is 1."""
     size = images.shape[1]
     padded = F.pad(images, (0, 0, PADDING, PADDING, PADDING, PADDING))
@@ -156,7 +156,7 @@ class VisionLearner:
             rows = order[place * batch : (place + 1) * batch]
             images = self.data.images[rows]
             if moves is not None:
-                images = shifted(images, moves[rows])
+                images = shift_and_mirror(images, moves[rows])
             self._set_rate(rate * min(1.0, (self.state.step + 1) / max(self.config.warmup * per_epoch, 1.0)))
             loss = self.loss(images, self.data.labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]

@@ -41,10 +41,10 @@ class VisionProbe:
     `folder`, one file an epoch each. It draws nothing at random and changes nothing.
     """
 
-    def __init__(self, data: ImageData, folder: Path, *, probed: int = PROBED, shown: int = SHOWN) -> None:
+    def __init__(self, data: ImageData, folder: Path) -> None:
         self.data, self.folder = data, folder
-        self.images = data.test_images[:probed]
-        self.shown = first_of_each(data.test_labels[:probed].cpu().numpy())[:shown]
+        self.images = data.test_images[:PROBED]
+        self.shown = first_of_each(data.test_labels[:PROBED].cpu().numpy())[:SHOWN]
 
     @torch.no_grad()
     def __call__(self, learner: VisionLearner) -> Mapping[str, float]:
@@ -136,7 +136,7 @@ def run_job(
     - `tell`: called with a line after every look.
     """
     begun = time.monotonic()
-    chosen = images.limited(training=job.images)
+    chosen = images.first_images(training=job.images)
     data = ImageData.of(chosen, device=device)
     learner = VisionLearner(data, job.config, compiled=compiled)
     probe = VisionProbe(data, folder)
