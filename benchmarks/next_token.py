@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.claims_families_d import FAMILIES, other_loss
+from benchmarks.claims_families_d import FAMILIES, other_head, other_loss
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.limits.next_token import tied_choice
@@ -125,7 +125,7 @@ def model(path: str, tokens: int, window: int, steps: int) -> int:
 
 
 def audit(count: int, first: int) -> int:
-    families = [family for family in FAMILIES if family is not other_loss]
+    families = [family for family in FAMILIES if family not in (other_head, other_loss)]
     outcomes, misses, angle, distance = Counter[str](), 0, 0.0, 0.0
     for k in range(first, first + count):
         rng = np.random.default_rng([19, k])

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from tokenmargin.data.images import ImageSet
+from tokenmargin.training.config import ViTSize
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
 from tokenmargin.training.vision.observed_training import VisionProbe
-from tokenmargin.training.vision.vit import Size, ViTShape
+from tokenmargin.training.vision.vit import ViTShape
 
 
 def flops(shape: ViTShape) -> float:
@@ -70,7 +71,7 @@ def measure(data: ImageData, config: VisionConfig, *, compiled: bool, steps: int
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", nargs="+", choices=get_args(Size), default=["nano"])
+    parser.add_argument("--sizes", nargs="+", choices=get_args(ViTSize), default=["nano"])
     parser.add_argument("--batches", nargs="+", type=int, default=[50])
     parser.add_argument("--steps", type=int, default=5)
     chosen = parser.parse_args(arguments)

@@ -8,6 +8,7 @@ import clarabel
 import numpy as np
 import pytest
 from scipy import sparse
+from scipy.special import logsumexp, softmax
 from tests.oracles.by_clarabel import by_clarabel
 from tests.oracles.certified import SETTLED, assert_same_vector
 from tests.oracles.rounding import rounding
@@ -332,3 +333,56 @@ def test_log_loss_against_its_derivative():
     assert loss.value(np.array(0.0)) == np.inf
     with pytest.raises(ValueError, match="no step-size rule"):
         loss.constants(0.0, 1.0)
+
+
+def test_outputs_that_have_underflowed_keep_their_loss_gradient_and_hessian():
+    """Next tokens some thousands of logits behind: -log of their weight is linear there, `mean (s - q) x` and `cov_s -
+    cov_q` with q the weights among next tokens alone, by softmax of each."""
+    problem = NextTokenProblem.of(
+        [[1, 2, 3, 0], [2, 1, 1, 3, 0], [3, 1, 0]],
+        [3, 3, 1],
+        embeddings=np.array([[1.0, 0], [30, 1], [30, 0.5], [-30, 2]]),
+    )
+    objective = tm.PromptObjective(problem.attention(), tm.LogLoss())
+    W = np.array([100.0, 0.7, 3.0, -2.0])
+    value, gradient, hessian = 0.0, np.zeros(4), np.zeros((4, 4))
+    for row, mask, y, z in zip(problem.index, problem.mask, problem.labels, problem.last, strict=True):
+        rows = np.array([np.outer(problem.embeddings[z], problem.embeddings[x]).ravel() for x in row[mask]])
+        logits, own = rows @ W, row[mask] == y
+        s, q = softmax(logits), softmax(np.where(own, logits, -np.inf))
+        value += (logsumexp(logits) - logsumexp(logits[own])) / problem.n
+        gradient += (s - q) @ rows / problem.n
+        for weights, sign in ((s, 1), (q, -1)):
+            apart = rows - weights @ rows
+            hessian += sign * (apart.T * weights) @ apart / problem.n
+    assert objective.outputs(W)[0] == 0  # underflowed
+    # Logits of 3000 are known to 3000 eps; weights move by as much, and the gradient by that times 30.
+    assert float(objective.value(W)) == pytest.approx(value, rel=1e-12)
+    np.testing.assert_allclose(objective.gradient(W), gradient, atol=1e-10)
+    descent, relative, _ = objective.linearise(W)
+    np.testing.assert_allclose(-relative * np.exp(descent.log_norm[0]), hessian, atol=1e-8)
+    assert np.abs(hessian).max() > 1e-2
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_flows_from_starts_that_underflow_and_embeddings_of_all_lengths_settle():
+    """Lengths of 0.015 and 72: solvers stall at the tolerance asked, and go on with a larger one; from the second start
+    a next token is thousands of logits behind."""
+    rows = np.array([[1.50038960e-02, -1.30294817e-03], [-3.56829623e01, 6.23102018e01]])
+    sequences = [
+        [0, 1, 1, 1, 0],
+        [1, 1, 0, 1, 0],
+        [1, 0, 1],
+        [1, 0, 1],
+        [0, 0, 1, 1, 1],
+        [0, 0],
+        [0, 0, 1, 1],
+        [1, 0, 1, 1],
+    ]
+    problem = NextTokenProblem.of(sequences, [1, 1, 0, 1, 1, 0, 1, 1], embeddings=rows)
+    limit = tm.next_token_limit(problem)
+    for start in (np.zeros(4), np.array([1.0, 0, 0, 1])):
+        found = tm.limit_of(problem.attention(), start, loss=tm.LogLoss())
+        assert found.outcome == "finite part"
+        assert limit.cosine(found.solution.vector) > 1 - 1e-12
+        assert start.any() or found.path.settings.tolerance > 1e-10

@@ -80,6 +80,7 @@ def test_the_example_in_the_package_is_the_model_of_its_sentences() -> None:
     made = explore_model(model, data="generated sentences, a small example")
     assert kept == json.loads(json.dumps(made))
     assert [decide_by_words(model, text).abstains for text in kept["examples"]] == [False, False, True]
+    assert [one.abstains for one in model.explain(kept["examples"])] == [False, False, True]
 
 
 def test_a_light_folder_decides_alike_and_says_what_it_lacks(rows: tuple[list[str], list[str]], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ shown neither as for nor as against.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -20,6 +21,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.classifier.vocabulary import segment_sum
+
+LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class Explanation:
     competitor: str | None
     margin: float
     find_tokens: Callable[[], tuple[TokenPart, ...]]
+
+    @property
+    def abstains(self) -> bool:
+        """Whether all words together change the odds by less than a factor of two: nothing decides between two."""
+        return abs(self.decision - self.baseline - self.shift) < LEAST
 
     @cached_property
     def tokens(self) -> tuple[TokenPart, ...]:

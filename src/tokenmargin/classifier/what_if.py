@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_changes
@@ -13,11 +12,10 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.attribution import attribute
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.explanation import LEAST
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import Encoded
-
-LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ def explain(
             console.print()
         console.print(_colour_words(one))
         show(_decision_line(one))
+        if len(classifier.classes_) == 2 and one.selected and one.abstains:
+            show("no word here that decides: together they do not even double the odds")
         _tell_words(one)
         for line in _edit_lines(classifier, edit) if edit else ():
             show(printable(line))

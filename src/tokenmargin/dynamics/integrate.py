@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -31,6 +31,7 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 # A solver makes no headway when this many steps add less than this share to the arc length (to 1, while that is
 # shorter). Healthy runs have been seen to take up to 350 steps for a tenth.
 _PATIENCE, _HEADWAY = 500, 0.1
+_LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers stall, and what it stays below
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
@@ -44,7 +45,9 @@ _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 class FlowSettings:
     """How the flow is followed.
 
-    - `tolerance`: relative (and absolute) error allowed per step.
+    - `tolerance`: relative (and absolute) error allowed per step. Where lengths of keys span decades and pulls cancel,
+      rounding is larger than this, and no solver gets on: "auto" then goes on with a hundred times as much, and once
+      more, to at most 1e-6; a path's own settings say what was used last.
     - `coupling`: "joint" is gradient flow of all blocks; "block" gives every block unit speed, the limit of normalised
       descent with a small step when head and prompt are trained together.
     - `max_steps`: of the solver.
@@ -188,23 +191,25 @@ class Integration:
         if not at_rest and self.field.norm(y) >= self.until:
             self.stop = "norm"
         elif not at_rest:
-            *first, last = self._solvers()
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
-                    if not any(self._follow_by(name, knots) for name in first):
-                        self._follow_by(last, knots)
+                    any(self._follow_by(name, tolerance, knots) for name, tolerance in self._attempts())
             except KeyboardInterrupt:
                 if interrupted_run():
                     self.stop = "interrupted"
                     self._keep_whole_steps(knots)
         self.arcs = np.array(knots)
 
-    def _solvers(self) -> tuple[str, ...]:
-        """The solvers to try, in order; a field with kinks has one."""
+    def _attempts(self) -> tuple[tuple[str, float], ...]:
+        """Solvers and their tolerances, each to go on from where the last one stalled; a field with kinks has one."""
+        asked = self.settings.tolerance
         if self.field.original.kinked:
-            return ("Euler",)
-        return tuple(SOLVERS) if self.settings.solver == "auto" else (self.settings.solver,)
+            return (("Euler", asked),)
+        if self.settings.solver != "auto":
+            return ((self.settings.solver, asked),)
+        allowed = (asked, *(asked * more for more in _LOOSER if asked * more <= _LOOSEST))
+        return tuple((name, tolerance) for tolerance in allowed for name in SOLVERS)
 
     def _keep_whole_steps(self, knots: list[float]) -> None:
         """Drop what an interrupted step has left half written."""
@@ -213,9 +218,10 @@ class Integration:
         if whole:
             self.final = self.field.lift(self.pieces[-1](knots[-1]))
 
-    def _follow_by(self, name: str, knots: list[float]) -> bool:
+    def _follow_by(self, name: str, tolerance: float, knots: list[float]) -> bool:
         """Follow from the last point by one solver. False when it "stalled": it failed, or makes no headway."""
-        tolerance, begin = self.settings.tolerance, len(knots)
+        self.settings = replace(self.settings, tolerance=tolerance)
+        begin = len(knots)
         most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
         solver, short_until = self._solver(name, knots[-1]), np.inf
         while len(knots) <= most:

@@ -298,7 +298,8 @@ def _judged(
     stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
     # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
     if path.stop != "norm" and not (stalled and off <= tolerance):
-        return "undecided", stalled or f"stopped by {path.stop}"
+        flat = "its gradient cancels, but no point of rest and no finite part is found near it"
+        return "undecided", stalled or (flat if path.stop == "flat" else f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:

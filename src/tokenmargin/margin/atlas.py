@@ -42,6 +42,7 @@ from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.label_problems import ClassProblem
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
 from tokenmargin.selection import equals, gaps_over, near_tokens
 
@@ -107,7 +108,8 @@ def atlas(
     """Every selection of `problem` that training can converge to, with its certified direction.
 
     Ties of equals that training holds are listed as well, as sets of tokens. Limits with a finite part beside their
-    direction, where tokens of different scores keep their weights, are no selections: `limit_of` names those.
+    direction, where tokens of different scores keep their weights, are no selections: `limit_of` names those. Of a
+    `ClassProblem` selections are gone through one by one, each by the scores around it.
 
     **Arguments**
     - `norm`: in which the directions are shortest: l2 for gradient descent. In others the walk is slower, and ties of
@@ -124,8 +126,10 @@ def atlas(
     [0 1] [1. 0.] False
     """
     remedy = "name one selection with limit_direction, or follow training with limit_of"
-    problem = with_fixed_scores(checked_problem(problem, "atlas"), "the atlas", remedy)
-    if (chosen := as_norm(norm)) != LpNorm(2.0):
+    problem = checked_problem(problem, "atlas")
+    classes = isinstance(problem, ClassProblem)
+    problem = problem if classes else with_fixed_scores(problem, "the atlas", remedy)
+    if (chosen := as_norm(norm)) != LpNorm(2.0) or classes:
         return atlas_in_norm(problem, chosen, budget=budget, loss=loss, progress=progress)
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)

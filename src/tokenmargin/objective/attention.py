@@ -23,7 +23,7 @@ from tokenmargin.objective.forward import (
     prompt_descent,
     unit_descent,
 )
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss, signed_excess
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogLoss, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
@@ -183,13 +183,28 @@ class PromptObjective(AbstractObjective):
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self.forward(theta).output
 
+    def value(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+        state = self.forward(theta)
+        losses = self.loss.value(state.output)
+        return np.asarray(np.where(np.isposinf(losses), self._log_slope(state), losses).mean(axis=-1))
+
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self.forward(theta)
-        return prompt_descent(self.problem.keys, state, self.loss.log_slope(state.output))
+        return prompt_descent(self.problem.keys, state, self._log_slope(state))
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state = differences_from_pivot(self.problem.keys, self.forward(theta), self.loss)
-        return linearisation((prompt_block(state),), self.problem.n)
+        forward = self.forward(theta)
+        state = differences_from_pivot(self.problem.keys, forward, self.loss)
+        return linearisation((prompt_block(state._replace(log_slope=self._log_slope(forward))),), self.problem.n)
+
+    def _log_slope(self, state: Attention) -> Float[Array, "... n"]:
+        """`log(-loss')`. Of -log it is the loss itself, known where the output has underflowed: by its logarithm."""
+        found = self.loss.log_slope(state.output)
+        if isinstance(self.loss, LogLoss) and np.isposinf(found).any():
+            from scipy.special import logsumexp  # loaded where an output needs it
+
+            found = np.where(np.isposinf(found), -logsumexp(state.log_weights, b=self.problem.scores, axis=-1), found)
+        return found
 
     def excess(
         self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None

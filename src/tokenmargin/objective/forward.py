@@ -217,7 +217,11 @@ def prompt_block(
     pull = pulls.sum(axis=1)  # c_i g_i
     cross = np.einsum("nr,nq->rq", pull, state.mean)
     own = np.einsum("ntr,ntq->rq", pulls, state.keys) - cross - cross.T
-    own += np.einsum("nr,n,nq->rq", pull, state.bend, state.slope if slope is None else slope)
+    with np.errstate(invalid="ignore"):
+        bent = state.bend[:, None] * (state.slope if slope is None else slope)
+    if np.isneginf(state.bend).any():  # -log of an output that has underflowed: -g / u is minus the pull itself
+        bent = np.where(np.isneginf(state.bend)[:, None], -np.exp(log_scale) * pull, bent)
+    own += np.einsum("nr,nq->rq", pull, bent)
     if bending is not None:
         own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
     rows: tuple[Array, ...] = (own,)

@@ -129,7 +129,8 @@ class CorrelationLoss(AbstractLoss):
 class LogLoss(AbstractLoss):
     """`-log(u)` of an output u in (0, 1]: the loss of a probability, as in next-token prediction.
 
-    Where u has underflowed, some 700 below the other logits, loss and slope are infinite, and flow says "flat".
+    Where u has underflowed, some 700 below the other logits, loss and slope of u are infinite; a `PromptObjective`
+    goes on by the logarithm of the output.
     """
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -139,7 +140,7 @@ class LogLoss(AbstractLoss):
         return np.asarray(-self._log(u))
 
     def log_slope_derivative(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return np.asarray(-1 / np.asarray(u))
 
     def log_excess(self, best: Float[Array, "..."], log_gap: Float[Array, "..."]) -> Float[Array, "..."]:

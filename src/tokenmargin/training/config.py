@@ -109,6 +109,29 @@ class TrainingConfig:
         return float(self.rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones))
 
 
+ViTSize = Literal["nano", "tiny", "small", "base"]
+
+
+@dataclass(frozen=True)
+class VisionSettings:
+    """What decides the training of a vision transformer, besides the images; flags of Figures 6 and 7.
+
+    The defaults are what paper B prints (ViT-base, T = 256 patches, 400 epochs, fixed rate 3e-3), and, where it says
+    nothing: AdamW, batches of 250, a warm-up of 5 epochs.
+    """
+
+    size: ViTSize = "base"
+    patch: int = 2
+    epochs: int = 400
+    batch: int = 250
+    rate: float = 3e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: float = 5.0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    decay: float = 0.01
+    seed: int = 0
+
+
 def choose_device(name: str = "auto") -> str:
     """`cpu` or `cuda`; `auto` takes a GPU where there is one.
 

@@ -17,22 +17,18 @@ Precision: TypeAlias = Literal["tf32x3", "tf32"]
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
 PARTS = {"tf32x3": 3, "tf32": 1}  # 16-bit numbers that make up an entry of C
+
+
+def _tile(depth: int, warps: int, stages: int) -> dict[str, int]:
+    return {"DEPTH": depth, "num_warps": warps, "num_stages": stages}
+
+
 LAUNCH: dict[str, dict[str, dict[str, int]]] = {
-    "tf32x3": {
-        "gram": {"DEPTH": 32, "num_warps": 4, "num_stages": 4},
-        "mix": {"DEPTH": 32, "num_warps": 4, "num_stages": 3},
-        "combine": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
-        "pull": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
-        "heads": {"COLUMNS": 128, "num_warps": 2},
-    },
-    "tf32": {
-        "gram": {"DEPTH": 128, "num_warps": 8, "num_stages": 3},
-        "mix": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
-        "combine": {"DEPTH": 32, "num_warps": 4, "num_stages": 2},
-        "pull": {"DEPTH": 64, "num_warps": 4, "num_stages": 2},
-        "heads": {"COLUMNS": 256, "num_warps": 2},
-    },
-}
+    "tf32x3": {"gram": _tile(32, 4, 4), "mix": _tile(32, 4, 3), "combine": _tile(32, 4, 2), "pull": _tile(32, 4, 2),
+               "heads": {"COLUMNS": 128, "num_warps": 2}},
+    "tf32": {"gram": _tile(128, 8, 3), "mix": _tile(32, 4, 2), "combine": _tile(32, 4, 2), "pull": _tile(64, 4, 2),
+             "heads": {"COLUMNS": 256, "num_warps": 2}},
+}  # fmt: skip
 """How much of a sum a program takes at a time, and its warps and stages: the fastest of some tens, on an H200."""
 
 

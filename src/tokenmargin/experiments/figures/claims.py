@@ -63,37 +63,14 @@ def _slacks(report: Report) -> list[dict[str, object]]:
     ]
 
 
-class ClaimsA(_Claims):
-    """`tokenmargin reproduce claims-a`: every claim on trained embeddings, with the slack of each inequality."""
-
-    figure = "claims-a"
-    source = PAPER_A
-    title = "Every lemma and theorem on trained embeddings, measured"
-    seconds = (17, 17)
+def _claims_of(letter: str, paper: str, what: str, seconds: float) -> type[_Claims]:
+    """The experiment that checks the claims of one paper."""
+    facts = {"figure": f"claims-{letter}", "source": paper, "title": f"{what}, measured", "seconds": (seconds, seconds)}
+    facts["__doc__"] = f"`tokenmargin reproduce claims-{letter}`: {what[0].lower()}{what[1:]}, each inequality's slack."
+    return type(f"Claims{letter.upper()}", (_Claims,), {**facts, "__module__": __name__})
 
 
-class ClaimsB(_Claims):
-    """`tokenmargin reproduce claims-b`: every claim on max-margin token selection, each inequality's slack."""
-
-    figure = "claims-b"
-    source = PAPER_B
-    title = "Every lemma and theorem on max-margin token selection, measured"
-    seconds = (40, 40)
-
-
-class ClaimsC(_Claims):
-    """`tokenmargin reproduce claims-c`: the main statements on W and on K and Q, each inequality's slack."""
-
-    figure = "claims-c"
-    source = PAPER_C
-    title = "The main statements on W and on K and Q, measured"
-    seconds = (12, 12)
-
-
-class ClaimsD(_Claims):
-    """`tokenmargin reproduce claims-d`: every claim on next-token prediction, each inequality's slack."""
-
-    figure = "claims-d"
-    source = PAPER_D
-    title = "Every lemma and theorem on next-token prediction, measured"
-    seconds = (8, 8)
+ClaimsA = _claims_of("a", PAPER_A, "Every lemma and theorem on trained embeddings", 17)
+ClaimsB = _claims_of("b", PAPER_B, "Every lemma and theorem on max-margin token selection", 40)
+ClaimsC = _claims_of("c", PAPER_C, "The main statements on W and on K and Q", 12)
+ClaimsD = _claims_of("d", PAPER_D, "Every lemma and theorem on next-token prediction", 8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from tokenmargin._statistics import spearman
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.provenance import code_digest
 from tokenmargin.experiments.tables import PAPER_B, columns
+from tokenmargin.training.config import VisionSettings
 
 if TYPE_CHECKING:
     from tokenmargin.data.images import ImageSet
@@ -31,7 +32,7 @@ SHOWN_EPOCHS = 6
 
 
 @dataclass(frozen=True)
-class VisionAttention(AbstractExperiment):
+class VisionAttention(VisionSettings, AbstractExperiment):
     """Train from scratch on CIFAR-10, and look at the attention of [CLS] in the last layer after every epoch."""
 
     source = PAPER_B
@@ -50,18 +51,8 @@ class VisionAttention(AbstractExperiment):
         short={"epochs": 24, "rate": 5e-4, "warmup": 2.0},
     )  # fmt: skip
 
-    size: Literal["nano", "tiny", "small", "base"] = "base"
-    patch: int = 2
     images: int | None = None
     test_images: int = 10_000
-    epochs: int = 400
-    batch: int = 250
-    rate: float = 3e-3
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: float = 5.0
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    decay: float = 0.01
-    seed: int = 0
     substitute: bool = False
     device: str = "auto"
 
@@ -69,8 +60,8 @@ class VisionAttention(AbstractExperiment):
         """The settings of the trainer: bfloat16 on a GPU, float32 elsewhere."""
         from tokenmargin.training.vision.learner import VisionConfig
 
-        names = ("size", "patch", "epochs", "batch", "rate", "schedule", "warmup", "optimizer", "decay", "seed")
         precision: Literal["bfloat16", "float32"] = "bfloat16" if self._device() == "cuda" else "float32"
+        names = (field.name for field in fields(VisionSettings))
         return VisionConfig(**{name: getattr(self, name) for name in names}, precision=precision)
 
     def inputs(self) -> Mapping[str, str]:

@@ -1,4 +1,8 @@
-"""The atlas in another norm: which selections are feasible does not depend on it, their directions and margins do."""
+"""The atlas in another norm, and of many classes: selection by selection.
+
+Which selections are feasible does not depend on the norm, their directions and margins do. With many classes a token's
+score depends on where attention is: a selection is named by the scores around it, input by input.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +35,25 @@ def atlas_in_norm(
     """Every selection whose max-margin direction in `norm` outscores its neighbours, by a walk through their tree.
 
     Prefixes are ruled out by the Euclidean problem, whose proofs of infeasibility hold in every norm. Ties of equals
-    that training could hold are not searched: they are counted as not looked at.
+    that training could hold are not searched: they are counted as not looked at. Of many classes the scores are those
+    around each selection; where a mixture of tokens is better than all of them, training may end in it instead, with a
+    finite part, as `limit_of` says.
     """
     began = time.perf_counter()
     walk = _Walk(problem, norm, math.inf if budget is None else budget, loss)
     for _ in walk.below(np.zeros(0, dtype=np.intp)):
         if progress is not None:
             progress(walk.feasible + walk.infeasible)
+    fixed = problem.has_fixed_scores
+    ranked = sorted(walk.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))
     return Atlas(
-        limits=name_global(problem, walk.limits),
+        limits=name_global(problem, walk.limits) if fixed else tuple(ranked),
         selections=walk.leaves[0],
         feasible=walk.feasible,
         infeasible=walk.infeasible,
         undecided=tuple(walk.undecided),
         solves=walk.solves,
-        ties_left=_pairs_of_equals(problem) if problem.has_ties else 0,
+        ties_left=max(walk.ties, _pairs_of_equals(problem) if fixed and problem.has_ties else 0),
         seconds=time.perf_counter() - began,
     )
 
@@ -60,7 +68,7 @@ class _Walk:
         ]
         sizes = [len(tokens) for tokens in self.tokens]
         self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
-        self.feasible = self.infeasible = self.solves = 0
+        self.feasible = self.infeasible = self.solves = self.ties = 0
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
 
@@ -84,7 +92,7 @@ class _Walk:
         """Whether the inputs decided so far cannot be separated together."""
         alpha = np.array([tokens[0] for tokens in self.tokens])
         alpha[: len(prefix)] = prefix
-        whole = limit_constraints(self.problem, alpha)
+        whole = limit_constraints(self.problem.around(alpha), alpha)
         kept: Bool[Array, " k"] = whole.token[:, 0] < len(prefix)
         if not kept.any():
             return False
@@ -93,11 +101,14 @@ class _Walk:
 
     def _leaf(self, selected: Int[Array, " n"]) -> None:
         self.solves += 1
-        solution = solve_in_norm(limit_constraints(self.problem, selected), self.norm)
+        around = self.problem.around(selected)
+        solution = solve_in_norm(limit_constraints(around, selected), self.norm)
         if solution.status == "infeasible":
             self.infeasible += 1
             return
-        limit = read_direction(self.problem, selected, solution, self.loss)
+        limit = read_direction(around, selected, solution, self.loss)
+        if not self.problem.has_fixed_scores and around.has_ties:
+            self.ties = max(self.ties, _pairs_of_equals(around))
         if limit.kind == "inaccurate":
             self.undecided.append(tuple(selected.tolist()))
             return

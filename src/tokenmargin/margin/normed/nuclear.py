@@ -102,8 +102,8 @@ def advance(u, v, core, bound, tied, state, rounds, enough):
                     dX[i, j] = dX[j, i] = (lead[i, j] + lead[j, i] - moved[i, j] - moved[j, i]) / 2
             for j in range(k):
                 ds[j] = (change[j] - s[j] * dm[j]) * over[j]
-            forward = _step(X, dX, test, min(1.0, _NEAR * longest_step(s, ds)))
-            backward = _dual_step(G, D, least, min(1.0, _NEAR * longest_multiplier_step(tied, m, dm)))
+            forward = _step(X, dX, test, min(1.0, _NEAR * longest_step(s, ds)), False)
+            backward = _step(G, D, least, min(1.0, _NEAR * longest_multiplier_step(tied, m, dm)), True)
             if corrected == 0:
                 after = 0.0
                 for i in range(n):
@@ -206,33 +206,17 @@ def _remainder(G, D, step, out):
 
 @summing
 @no_type_check
-def _step(X, dX, test, most):
-    """A share of the longest step, at most `most`, that keeps X positive."""
+def _step(X, dX, test, most, dual):
+    """A share of the longest step, at most `most`, that keeps X positive; or S, if X and dX are its part that moves."""
     low, high = 0.0, most / _NEAR
     for t in range(_TRIES):
         step = high if t == 0 else (low + high) / 2
-        for i in range(len(X)):
-            for j in range(i + 1):
-                test[i, j] = X[i, j] + step * dX[i, j]
-        if _positive(test):
-            low = step
-            if t == 0:
-                break
+        if dual:
+            _remainder(X, dX, step, test)
         else:
-            high = step
-        if t >= _HALVINGS and low > 0:
-            break
-    return _NEAR * low
-
-
-@summing
-@no_type_check
-def _dual_step(G, D, test, most):
-    """The same for S, whose part that moves is G."""
-    low, high = 0.0, most / _NEAR
-    for t in range(_TRIES):
-        step = high if t == 0 else (low + high) / 2
-        _remainder(G, D, step, test)
+            for i in range(len(X)):
+                for j in range(i + 1):
+                    test[i, j] = X[i, j] + step * dX[i, j]
         if _positive(test):
             low = step
             if t == 0:

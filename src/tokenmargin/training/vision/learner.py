@@ -14,31 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmargin.data.images import ImageSet
-from tokenmargin.training.vision.vit import Size, VisionTransformer, vit_shape
+from tokenmargin.training.config import VisionSettings
+from tokenmargin.training.vision.vit import VisionTransformer, vit_shape
 
 PADDING = 4  # pixels that an augmented image may move, each way
 
 
 @dataclass(frozen=True)
-class VisionConfig:
-    """Everything that decides the result of a run, besides the images.
+class VisionConfig(VisionSettings):
+    """Everything that decides the result of a run, besides the images: also random shifts and mirroring, and gradients
+    cut at norm 1, of which paper B says nothing."""
 
-    The defaults are what paper B prints (ViT-base, T = 256 patches, 400 epochs, fixed rate 3e-3), and, where it says
-    nothing: AdamW, batches of 250, random shifts and mirroring, gradients cut at norm 1, a warm-up of 5 epochs.
-    """
-
-    size: Size = "base"
-    patch: int = 2
-    epochs: int = 400
-    batch: int = 250
-    rate: float = 3e-3
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: float = 5.0
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    decay: float = 0.01
     clip: float = 1.0
     augment: bool = True
-    seed: int = 0
     precision: Literal["bfloat16", "float32"] = "bfloat16"
 
     def __post_init__(self) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Size = Literal["nano", "tiny", "small", "base"]
+from tokenmargin.training.config import ViTSize
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ViTShape:
         return (self.image // self.patch) ** 2
 
 
-SIZES: dict[Size, tuple[int, int, int]] = {
+SIZES: dict[ViTSize, tuple[int, int, int]] = {
     "nano": (64, 4, 4),
     "tiny": (192, 12, 3),
     "small": (384, 12, 6),
@@ -49,7 +48,7 @@ SIZES: dict[Size, tuple[int, int, int]] = {
 """Width, depth and heads: base of Dosovitskiy et al. (2021), small and tiny of Touvron et al. (2021), nano ours."""
 
 
-def vit_shape(size: Size, *, patch: int = 2, image: int = 32, classes: int = 10) -> ViTShape:
+def vit_shape(size: ViTSize, *, patch: int = 2, image: int = 32, classes: int = 10) -> ViTShape:
     """The shape of a named size."""
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")

@@ -265,12 +265,12 @@ export class Disc {
 
   rays(limits, colourOf, focus, badge = RIM + 16) {
     this.layers.rays.replaceChildren(...limits.map((limit, k) => {
-      const [x, y] = limit.unit, colour = this.c.limit(colourOf(k));
+      const [x, y] = limit.unit, colour = this.c.limit(colourOf(k)), large = Math.sqrt(this.zoom);
       return svg("g", { class: "ray", "data-limit": k }, [
         line(0, 0, x * RIM, -y * RIM, { stroke: "transparent", "stroke-width": 14 }),
         line(0, 0, x * RIM, -y * RIM, { stroke: colour, "stroke-width": k === focus ? 3.4 : 1.8, "stroke-opacity": k === focus ? 1 : 0.8 }),
-        svg("circle", { cx: x * badge, cy: -y * badge, r: 11, fill: colour }),
-        this.text(x * badge, -y * badge + 4.2, limit.name ?? (limit.global ? "★" : `${k + 1}`), { fill: this.c.paper, "font-weight": 700 }),
+        svg("circle", { cx: x * badge, cy: -y * badge, r: 11 * large, fill: colour }),
+        this.text(x * badge, -y * badge + 4.2 * large, limit.name ?? (limit.global ? "★" : `${k + 1}`), { fill: this.c.paper, "font-size": 11 * large, "font-weight": 700 }),
       ]);
     }));
   }
