@@ -332,7 +332,10 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
         outcome = "finite part"
     else:
         outcome = "undecided"
-        held = f"{held}; the direction beside them is not settled (stopped by {path.stop} at |p| = {path.norm:.3g})"
+        held = (
+            f"{part.size} tied tokens were followed as if they kept their weights, and the direction beside them is "
+            f"not settled (stopped by {path.stop} at |p| = {path.norm:.3g})"
+        )
     rate = _rate(path, named.solution) if outcome == "finite part" else np.nan
     return Limit(outcome, held, named, off, rate, path.log_gradient, path)
 
