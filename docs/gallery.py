@@ -45,7 +45,7 @@ def remake(names: list[str]) -> None:
             ],
             "notes": list(result.notes),
         }
-        (FOLDER / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+        (FOLDER / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         picture = draw(result)
         if picture is not None:
             _write_small(picture, FOLDER / f"{name}.png")

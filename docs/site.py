@@ -77,14 +77,14 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {f"reference/{task.place}.md": task_text(task) for task in TASKS}
     pages["reference/index.md"] = reference_index()
     pages["modules.md"] = modules_text()
-    pages["changes.md"] = (HERE.parent / "CHANGELOG.md").read_text()
-    pages["contributing.md"] = _from_root((HERE.parent / "CONTRIBUTING.md").read_text())
+    pages["changes.md"] = (HERE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    pages["contributing.md"] = _from_root((HERE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     for folder, names in (("tutorials", [HERE / "tutorials" / f"{name}.py" for name in TUTORIALS]),
                           ("examples", _scripts("examples"))):  # fmt: skip
         for path in names:
             text, pictures = example_text(path)
             pages[f"{folder}/{path.stem}.md"] = text
-            pages[f"{folder}/{path.stem}.ipynb"] = json.dumps(notebook_of(path.read_text()))
+            pages[f"{folder}/{path.stem}.ipynb"] = json.dumps(notebook_of(path.read_text(encoding="utf-8")))
             pages |= {f"{folder}/{name}": svg for name, svg in pictures.items()}
     pages["explore/index.html"] = explore_page(picture="../explore.png")
     for place, content in pages.items():
@@ -230,7 +230,7 @@ def _picture(experiment: type[AbstractExperiment]) -> tuple[str, str]:
 
 def _recorded(experiment: type[AbstractExperiment]) -> list[dict[str, str]]:
     path = HERE / "gallery" / f"{experiment.figure}.json"
-    return json.loads(path.read_text())["findings"] if path.is_file() else []
+    return json.loads(path.read_text(encoding="utf-8"))["findings"] if path.is_file() else []
 
 
 def _findings(experiment: type[AbstractExperiment]) -> list[str]:
@@ -258,7 +258,7 @@ def example_text(path: Path) -> tuple[str, dict[str, bytes]]:
     note = f"*Run while this site was built, from `docs/{folder}/{path.name}`; [as a notebook]({path.stem}.ipynb).*"
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
-    for kind, body, shown in run_cells(cells_of(path.read_text())):
+    for kind, body, shown in run_cells(cells_of(path.read_text(encoding="utf-8"))):
         if kind == "markdown":
             parts.append(body)
             if len(parts) == 1:

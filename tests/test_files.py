@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tokenmargin
 from tokenmargin._files import atomic_folder, atomic_path, file_digest, json_digest, plain, remove_leftovers, write_json
 
 
@@ -126,3 +128,17 @@ def test_json_holds_what_json_can_write(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", data)
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "1": [0, 1], "b": [True, "x", None]}
     assert plain(data) == json.loads((tmp_path / "x.json").read_text())
+
+
+def test_no_text_is_read_or_written_by_the_locale() -> None:
+    """A program under LC_ALL=C, or in a country with an encoding of its own, reads the same files."""
+    package = Path(tokenmargin.__file__).parent
+    calls = (
+        (path.name, node)
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("read_text", "write_text")
+    )
+    bare = [f"{name}:{node.lineno}" for name, node in calls if "encoding" not in {k.arg for k in node.keywords}]
+    assert not bare

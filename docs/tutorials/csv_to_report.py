@@ -15,11 +15,11 @@ from tokenmargin.data.sentences import make_sentences
 
 folder = Path(tempfile.mkdtemp())
 made = make_sentences(1500, rng=0)
-with (folder / "reviews.csv").open("w", newline="") as file:
+with (folder / "reviews.csv").open("w", newline="", encoding="utf-8") as file:
     rows = csv.writer(file)
     rows.writerow(["review", "sentiment"])
     rows.writerows(zip(made.texts, made.labels, strict=True))
-print((folder / "reviews.csv").read_text()[:180])
+print((folder / "reviews.csv").read_text(encoding="utf-8")[:180])
 
 # %% [markdown]
 # ## The short way: three commands

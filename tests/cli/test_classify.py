@@ -31,7 +31,7 @@ def model(reviews, tmp_path):
 def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
     out = tmp_path / "decided.csv"
     assert main(["predict", str(model), str(reviews), "--text", "review", "--out", str(out)]) == 0
-    rows = list(csv.DictReader(out.read_text().splitlines()))
+    rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 60
     assert list(rows[0]) == ["row", "review", "sentiment", "predicted", "probability", "p(bad)", "p(good)"]
     assert (rows[59]["row"], rows[59]["sentiment"]) == ("60", "bad")
@@ -57,7 +57,7 @@ def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
     page = tmp_path / "report.html"
     arguments = ["report", str(model), str(reviews), "--text", "review", "--label", "sentiment", "--out", str(page)]
     assert main(arguments) == 0
-    assert "fine" in page.read_text()
+    assert "fine" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_parquet_is_predicted(model, tmp_path):
     pq.write_table(pa.table({"review": ["a fine day", "dull"]}), tmp_path / "new.parquet")
     out = tmp_path / "decided.csv"
     assert main(["predict", str(model), str(tmp_path / "new.parquet"), "--text", "review", "--out", str(out)]) == 0
-    assert [row["predicted"] for row in csv.DictReader(out.read_text().splitlines())] == ["good", "bad"]
+    assert [row["predicted"] for row in csv.DictReader(out.read_text(encoding="utf-8").splitlines())] == ["good", "bad"]
 
 
 def test_what_stands_in_the_way_is_respected(model, reviews, tmp_path, capsys):
@@ -105,7 +105,7 @@ def test_what_stands_in_the_way_is_respected(model, reviews, tmp_path, capsys):
     link.symlink_to(real)
     assert main([*arguments, str(link)]) == 0
     assert link.is_symlink()
-    assert real.read_text().startswith("row,review,sentiment,predicted")
+    assert real.read_text(encoding="utf-8").startswith("row,review,sentiment,predicted")
     capsys.readouterr()
     assert main([*arguments, str(model)]) == 1
     assert capsys.readouterr().err == f"error: {model} is a folder and cannot be written to; choose another name\n"
@@ -122,7 +122,7 @@ def test_every_row_is_predicted_in_its_place(model, tmp_path, capsys):
     assert "separated by ';'" in capsys.readouterr().err
     assert main([*arguments, "--delimiter", ";", "--encoding", "latin-1"]) == 0
     assert "1 of 3 rows have no text" in capsys.readouterr().err
-    rows = list(csv.DictReader(out.read_text().splitlines()))
+    rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
     assert [(row["row"], row["id"], row["predicted"]) for row in rows] == [
         ("1", "7", "good"), ("2", "8", ""), ("3", "9", "bad")
     ]  # fmt: skip
@@ -134,26 +134,29 @@ def test_every_row_is_predicted_in_its_place(model, tmp_path, capsys):
 def test_emoji_alone_can_be_learned(tmp_path, capsys):
     source = tmp_path / "moods.csv"
     source.write_text(
-        "text,label\n" + "".join(f"\U0001f600{'!' * k},up\n\U0001f621{'!' * k},down\n" for k in range(40))
+        "text,label\n" + "".join(f"\U0001f600{'!' * k},up\n\U0001f621{'!' * k},down\n" for k in range(40)),
+        encoding="utf-8",
     )
     assert main(["fit", str(source), "--out", str(tmp_path / "m"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["tokens"], told["accuracy"], told["signal"]) == (2, None, None)
-    source.write_text("text,label\n" + "!!!,up\n???,down\n" * 40)
+    source.write_text("text,label\n" + "!!!,up\n???,down\n" * 40, encoding="utf-8")
     assert main(["fit", str(source), "--out", str(tmp_path / "none")]) == 0
     assert "NO TOKEN is known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".jsonl.gz"])
 def test_compressed_tables_are_read(model, reviews, tmp_path, capsys, ending):
-    rows = list(csv.DictReader(reviews.read_text().splitlines()))
-    plain = reviews.read_text() if ending == ".csv.gz" else "".join(json.dumps(row) + "\n" for row in rows)
+    rows = list(csv.DictReader(reviews.read_text(encoding="utf-8").splitlines()))
+    plain = (
+        reviews.read_text(encoding="utf-8") if ending == ".csv.gz" else "".join(json.dumps(row) + "\n" for row in rows)
+    )
     path, out = tmp_path / f"texts{ending}", tmp_path / "decided.csv"
     path.write_bytes(gzip.compress(plain.encode()))
     columns = ["--text", "review", "--label", "sentiment"]
     assert main(["fit", str(path), *columns, "--out", str(tmp_path / "again")]) == 0
     assert main(["predict", str(model), str(path), "--text", "review", "--out", str(out)]) == 0
-    assert len(out.read_text().splitlines()) == 61
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 61
     if ending == ".csv.gz":
         path.write_bytes(plain.encode())
         assert main(["fit", str(path), *columns, "--out", str(tmp_path / "again")]) == 2

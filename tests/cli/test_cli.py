@@ -228,7 +228,7 @@ def test_reproduce_writes_tables_pictures_and_a_page(capsys, tmp_path) -> None:
     files = ("figures/fig1b.svg", "figures/fig1b.pdf", "figures/fig1b.png", "tables/limits.parquet", "run.json")
     for name in files:
         assert (tmp_path / runs[0]["id"] / name).stat().st_size > 0
-    page = (tmp_path / "reproduction.html").read_text()
+    page = (tmp_path / "reproduction.html").read_text(encoding="utf-8")
     linked = re.findall(r'<a href="([^"#]+)"', page)
     assert f"{runs[1]['id']}/figures/fig4a.pdf" in linked
     assert all((tmp_path / place).is_file() for place in linked)
@@ -258,7 +258,7 @@ def test_what_cannot_run_is_named_and_the_rest_runs(capsys, monkeypatch, tmp_pat
     assert "ArithmeticError: no luck [today]" in err
     assert "tokenmargin[train]" in err
     assert "1 as expected, 2 not run" in err
-    page = (tmp_path / "reproduction.html").read_text()
+    page = (tmp_path / "reproduction.html").read_text(encoding="utf-8")
     assert "no luck [today]" in page
     code, _, err = run(capsys, "reproduce", "fig1b", "--out", str(tmp_path))
     assert code == 2
@@ -328,7 +328,7 @@ def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path, monke
     assert len(err.strip().splitlines()) < 20
     assert all((tmp_path / "demo" / name).is_file() for name in ("index.html", "explore.html", "report.html"))
     assert "explore.html" in err.split("Open in a browser:")[1].splitlines()[1]
-    page = (tmp_path / "demo" / "index.html").read_text()
+    page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
     assert "<svg" in page
     assert "src=" not in page  # self-contained
 

@@ -34,7 +34,7 @@ def test_graph_as_json_and_picture(toy, tmp_path, capsys):
     # Newton's method to a gradient of 1e-9 or less.
     assert first["components"][0]["shares"] == pytest.approx([2 / 3, 1 / 3], rel=1e-9)
     assert {"from": "good", "to": "film", "count": 2} in first["edges"]
-    assert "good" in picture.read_text() or picture.stat().st_size > 1000
+    assert "good" in picture.read_text(encoding="utf-8") or picture.stat().st_size > 1000
 
 
 def test_graph_in_words_fits_a_terminal(toy, capsys):

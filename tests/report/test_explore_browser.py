@@ -77,7 +77,7 @@ def state(page: Page) -> dict:
 
 
 def ground_ready(page: Page) -> None:
-    page.wait_for_function("() => window.explore.view.ground?.last")
+    page.wait_for_function("() => window.explore.view.ground?.last", timeout=120_000)  # on a busy machine
 
 
 def drag(page: Page, selector: str, to: tuple[float, float]) -> None:

@@ -29,6 +29,9 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
+PATIENCE = 120_000  # milliseconds: the first answer compiles what it needs, and the machine may be busy
+
+
 @pytest.fixture
 def page(browser: Browser, playground: str, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The seventh section with its example answered; nothing may go wrong in it, or be asked of anyone else."""
@@ -56,7 +59,7 @@ def page(browser: Browser, playground: str, request: pytest.FixtureRequest) -> I
 
 def until(page: Page, condition: str) -> None:
     """Wait for a condition; a function, since the page's policy forbids evaluating text."""
-    page.wait_for_function(f"() => {condition}")
+    page.wait_for_function(f"() => {condition}", timeout=PATIENCE)
 
 
 def asked_for(page: Page, selection: list[int]) -> None:

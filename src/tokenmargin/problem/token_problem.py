@@ -255,7 +255,7 @@ class TokenProblem(Tabular, Drawn):
             case ".json":
                 text = json.dumps({name: array.tolist() for name, array in arrays.items()})
                 with atomic_path(path) as beside:
-                    beside.write_text(text)
+                    beside.write_text(text, encoding="utf-8")
             case suffix:
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
 

@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], reco
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, beside)
         digest = file_digest(beside)
     with atomic_path(folder / f"{name}.json") as beside:
-        beside.write_text(json.dumps(seal_record({**record, "step": step, "sha256": digest})))
+        beside.write_text(json.dumps(seal_record({**record, "step": step, "sha256": digest})), encoding="utf-8")
     for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)

@@ -79,7 +79,7 @@ class Numbering:
 
 @lru_cache(maxsize=1)
 def _plan(path: Path) -> Plan:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     chosen = content["pipeline"]
     stops, words = chosen["stop_words"], chosen["vocabulary"]
     chosen |= {
@@ -92,7 +92,7 @@ def _plan(path: Path) -> Plan:
 
 @lru_cache(maxsize=1)
 def _numbering(path: Path) -> tuple[Numbering, dict[str, int]]:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     return Numbering(**content), {name: code for code, name in enumerate(content["vocabulary"])}
 
 
@@ -111,7 +111,7 @@ def count_slice(plan_path: Path, piece: range) -> SliceCount:
     plan, i, work = _plan(plan_path), piece.start, plan_path.parent
     note = words_path(work, i).with_suffix(".json")
     if note.is_file():
-        return SliceCount(**json.loads(note.read_text()))
+        return SliceCount(**json.loads(note.read_text(encoding="utf-8")))
     text, label = plan.columns
     found = count_words(plan.slices[i], words_path(work, i), plan.pipeline, text=text, label=label)
     write_json(note, vars(found))
@@ -123,7 +123,7 @@ def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[i
     plan, (numbering, rank), i = _plan(plan_path), _numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():
-        texts, checksum = json.loads(note.read_text())
+        texts, checksum = json.loads(note.read_text(encoding="utf-8"))
         return int(texts), str(checksum)
     work = plan_path.parent
     shard = _shard(plan, i, numbering, rank)

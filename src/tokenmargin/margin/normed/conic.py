@@ -67,7 +67,9 @@ def reduced(matrices: Float[Array, "k q d"]) -> Reduced:
         left, right = _basis(outer[0].T), _basis(outer[1].T)
         u, v = outer[0] @ left, outer[1] @ right
         return Reduced(left, u[:, :, None] * v[:, None, :], right, u, v)
-    left, right = (_basis(side.transpose(1, 0, 2).reshape(side.shape[1], -1)) for side in (matrices, matrices.mT))
+    left, right = (
+        _basis(side.transpose(1, 0, 2).reshape(side.shape[1], -1)) for side in (matrices, matrices.transpose(0, 2, 1))
+    )
     core = np.ascontiguousarray(np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True))
     return Reduced(left, core, right, np.empty((0, left.shape[1])), np.empty((0, right.shape[1])))
 

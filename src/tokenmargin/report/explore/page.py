@@ -33,7 +33,7 @@ def joined(names: tuple[str, ...]) -> str:
     >>> joined(("worker.js",)).strip().splitlines()[0]
     'const SLICE = 400; // starts between two looks at the post'
     """
-    text = "\n".join((STATIC / name).read_text() for name in names)
+    text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
     text = re.sub(r'^import \{[^}]*\} from "[^"]*";\n', "", text, flags=re.M)
     text = re.sub(r"^export (?=(async )?(const|let|function|class) )", "", text, flags=re.M)
     # Comments of whole lines are for those who read the modules.
@@ -52,7 +52,7 @@ def explore_page(
     """
     told = {
         "stories": [story.to_dict() for story in STORIES],
-        "model": model or json.loads(EXAMPLE.read_text()),
+        "model": model or json.loads(EXAMPLE.read_text(encoding="utf-8")),
         "own": own,
     }
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
@@ -60,14 +60,15 @@ def explore_page(
     if isinstance(shown, bytes):
         shown = "data:image/png;base64," + base64.b64encode(shown).decode()
     parts = {
-        "/*STYLE*/": (STATIC / "colours.css").read_text() + (STATIC / "style.css").read_text(),
+        "/*STYLE*/": (STATIC / "colours.css").read_text(encoding="utf-8")
+        + (STATIC / "style.css").read_text(encoding="utf-8"),
         "/*DATA*/": data.replace("<", "\\u003c"),
         "/*MATHEMATICS*/": "\n" + joined(MATHEMATICS),
         "/*PAGE*/": "\n" + joined(PAGE),
         "/*CONNECT*/": "connect-src 'self'; " if own else "",
         "<!--OPEN GRAPH PICTURE-->": f'<meta property="og:image" content="{shown}">' if shown else "",
     }
-    text = (STATIC / "article.html").read_text()
+    text = (STATIC / "article.html").read_text(encoding="utf-8")
     for mark, content in parts.items():
         text = text.replace(mark, content, 1)
     return text

@@ -182,7 +182,7 @@ def _line(row: Mapping[str, float], *, step: int, seconds: float) -> str:
 def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:
     """The records of all calls that trained in the folder, this one last."""
     path = folder / "calls.json"
-    calls: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    calls: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     calls.append(call)
-    path.write_text(json.dumps(calls))
+    path.write_text(json.dumps(calls), encoding="utf-8")
     return calls
