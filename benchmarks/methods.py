@@ -3,7 +3,7 @@
 For every method: the norm reached at four looks, the least and the median share of its own norm's certified margin, and
 the share of the problems whose margin rose since the look before. `--problems 20` takes fewer, `--seed 1` others,
 names of methods only those. `speed` compares how fast Adam's gradient falls with what its two means allow,
-`minibatches` shows where normalised steps on some of the inputs go.
+`minibatches` shows where normalised steps on some of the inputs go, `diagonal` where flow of diagonal K and Q does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tokenmargin.dynamics import AbstractMethod, Adam
 from tokenmargin.experiments.figures.methods import MethodMargins
 from tokenmargin.limits.by_method import margin_share
 from tokenmargin.margin import limit_direction
+from tokenmargin.objective.products import DiagonalObjective
 
 SETTLED = {  # steps short enough to settle, and enough of them
     "ngd": (0.1, 0.0, 16_000),
@@ -110,6 +111,31 @@ def minibatches(problems: int) -> None:
         print(f"{batch:6d} {step:6g} {least[0]:8.4f} {median[0]:8.4f} {least[1]:8.4f} {median[1]:8.4f}", flush=True)
 
 
+def diagonal(problems: int) -> None:
+    """Flow of diagonal K and Q in self-attention: shares of the largest l1 and l2 margins, drift of `q^2 - k^2`."""
+    print(f"{'start':>6} {'|(k, q)|':>8} {'least':>8} {'median':>8} {'above 0.98':>10} {'l2, median':>10} {'drift':>8}")
+    for scale in (0.1, 0.01):
+        rows: dict[float, list[tuple[float, float, float]]] = {norm: [] for norm in (1e2, 1e3, 1e4)}
+        for seed in range(problems):
+            rng = np.random.default_rng([9, seed])
+            X, labels, head = rng.standard_normal((4, 6, 10)), rng.choice([-1, 1], 4), rng.standard_normal(10)
+            objective = DiagonalObjective.of(tm.self_attention(X, labels, head=head))
+            path = tm.flow(objective, start=objective.small_start(scale), until_norm=1e4)
+            points = path(path.arcs)
+            lengths, begun = np.linalg.norm(points, axis=1), objective.imbalance(points[0])
+            for norm, row in rows.items():
+                theta = points[min(np.searchsorted(lengths, norm * (1 - 1e-9)), len(points) - 1)]
+                shares = []
+                for name in ("l1", "l2"):
+                    named = limit_direction(objective.problem, path.selected, norm=name)
+                    shares.append(margin_share(objective.problem, objective.prompt(theta), named))
+                row.append((*shares, float(np.abs(objective.imbalance(theta) - begun).max() / (theta @ theta))))
+        for norm, row in rows.items():
+            l1, l2, drift = np.array(row).T
+            print(f"{scale:6g} {norm:8g} {l1.min():8.4f} {np.median(l1):8.4f} {(l1 >= 0.98).sum():10d} "
+                  f"{np.median(l2):10.4f} {drift.max():8.0e}", flush=True)  # fmt: skip
+
+
 def _share(problem: tm.TokenProblem, method: AbstractMethod, p: np.ndarray, selected: np.ndarray) -> float:
     return margin_share(problem, p, limit_direction(problem, selected, norm=method.margin_norm))
 
@@ -118,8 +144,9 @@ def main(arguments: list[str]) -> None:
     given = dict(pairwise(arguments))
     problems, seed = int(given.get("--problems", 100)), int(given.get("--seed", 0))
     asked = [name for name in arguments if not name.startswith("--") and not name.isdigit()]
-    if asked in (["speed"], ["minibatches"]):
-        return {"speed": speed, "minibatches": minibatches}[asked[0]](problems)
+    others = {"speed": speed, "minibatches": minibatches, "diagonal": diagonal}
+    if len(asked) == 1 and asked[0] in others:
+        return others[asked[0]](problems)
     print(f"{'method':20} {'step':>5} {'steps':>7} {'norm':>9} {'least':>8} {'median':>8} {'rose':>6}")
     for table in (SETTLED, OPEN):
         for label, (step, decay, steps) in table.items():

@@ -5,12 +5,16 @@ import pytest
 from tests.oracles.rounding import of_flow, rounding
 
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, flow
-from tokenmargin.margin import limit_direction, max_margin
+from tokenmargin.limits import limit_of
+from tokenmargin.limits.by_method import margin_share
+from tokenmargin.margin import GAP, limit_direction, max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective, side_by_side
 from tokenmargin.objective.losses import ExponentialLoss
+from tokenmargin.objective.products import DiagonalObjective
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.problem.instances import figure1a, figure1b
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 torch = pytest.importorskip("torch", reason="torch is not installed; it is in the extra train")
@@ -37,6 +41,9 @@ FACTORED = {
     "one query": lambda: FactoredObjective(figure1b().with_matrix(np.array([1.0, -2.0])), rank=2),
     "d = 1": lambda: FactoredObjective(drawn(3, n=1, T=2, d=1, q=1)),
     "every position": lambda: FactoredObjective(every_position(), rank=5),
+    "diagonal": lambda: DiagonalObjective.of(every_position()),
+    "diagonal, of p": lambda: DiagonalObjective.of(figure1b(), ExponentialLoss()),
+    "diagonal, d = 1": lambda: DiagonalObjective.of(drawn(3, n=1, T=2, d=1, q=1)),
 }
 HEADS = {
     "two heads": lambda: MultiHeadObjective.of([figure1a(), figure1b()]),
@@ -70,7 +77,10 @@ def torch_output(problem, W):
 def by_torch(objective, theta):
     """Risk and gradient by automatic differentiation of the formula."""
     point = torch.tensor(theta, requires_grad=True)
-    if isinstance(objective, FactoredObjective):
+    if isinstance(objective, DiagonalObjective):
+        d = len(theta) // 2
+        outputs = torch_output(objective.problem, point[:d] * point[d:])
+    elif isinstance(objective, FactoredObjective):
         (q, d), r = objective.shape, objective.rank
         key, query = point[: d * r].reshape(d, r), point[d * r :].reshape(q, r)
         base = 0 if objective.base is None else torch.tensor(objective.base)
@@ -130,9 +140,9 @@ def test_the_direction_outlives_the_gradient():
     np.testing.assert_allclose(log_norm, -1e8 - np.log1p(np.e) + np.log(1e4), rtol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["adapted"])
+@pytest.mark.parametrize("name", ["adapted", "diagonal"])
 def test_flow_conserves_the_imbalance(name):
-    """Q'Q - K'K, from starts that are not balanced, to 1e-9 of |K|^2 + |Q|^2: ten times the solver's tolerance."""
+    """Q'Q - K'K (or q^2 - k^2), not zero at the start, to 1e-9 of |K|^2 + |Q|^2: ten times the solver's tolerance."""
     objective = FACTORED[name]()
     start = objective.random_start(0.5, rng=np.random.default_rng(2))
     path = flow(objective, start=start, until_norm=10.0)
@@ -151,6 +161,51 @@ def test_flow_of_a_rank_one_problem_in_closed_form():
     limit = np.outer(z, tokens[0, 0] / 3)
     # W is K' Q: twice the error of a flow, of which each step may err by 1e-10.
     np.testing.assert_allclose(objective.matrix(path.final), 0.5e8 * limit, rtol=0, atol=0.5e8 * 2 * of_flow(path))
+
+
+def test_diagonal_factors_are_full_ones_kept_diagonal():
+    """The logits of diag(q * k) on W's own problem; and where the two factors start equal, signs stay."""
+    problem = every_position()
+    objective = DiagonalObjective.of(problem)
+    theta = np.random.default_rng(3).standard_normal(6)
+    W = objective.matrix(theta)
+    np.testing.assert_array_equal(W, np.diag(theta[:3] * theta[3:]))
+    ours, whole = objective.problem.keys.logits(objective.prompt(theta)), problem.keys.logits(W.ravel())
+    # Sums of three products of numbers of size one.
+    np.testing.assert_allclose(ours[problem.mask], whole[problem.mask], rtol=0, atol=1e-14)
+    stuck = flow(objective, start=np.full(6, 0.1), until_norm=20.0)
+    assert (objective.prompt(stuck.final) >= 0).all()
+    with pytest.raises(ValueError, match="only a square W has diagonal factors"):
+        DiagonalObjective.of(drawn(0))
+    with pytest.raises(ValueError, match=r"DiagonalObjective.of\(problem\)"):
+        DiagonalObjective(problem)
+
+
+def test_flow_of_diagonal_factors_in_closed_form():
+    """One input, tokens 1 and 0 on a line: k^2 - q^2 stays, so that a norm says where on the hyperbola the end is."""
+    objective = DiagonalObjective.of(TokenProblem.of([[[1.0], [0.0]]], [1], scores=[[1.0, 0.0]]))
+    path = flow(objective, start=objective.small_start(0.5), until_norm=1e3)
+    k, q = path.final
+    # k^2 + q^2 = 1e6 and k^2 - q^2 = 0.25; the solver's relative tolerance is 1e-10.
+    np.testing.assert_allclose([k, q], np.sqrt([(1e6 + 0.25) / 2, (1e6 - 0.25) / 2]), rtol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_diagonal_factors_go_to_the_l1_margin(seed):
+    """From a small start, beside the certified l1 direction: within 0.02 at |(k, q)| = 1e4, and no farther than it."""
+    rng = np.random.default_rng([9, seed])
+    problem = self_attention(rng.standard_normal((4, 6, 10)), [1, -1, 1, -1], head=rng.standard_normal(10))
+    objective = DiagonalObjective.of(problem)
+    path = flow(objective, until_norm=1e4)
+    p, shares = objective.prompt(path.final), {}
+    for name in ("l1", "l2"):
+        named = limit_direction(objective.problem, path.selected, norm=name)
+        assert named.solution.is_optimal
+        shares[name] = margin_share(objective.problem, p, named)
+    assert 0.98 <= shares["l1"] <= 1 + GAP
+    assert shares["l2"] < 0.98
+    named = limit_of(objective, method=NormalizedGradientDescent(0.02))
+    assert (named.outcome, named.norm.name) == ("direction", "l1")
 
 
 def test_flow_in_the_span_is_the_flow():

@@ -360,6 +360,7 @@ def test_outputs_that_have_underflowed_keep_their_loss_gradient_and_hessian():
     assert float(objective.value(W)) == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(objective.gradient(W), gradient, atol=1e-10)
     descent, relative, _ = objective.linearise(W)
+    # ... and the Hessian by that times 30 again.
     np.testing.assert_allclose(-relative * np.exp(descent.log_norm[0]), hessian, atol=1e-8)
     assert np.abs(hessian).max() > 1e-2
 

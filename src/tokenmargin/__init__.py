@@ -31,6 +31,7 @@ _EXPORTS = {
     "tokenmargin.objective.attention_maps": ("Entmax", "MapObjective", "Sigmoid", "Softmax", "Sparsemax"),
     "tokenmargin.objective.nonlinear_heads": ("HeadObjective", "NonlinearHead"),
     "tokenmargin.objective.factored": ("FactoredObjective", "MultiHeadObjective"),
+    "tokenmargin.objective.products": ("DiagonalObjective",),
     "tokenmargin.objective.first_step": ("first_step",),
     "tokenmargin.selection": ("angle", "attention_weights", "cosine", "optimal_tokens"),
     "tokenmargin.margin": (

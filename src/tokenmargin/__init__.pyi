@@ -48,6 +48,7 @@ from tokenmargin.objective.losses import LogisticLoss as LogisticLoss
 from tokenmargin.objective.losses import LogLoss as LogLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective as HeadObjective
 from tokenmargin.objective.nonlinear_heads import NonlinearHead as NonlinearHead
+from tokenmargin.objective.products import DiagonalObjective as DiagonalObjective
 from tokenmargin.problem.attention_problems import cross_attention as cross_attention
 from tokenmargin.problem.attention_problems import self_attention as self_attention
 from tokenmargin.problem.corpus import TokenCorpus as TokenCorpus

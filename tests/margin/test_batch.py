@@ -145,3 +145,10 @@ def test_a_batch_of_matrices_says_what_it_needs() -> None:
         max_margin_batch(keys, selected, norm="nuclear")
     with pytest.raises(ValueError, match="queries must be finite"):
         max_margin_batch(keys, selected, queries=np.full((1, 3, 2), np.nan))
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_batch_of_inner_products_says_what_to_do() -> None:
+    gram = TokenProblem.of(np.eye(3)[None], [1], scores=[[1.0, 0, 0]]).as_gram()
+    with pytest.raises(TypeError, match=r"one by one, by max_margin\(problem, selected\)"):
+        max_margin_batch(gram.keys, np.array([[0]]))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -21,7 +22,7 @@ from tests.oracles.rounding import rounding
 
 import tokenmargin as tm
 from tokenmargin.cli import main
-from tokenmargin.margin import GAP, MATRIX_GAP, Constraints, solve_in_norm
+from tokenmargin.margin import GAP, MATRIX_GAP, Constraints, relaxed_max_margin, solve_in_norm
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.norms import L1, LINF, CustomNorm, LpNorm
 from tokenmargin.problem.geometry import Coordinates
@@ -371,11 +372,51 @@ def test_the_atlas_in_another_norm_lists_what_a_search_through_all_selections_fi
     assert "1 ties of equals not looked at" in tm.atlas(tied, norm="l1").unsearched
 
 
+_KEPT = np.array([[True, True, False], [True, False, False]])
+_ASKED = {
+    "max_margin": lambda problem, norm: tm.max_margin(problem, [0, 0], norm=norm),
+    "limit_direction": lambda problem, norm: tm.limit_direction(problem, [0, 0], norm=norm).solution,
+    "class_margin": lambda problem, norm: tm.class_margin(problem, _KEPT, norm=norm),
+    "label_margin": lambda problem, norm: tm.label_margin(problem, [0, 0], norm=norm),
+    "relaxed_max_margin": lambda problem, norm: relaxed_max_margin(problem, [0, 0], norm=norm),
+    "choice_margin": lambda problem, norm: tm.choice_margin(problem, _KEPT, norm=norm),
+    "atlas": lambda problem, norm: tm.atlas(problem, norm=norm).limits[0].solution,
+}
+
+
+@pytest.mark.parametrize("asked", _ASKED)
+def test_every_function_answers_in_a_norm_or_says_in_a_line_why_not(asked):
+    """All norms, for p, p known by inner products, and W: an answer with its norm, or an error with the remedy."""
+    rng = np.random.default_rng(4)
+    of_p = tm.TokenProblem.of(rng.standard_normal((2, 3, 6)), [1, -1], head=rng.standard_normal(6))
+    for kind, problem in {
+        "p": of_p,
+        "gram": of_p.as_gram(),
+        "W": of_p.with_matrix(rng.standard_normal((2, 2))),
+    }.items():
+        for norm in ("l2", "l1", "linf", "lp:1.5", "lp:3", "nuclear", "spectral", "schatten:3"):
+            of_matrices = norm in ("nuclear", "spectral", "schatten:3")
+            if kind == "gram":
+                remedy = None if norm == "l2" else "pose it with keys of shape"
+            elif of_matrices and (kind == "p" or asked == "label_margin"):
+                remedy = r"problem.with_matrix\(queries\)"
+            else:
+                remedy = "use nuclear, spectral or l2" if norm == "schatten:3" else None
+            if remedy is None:
+                found = _ASKED[asked](problem, norm)
+                assert found.is_optimal, (kind, norm)
+                assert found.norm.name == norm
+                continue
+            with pytest.raises(ValueError, match=remedy) as refused:
+                _ASKED[asked](problem, norm)
+            assert "\n" not in str(refused.value)
+
+
 def test_a_norm_that_makes_no_sense_says_what_to_do():
     problem = tm.figure1b()
     with pytest.raises(ValueError, match=r"needs coordinates.*pose it with keys of shape"):
         tm.max_margin(problem.as_gram(), [0], norm="l1")
-    with pytest.raises(ValueError, match=r"pose it for W by problem\.with_matrix"):
+    with pytest.raises(ValueError, match=r"becomes one for W by problem\.with_matrix"):
         tm.max_margin(problem, [0], norm="nuclear")
     with pytest.raises(ValueError, match="corpus_margin is Euclidean"):
         tm.corpus_margin(np.eye(2), None, norm="l1")
@@ -415,9 +456,9 @@ def test_the_command(capsys):
     assert report["gap"] <= GAP
     assert report["matrix"] is None
     assert main(["solve", "fig1b", "--select", "1", "--norm", "l1"]) == 0
-    assert "margin            1 (l1)" in capsys.readouterr().out
+    assert re.search(r"margin +1 \(l1\)", capsys.readouterr().out)
     assert main(["solve", "fig1b", "--norm", "nuclear"]) == 2
-    assert "pose it for W" in capsys.readouterr().err
+    assert "becomes one for W" in capsys.readouterr().err
 
 
 def test_the_command_on_a_problem_for_a_matrix(capsys, tmp_path):

@@ -18,7 +18,7 @@ from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, interrupted_run
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced, longest_difference
-from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.geometry import Coordinates
 
 Stop = Literal["norm", "event", "stationary", "saturated", "finite part", "flat", "steps", "stalled", "interrupted"]
@@ -117,7 +117,7 @@ class UnitField:
 
     def reach(self, y: Float[Array, " r"]) -> float:
         """How far the difference of two logits moves, at most, when the parameter moves by one."""
-        if isinstance(self.objective, FactoredObjective):
+        if isinstance(self.objective, ProductObjective):
             keys = self.objective.problem.keys
             assert isinstance(keys, Coordinates), "reduced problems have coordinates"
             return (longest_difference(keys) or 1.0) * self.objective.reach(y)

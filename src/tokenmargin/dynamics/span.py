@@ -17,6 +17,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.geometry import Coordinates
@@ -124,8 +125,8 @@ class Reduced:
     def of(cls, original: AbstractObjective, *, in_units: bool = False) -> Reduced:
         """Reduce every trained block; what is not trained stays as it is. A prompt alone may have its own unit."""
         problem = original.problem
-        if isinstance(original, FactoredObjective):
-            return cls._factored(original)
+        if isinstance(original, ProductObjective):
+            return cls._product(original)
         spans = {name: Span.of(geometry) for name, geometry in original.blocks}
         if in_units and len(spans) == 1:
             spans = {name: span.in_its_unit() for name, span in spans.items()}
@@ -134,10 +135,10 @@ class Reduced:
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
 
     @classmethod
-    def _factored(cls, original: FactoredObjective) -> Reduced:
-        """The columns of K move in the span of the keys, those of Q in that of the queries."""
+    def _product(cls, original: ProductObjective) -> Reduced:
+        """The columns of K move in the span of the keys, those of Q in that of the queries; other factors anywhere."""
         keys, problem = original.problem.keys, original.problem
-        if not isinstance(keys, Bilinear):
+        if not (isinstance(original, FactoredObjective) and isinstance(keys, Bilinear)):
             return cls(original, original, tuple(Span(space, None, space) for space in original.spaces))
         of_keys, of_queries = Span.of(keys.keys), Span.of(Coordinates.of(keys.queries[:, None]))
         small = Bilinear(of_keys.tokens, of_queries.tokens.tokens[:, 0])

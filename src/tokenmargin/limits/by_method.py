@@ -19,10 +19,10 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import AbstractMethod, Trajectory, evolve
 from tokenmargin.margin import Constraints, Kind, LimitDirection, MarginSolution, limit_direction, solve
-from tokenmargin.norms import L2, AbstractNorm, SchattenNorm
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
-from tokenmargin.objective.factored import FactoredObjective
+from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, selection_text
 
@@ -154,15 +154,15 @@ def limit_by_method(
 
 
 def _margin_norm(objective: AbstractObjective, method: AbstractMethod) -> AbstractNorm:
-    """The method's own; of K and Q the nuclear norm of their product, which `(|K|^2 + |Q|^2) / 2` is at its least."""
-    if not isinstance(objective, FactoredObjective):
+    """The method's own; of two factors that of their product, which `(|K|^2 + |Q|^2) / 2` is at its least."""
+    if not isinstance(objective, ProductObjective):
         return method.margin_norm
     if method.margin_norm != L2:
         raise ValueError(
             f"which margin of W {method} maximises through K and Q is not known; use a method along the gradient "
             "(ngd, gd, momentum), or train W itself: PromptObjective(problem)"
         )
-    return SchattenNorm(1.0)
+    return objective.margin_norm
 
 
 def _named(objective: AbstractObjective, path: Trajectory, norm: AbstractNorm) -> LimitDirection:

@@ -28,10 +28,11 @@ from tokenmargin.limits.by_method import (
 from tokenmargin.margin import LimitDirection, MarginSolution, limit_direction, tie_of_equals, tied_direction
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.attention_maps import MapObjective
-from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective
+from tokenmargin.objective.factored import MultiHeadObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
+from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, selection_text
 
@@ -147,7 +148,7 @@ def limit_of(
 
 @overload
 def limit_of(
-    problem: TokenProblem | Followed | FactoredObjective,
+    problem: TokenProblem | Followed | ProductObjective,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str,
@@ -159,7 +160,7 @@ def limit_of(
 
 
 def limit_of(
-    problem: TokenProblem | Followed | FactoredObjective,
+    problem: TokenProblem | Followed | ProductObjective,
     start: Float[Array, " D"] | None = None,
     *,
     method: AbstractMethod | str | None = None,
@@ -202,7 +203,7 @@ def limit_of(
     'linf'
     """
     short = SHARE if tolerance is None else tolerance
-    if isinstance(problem, FactoredObjective) and method is not None and loss is None:
+    if isinstance(problem, ProductObjective) and method is not None and loss is None:
         return limit_by_method(problem, method, start, steps=steps, tolerance=short, progress=progress)
     objective, problem = _asked(problem, loss)
     if method is not None:
@@ -268,17 +269,18 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
 
 
 def _asked(
-    given: TokenProblem | Followed | FactoredObjective, loss: AbstractLoss | None
+    given: TokenProblem | Followed | ProductObjective, loss: AbstractLoss | None
 ) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
     if isinstance(given, TokenProblem):
         return prompt_objective(given.merged, loss), given
     if loss is not None:
         raise ValueError(f"{type(given).__name__} has its own loss; give loss= beside a problem only")
-    if isinstance(given, FactoredObjective):
+    if isinstance(given, ProductObjective):
         raise TypeError(
-            "the limit of K and Q is named by the nuclear margin that steps reach: give limit_of(objective, start, "
-            "method='ngd'), or compare the end of flow(objective) with max_margin(..., norm='nuclear')"
+            f"the limit of K and Q is named by the {given.margin_norm.name} margin that steps reach: give "
+            "limit_of(objective, start, method='ngd'), or compare the end of flow(objective) with "
+            f"max_margin(..., norm='{given.margin_norm.name}')"
         )
     if not isinstance(given, Followed):
         raise TypeError(f"limit_of follows p alone; give a problem or an objective of p, got {type(given).__name__}")

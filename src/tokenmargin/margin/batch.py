@@ -27,6 +27,7 @@ from tokenmargin.margin.normed.certificate import gap_tolerance
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, as_norm
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.token_problem import TokenProblem
 
 BLOCK, BLOCK_BYTES = 128, 1 << 24
@@ -194,6 +195,11 @@ def _outer_products(keys: Array, queries: object, B: int) -> tuple[Float[Array, 
 
 def _checked(keys: object, selected: object) -> tuple[Array, Array]:
     """Contiguous and read-only keys and selections; whether the keys are finite is seen on the way."""
+    if isinstance(keys, AbstractGeometry):
+        raise TypeError(
+            "a batch takes its keys as an array of shape (B, n, T, d); problems known by inner products alone are "
+            "solved one by one, by max_margin(problem, selected)"
+        )
     tokens, alpha = np.asarray(keys, dtype=np.float64, order="C").view(), np.asarray(selected)
     if tokens.ndim != 4 or 0 in tokens.shape:
         raise ValueError(f"keys must have shape (B, n, T, d) with no empty axis, got {tokens.shape}")

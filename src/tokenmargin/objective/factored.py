@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.linalg import block_diag
 
-from tokenmargin._statistics import Rng, generator
-from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.norms import SchattenNorm
+from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import (
     Attention,
     Descent,
@@ -35,16 +35,15 @@ from tokenmargin.objective.forward import (
     prompt_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.objective.products import ProductObjective, plain_space
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.token_problem import TokenProblem
 
-_NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding
-
 
 @dataclass(frozen=True)
-class FactoredObjective(AbstractObjective):
+class FactoredObjective(ProductObjective):
     """The risk as a function of K (d x r) and Q (q x r) in `W = W0 + Q K'`; the head is fixed.
 
     The parameter is K row by row, then Q row by row. `evolve` and `flow` take it; `prompt` and `matrix` give W.
@@ -61,6 +60,7 @@ class FactoredObjective(AbstractObjective):
     ((3, 1), (2, 1), (2, 3))
     """
 
+    margin_norm = SchattenNorm(1.0)
     rank: int = field(default=0, kw_only=True)
     base: Float[Array, "q d"] | None = field(default=None, kw_only=True, compare=False)
 
@@ -81,29 +81,11 @@ class FactoredObjective(AbstractObjective):
         assert shape is not None, "checked at construction"
         return shape
 
-    @property
-    def of_matrix(self) -> PromptObjective:
-        """The same risk as a function of W."""
-        return PromptObjective(self.problem, self.loss)
-
-    @property
-    def blocks(self) -> tuple[tuple[str, AbstractGeometry], ...]:
-        key, query = self.spaces
-        return ("key", key), ("query", query)
-
     @cached_property
     def spaces(self) -> tuple[Coordinates, Coordinates]:
         """Where K and Q live."""
         q, d = self.shape
-        return _plain_space(d * self.rank), _plain_space(q * self.rank)
-
-    @property
-    def constant_scores(self) -> Float[Array, "n T"] | None:
-        return self.problem.shared_scores
-
-    @property
-    def degree(self) -> int:
-        return 2
+        return plain_space(d * self.rank), plain_space(q * self.rank)
 
     def factors(self, theta: Float[Array, "... D"]) -> tuple[Float[Array, "... d r"], Float[Array, "... q r"]]:
         """K and Q."""
@@ -139,7 +121,7 @@ class FactoredObjective(AbstractObjective):
         """A balanced start, `Q' Q = K' K`, with `Q K' = scale^2 D`: D is the direction of descent in W at W0, of unit
         length, cut to its r largest singular values. A small scale is a small start."""
         base = np.zeros(self.shape) if self.base is None else self.base
-        unit = as_matrix(self.problem.keys, self.of_matrix.descent(base.ravel()).direction)
+        unit = as_matrix(self.problem.keys, self.of_product.descent(base.ravel()).direction)
         left, sizes, right = np.linalg.svd(unit, full_matrices=False)
         kept = min(self.rank, len(sizes))
         root = np.zeros(self.rank)
@@ -148,67 +130,33 @@ class FactoredObjective(AbstractObjective):
         key[:, :kept], query[:, :kept] = right[:kept].T, left[:, :kept]
         return self.point(key * root, query * root)
 
-    def random_start(self, scale: float, *, rng: Rng) -> Float[Array, " D"]:
-        """Independent normal entries of standard deviation `scale`."""
-        rng = generator(rng)
-        return scale * rng.standard_normal(self.dimension)
-
-    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
-        return self.of_matrix.outputs(self.prompt(theta))
-
-    def excess(
-        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        return self.of_matrix.excess(self.prompt(theta), selected)
-
-    def descent(self, theta: Float[Array, "... D"]) -> Descent:
-        return self._from_matrix(theta, self.of_matrix.descent(self.prompt(theta)))
-
-    def _from_matrix(self, theta: Float[Array, "... D"], of_matrix: Descent) -> Descent:
-        """The chain rule: `G' Q` and `G K`."""
+    def pulled(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
+        """`G' Q` and `G K`."""
         key, query = self.factors(theta)
-        unit = as_matrix(self.problem.keys, of_matrix.direction)
-        products = (np.swapaxes(unit, -1, -2) @ query, unit @ key)
-        directions, logs = [], []
-        for product, factor in zip(products, (query, key), strict=True):
-            length, known = (np.linalg.norm(m, axis=(-2, -1), keepdims=True) for m in (product, factor))
-            length = np.where(length > _NOISE * known, length, 0.0)
-            directions.append(np.where(length > 0, product, 0.0) / np.where(length > 0, length, 1.0))
-            with np.errstate(divide="ignore"):
-                logs.append(of_matrix.log_norm + np.log(length[..., 0]))
-        return Descent(self.point(directions[0], directions[1]), np.concatenate(logs, axis=-1))
+        G = as_matrix(self.problem.keys, unit)
+        flat = (*theta.shape[:-1], -1)
+        return (np.swapaxes(G, -1, -2) @ query).reshape(flat), (G @ key).reshape(flat)
 
-    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+    def _derivatives(self, jacobian: Array, unit: Array, theta: Array) -> tuple[Array, Array]:
         """With J the relative Jacobian in W: `d(G K) = J[dQ K' + Q dK'] K + G dK`, and likewise for `G' Q`."""
         key, query = self.factors(theta)
-        (q, d), r, whole = self.shape, self.rank, self.of_matrix.linearise(self.prompt(theta))
-        unit = as_matrix(self.problem.keys, whole.descent.direction)
-        jacobian, one = whole.jacobian.reshape(q, d, q, d), np.eye(r)
+        (q, d), r, G = self.shape, self.rank, as_matrix(self.problem.keys, unit)
+        jacobian, one = jacobian.reshape(q, d, q, d), np.eye(r)
         by_key = np.tensordot(jacobian, query, (2, 0))  # a d e n: derivative of G in K
         by_query = np.tensordot(jacobian, key, (3, 0))  # a d b n: derivative of G in Q
         of_key = [np.tensordot(query, part, (0, 0)) for part in (by_key, by_query)]  # m d . n
         of_query = [np.tensordot(key, part, (0, 1)) for part in (by_key, by_query)]  # m a . n
-        of_key[1] += np.einsum("bd,mn->mdbn", unit, one)
-        of_query[0] += np.einsum("ae,mn->maen", unit, one)
-        rows = [np.hstack([p.transpose(1, 0, 2, 3).reshape(p.shape[1] * r, -1) for p in part])
-                for part in (of_key, of_query)]  # fmt: skip
-        descent = self._from_matrix(theta, whole.descent)
-        with np.errstate(over="ignore", invalid="ignore"):
-            lengths = np.exp(descent.log_norm - whole.descent.log_norm)
-        lengths[~(lengths > 0)] = 1.0  # where W has no gradient, K and Q have none
-        balance = np.zeros(2)
-        sizes = np.array([np.linalg.norm(query), np.linalg.norm(key)])
-        np.divide(lengths * whole.balance, sizes, out=balance, where=(descent.log_norm > -np.inf) & (sizes > 0))
-        return Linearisation(descent, np.vstack([row / n for row, n in zip(rows, lengths, strict=True)]), balance)
+        of_key[1] += np.einsum("bd,mn->mdbn", G, one)
+        of_query[0] += np.einsum("ae,mn->maen", G, one)
+        first, second = (
+            np.hstack([p.transpose(1, 0, 2, 3).reshape(p.shape[1] * r, -1) for p in part])
+            for part in (of_key, of_query)
+        )
+        return first, second
 
     def reach(self, theta: Float[Array, " D"]) -> float:
         """How far a logit moves, over the longest difference of tokens `z_i k_it'`, when the parameter moves by one."""
         return max(float(np.linalg.norm(factor, 2)) for factor in self.factors(theta))
-
-
-def _plain_space(dimension: int) -> Coordinates:
-    """Euclidean space of so many dimensions; no token lies in it."""
-    return Coordinates(np.zeros((1, dimension)), np.zeros((1, 1), dtype=np.intp))
 
 
 @dataclass(frozen=True)
@@ -242,7 +190,7 @@ class ManyFactored(FactoredObjective):
         length = np.linalg.norm(vector, axis=-1, keepdims=True)
         with np.errstate(divide="ignore"):
             log_norm = log_scale[:, None] + np.log(length) - np.log(self.problem.n)
-        return self._from_matrix(theta, Descent(vector / np.where(length > 0, length, 1.0), log_norm))
+        return self._from_product(theta, Descent(vector / np.where(length > 0, length, 1.0), log_norm))
 
     def _forward(self, theta: Float[Array, "problems D"]) -> Attention:
         if theta.shape[:-1] != (len(self.family),):

@@ -51,8 +51,8 @@ def norm_for(constraints: Constraints, norm: AbstractNorm | str) -> AbstractNorm
         )
     if isinstance(chosen, SchattenNorm) and geometry.matrix_shape is None:
         raise ValueError(
-            f"the {chosen.name} norm is one of matrices, and this problem is for a vector of length "
-            f"{geometry.dimension}; pose it for W by problem.with_matrix(queries)"
+            f"the {chosen.name} norm is one of matrices, and what is asked for here is a vector of length "
+            f"{geometry.dimension}; a problem for p becomes one for W by problem.with_matrix(queries), a head stays one"
         )
     return chosen.of_shape(geometry.matrix_shape)
 

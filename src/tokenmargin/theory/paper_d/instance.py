@@ -15,12 +15,21 @@ from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, graph_margin, node_vectors
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.losses import AbstractLoss, CustomLoss, LogLoss
+from tokenmargin.objective.losses import (
+    AbstractLoss,
+    CorrelationLoss,
+    CustomLoss,
+    ExponentialLoss,
+    LogisticLoss,
+    LogLoss,
+)
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import Slack, above, below, sampled, true
 
+FLAT = 1e-12
+"""A slope below this is zero, or nearer to it than rounding of scores can tell; those of the losses are one or so."""
 POINTS = 20
 """Points at which a statement about all W is tried."""
 
@@ -235,15 +244,18 @@ def falling(x: NextTokenInstance) -> tuple[Slack, Slack]:
 
 
 def steep(x: NextTokenInstance) -> Slack:
-    """The slope of the loss is nowhere zero on the outputs that can be reached: the proofs' c_dn."""
+    """The slope of the loss is nowhere zero on the outputs that can be reached: the proofs' c_dn. (Of losses other than
+    those of the package at 200 points, and at the scores of all tokens.)"""
     outputs = _outputs(x)
     if isinstance(x.loss, LogLoss):
         least = 1 / max(float(outputs[-1]), 1e-300)
     else:
+        visible = x.objective.problem.scores[x.objective.problem.mask]
         with np.errstate(divide="ignore"):
-            least = float(np.exp(x.loss.log_slope(outputs)).min())
-    slack = above("least |slope| of the loss", least, 0, strict=True)
-    return sampled(slack) if isinstance(x.loss, CustomLoss) else slack
+            least = float(np.exp(x.loss.log_slope(np.concatenate([outputs, visible]))).min())
+    slack = above("least |slope| of the loss", least, FLAT)
+    known = isinstance(x.loss, (LogLoss, LogisticLoss, ExponentialLoss, CorrelationLoss))
+    return slack if known else sampled(slack)
 
 
 def _outputs(x: NextTokenInstance) -> Float[Array, " 200"]:
