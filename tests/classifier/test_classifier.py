@@ -105,6 +105,7 @@ def test_gradient_against_differences(repeats, loss, k, g, held):
     unit = objective.model(np.ones(len(objective.flat(start)))).values * np.exp(start.logits)[:, None]
     Z = data.matrix @ np.exp(start.logits) + np.exp(start.sink_logit)
     squares = (data.matrix.toarray()[:, :, None] * unit / Z[:, None, None] ** g) ** 2
+    # Sums of 12 texts of 7 tokens, each of a few dozen roundings: 1e3 of 1.1e-16.
     assert data.weight @ squares.sum(1).mean(1) == pytest.approx(data.weight.sum(), rel=1e-12)
     # Losses are counted in what the best constant decision loses: found here by a search over constants.
     f = np.zeros((12, start.values.shape[1]))
@@ -369,6 +370,7 @@ def test_occurrences_count_where_they_decide():
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     assert model.chosen_.repeats
     assert model.score(texts, labels) == 1
+    # Decisions of some tens, sums of eight tokens of a few dozen roundings each: 1e2 times 10 of 1.1e-16.
     assert model.explain(texts).sums == pytest.approx(model.decision_function(texts), abs=1e-12)
     once = TokenSelectionClassifier(repeats=False, random_state=0).fit(texts, labels)
     assert once.score(texts, labels) < 0.7
@@ -386,7 +388,7 @@ def test_words_of_the_texts_held_out_alone_are_not_known_on_their_fold():
     rows = [[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 0, 1, 1]]
     data = solver.Labelled(sp.csr_matrix(np.array(rows, float)), np.array([0, 1, 0, 1]), np.ones(4), 2)
     for least, kept in ((2, [0, 3, 4]), (1, [0, 1, 3, 4]), (0, [0, 1, 2, 3, 4])):
-        (fold,) = penalties._folds(data, np.array([0, 0, 1, 1]), 1, least)
+        (fold,) = penalties.folds_of(data, np.array([0, 0, 1, 1]), 1, least)
         assert fold.kept.tolist() == kept
         assert fold.test.presence.toarray().tolist() == np.array(rows, float)[:2][:, kept].tolist()
 

@@ -108,7 +108,7 @@ def number_of_folds(texts: int, tokens: int) -> tuple[int, int]:
 
 
 @dataclass(eq=False)
-class _Fold:
+class Fold:
     """Texts to learn from and texts to judge by, of the tokens `kept`, and the last fit, from which the next starts."""
 
     train: Labelled
@@ -156,7 +156,7 @@ def _translated(model: TokenModel, origin: TokenModel, data: Labelled) -> TokenM
 class _Judge:
     """Judges candidates on all folds, each once, and keeps the best."""
 
-    def __init__(self, folds: list[_Fold], tolerance: float) -> None:
+    def __init__(self, folds: list[Fold], tolerance: float) -> None:
         self.folds, self.tolerance = folds, tolerance
         self.seen: dict[tuple[object, ...], Chosen] = {}
         self._decided: dict[tuple[object, ...], Array] = {}  # f of the texts held out
@@ -285,7 +285,7 @@ def choose_penalties(
     - `least`: in how many of the texts to learn from a token stands if it is to be known.
     - `blend`: whether fits may be added up; not where each learns an attention of its own.
     """
-    folds = list(_folds(data, fold_of, turns, least))
+    folds = list(folds_of(data, fold_of, turns, least))
     if not folds or not free:
         return first, None
     judge = _Judge(folds, COARSE * tolerance)
@@ -306,7 +306,7 @@ def choose_penalties(
     return replace(best, tried=len(judge.seen), folds=len(folds)), near
 
 
-def _folds(data: Labelled, fold_of: Array, turns: int, least: int) -> Iterator[_Fold]:
+def folds_of(data: Labelled, fold_of: Array, turns: int, least: int) -> Iterator[Fold]:
     """The folds in which every class is left to learn from.
 
     The vocabulary was learned with the texts held out. A token that without them would not be known is left out: it has
@@ -318,4 +318,4 @@ def _folds(data: Labelled, fold_of: Array, turns: int, least: int) -> Iterator[_
         train = data.part(~held)
         if held.any() and len(np.unique(train.codes)) == data.k:
             kept = np.flatnonzero(train.presence.getnnz(axis=0) >= np.minimum(least, counts))
-            yield _Fold(train.of_tokens(kept), data.part(held).of_tokens(kept), kept)
+            yield Fold(train.of_tokens(kept), data.part(held).of_tokens(kept), kept)
