@@ -24,7 +24,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.fitting import distinct, draw, held_out
+from tokenmargin.classifier.fitting import document_numbers, draw_numbers, held_out_mask
 from tokenmargin.data.sentences import make_sentences
 
 SLICES = (1000, 5000)
@@ -49,7 +49,7 @@ def read_table(path: Path) -> tuple[list[str], np.ndarray]:
     kept = np.ones(len(texts), bool)
     if "stars" in columns:
         kept, labels = labels != 3, np.where(labels > 3, 1, 0)
-    _, first = np.unique(distinct(texts), return_index=True)
+    _, first = np.unique(document_numbers(texts), return_index=True)
     chosen = [row for row in np.sort(first).tolist() if kept[row]]
     return [texts[row] for row in chosen], labels[chosen]
 
@@ -89,7 +89,7 @@ def slices(name: str, texts: list[str], labels: np.ndarray, *, whole: bool) -> I
 def judge(texts: list[str], labels: np.ndarray, ngrams: int, seed: int) -> dict[str, tuple[float, ...]]:
     """Accuracy, log loss and CPU seconds of each method on one split."""
     _, codes = np.unique(labels, return_inverse=True)
-    test = held_out(codes, draw(texts, 1000 + seed), 0.2)
+    test = held_out_mask(codes, draw_numbers(texts, 1000 + seed), 0.2)
     train_texts, test_texts = ([texts[row] for row in np.flatnonzero(mask)] for mask in (~test, test))
     begin = time.process_time()
     ours = TokenSelectionClassifier(ngrams=ngrams, random_state=seed, validation_fraction=0.0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import lacking, regime
+from tokenmargin.theory.paper_a.conditions import one_minus_cosine, regime
 from tokenmargin.theory.paper_a.flow import MISALIGNED
 
 __all__ = ["Replication", "replicate", "structure"]
@@ -52,7 +52,7 @@ class Replication:
     grew: bool
     selected: bool
     only: bool
-    lacking: float
+    one_minus_cosine: float
     slope: float
     eta: float
     d: float
@@ -72,7 +72,7 @@ def replicate(n: int, T: int, seed: int) -> Replication:
         grew=limit.path.stop == "norm",
         selected=bool(limit.chosen[important].all()),
         only=bool((limit.chosen == important).all()),
-        lacking=lacking(limit.angle),
+        lacking=one_minus_cosine(limit.angle),
         slope=limit.slope,
         eta=x.step,
         d=float(x.dimension),

@@ -36,7 +36,7 @@ SEAL = "seal"
 _SWEPT: set[Path] = set()
 
 
-def _beside(target: Path, suffix: str) -> Path:
+def _temporary_name(target: Path, suffix: str) -> Path:
     """A name beside a place that says whose it is; the first time, what dead processes have left there is removed."""
     owner = f"{LEFTOVER}{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
     if target.parent not in _SWEPT and os.name == "posix":
@@ -67,7 +67,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         what = "a folder" if kind == stat.S_IFDIR else "no file"
         raise FileExistsError(f"{path} is {what} and cannot be written to; choose another name")
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(target, target.suffix)
+    beside = _temporary_name(target, target.suffix)
     try:
         beside.touch()
         mode = stat.S_IMODE(beside.stat().st_mode)
@@ -88,7 +88,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """A new folder to fill; on success it takes the place of `folder` and what was there goes, on failure it goes."""
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(folder, "")
+    beside = _temporary_name(folder, "")
     old = beside.with_suffix(".old")
     beside.mkdir()
     try:

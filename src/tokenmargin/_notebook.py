@@ -84,20 +84,20 @@ def one_line(item: Any) -> str:
     for field in dataclasses.fields(item):
         value = getattr(item, field.name)
         if field.repr and not (field.default is not dataclasses.MISSING and value is field.default):
-            told.append(f"{field.name}={_brief(value)}")
+            told.append(f"{field.name}={_short_repr(value)}")
     return f"{type(item).__name__}({', '.join(told)})"
 
 
-def _brief(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     match value:
         case np.ndarray():
             return f"array{value.shape}" if value.ndim != 1 else f"array({len(value)})"
         case functools.partial():
-            return _brief(value.func)
+            return _short_repr(value.func)
         case type() | str() | None:
             return value.__name__ if isinstance(value, type) else repr(value)
         case list() | tuple() | Mapping() if len(value) > 3:
-            return f"{len(value)} of {_brief(next(iter(value)))}"
+            return f"{len(value)} of {_short_repr(next(iter(value)))}"
         case Callable() if not dataclasses.is_dataclass(value):
             return str(getattr(value, "__name__", type(value).__name__))
         case _:

@@ -205,17 +205,17 @@ class CustomNorm(AbstractNorm):
         return self.called
 
     def value(self, x: Float[Array, "... D"]) -> Float[Array, "..."]:
-        return _along(self.norm, x, ())
+        return _map_vectors(self.norm, x, ())
 
     def dual_value(self, g: Float[Array, "... D"]) -> Float[Array, "..."]:
-        return _along(self.dual, g, ())
+        return _map_vectors(self.dual, g, ())
 
     def steepest(self, g: Float[Array, "... D"]) -> Float[Array, "... D"]:
         if self.maximiser is None:
             raise ValueError(
                 f"the norm {self.called} has no direction of steepest ascent; give CustomNorm(maximiser=...)"
             )
-        return _along(self.maximiser, g, np.shape(g)[-1:])
+        return _map_vectors(self.maximiser, g, np.shape(g)[-1:])
 
     def rounding(self, dimension: int) -> float:
         return self.accuracy
@@ -237,7 +237,7 @@ def _positive(scale: Float[Array, "..."]) -> Float[Array, "..."]:
     return np.where(scale > 0, scale, 1.0)
 
 
-def _along(function: Callable[[Array], object], x: Float[Array, "... D"], shape: tuple[int, ...]) -> Array:
+def _map_vectors(function: Callable[[Array], object], x: Float[Array, "... D"], shape: tuple[int, ...]) -> Array:
     """A function of one vector, on every vector of an array."""
     array = np.asarray(x, dtype=np.float64)
     flat = array.reshape(-1, array.shape[-1])

@@ -95,7 +95,7 @@ def names(group: str) -> tuple[str, ...]:
 
 def own_objects(group: str) -> tuple[tuple[str, Any], ...]:
     """What is ours in a group, by name, without a look at other packages."""
-    return tuple((name, _as_kind(group, _at(place), name)) for name, place in OWN[group].items())
+    return tuple((name, _as_kind(group, _import_place(place), name)) for name, place in OWN[group].items())
 
 
 def added_names(group: str) -> tuple[str, ...]:
@@ -106,12 +106,12 @@ def added_names(group: str) -> tuple[str, ...]:
 def find(group: str, name: str) -> Any:
     """What a name stands for: one of ours, one that a package adds, or `MODULE:OBJECT`."""
     if ":" in name:
-        return _given(group, name)
+        return _load_place(group, name)
     asked = [entry for entry in _entries(group) if entry.name.lower() == name.lower()]
     if (place := OWN.get(group, {}).get(name)) is not None:
         for entry in asked:
-            _warn(group, _taken(entry))
-        return _as_kind(group, _at(place), name)
+            _warn(group, _name_is_taken(entry))
+        return _as_kind(group, _import_place(place), name)
     if not asked:
         known = ", ".join(names(group)) or "none so far"
         raise PluginError(f"there is no {name!r} among the {group}; choose from {known}, or give MODULE:OBJECT")
@@ -127,7 +127,7 @@ def load_added(group: str, taken: Iterable[str] = ()) -> dict[str, Any]:
     for name, entries in sorted(asked.items()):
         try:
             if name in ours:
-                raise _taken(entries[0])
+                raise _name_is_taken(entries[0])
             found[entries[0].name] = _load(group, entries)
         except PluginError as error:
             _warn(group, error)
@@ -138,8 +138,8 @@ def _warn(group: str, reason: PluginError) -> None:
     warnings.warn(f"left out of the {group}: {reason}", PluginWarning, stacklevel=3)
 
 
-def _taken(entry: EntryPoint) -> PluginError:
-    return PluginError(f"{_who(entry)}: tokenmargin has a {entry.name!r} of its own; choose another name")
+def _name_is_taken(entry: EntryPoint) -> PluginError:
+    return PluginError(f"{_package_of(entry)}: tokenmargin has a {entry.name!r} of its own; choose another name")
 
 
 def _entries(group: str) -> tuple[EntryPoint, ...]:
@@ -151,32 +151,32 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
 def _load(group: str, entries: list[EntryPoint]) -> Any:
     """The object behind the one entry of its name; any failure names the package."""
     if len(entries) > 1:
-        owners = " and ".join(sorted(_who(entry) for entry in entries))
+        owners = " and ".join(sorted(_package_of(entry) for entry in entries))
         raise PluginError(f"{owners} both add {entries[0].name!r}; uninstall one of them")
     (entry,) = entries
     try:
         return _as_kind(group, entry.load(), entry.name)
     except Exception as error:
-        raise PluginError(f"{_who(entry)}: {entry.name!r} ({entry.value}): {_in_a_line(error)}") from error
+        raise PluginError(f"{_package_of(entry)}: {entry.name!r} ({entry.value}): {_in_a_line(error)}") from error
 
 
-def _given(group: str, place: str) -> Any:
+def _load_place(group: str, place: str) -> Any:
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
-        return _as_kind(group, _at(place), None)
+        return _as_kind(group, _import_place(place), None)
     except Exception as error:
         raise PluginError(f"{place}: {_in_a_line(error)}") from error
 
 
-def _at(place: str) -> Any:
+def _import_place(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 def _as_kind(group: str, found: Any, name: str | None) -> Any:
     """The object (or what its class or function makes), checked: of the group's kind, and with the name asked for."""
-    kind = _at(KIND[group])
+    kind = _import_place(KIND[group])
     if group in CLASSES:
         fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)
         wanted = f"a subclass of {kind.__name__} without abstract methods"
@@ -201,7 +201,7 @@ def kind_in_words(found: object) -> str:
     return f"the class {found.__name__}" if isinstance(found, type) else f"an object of type {type(found).__name__}"
 
 
-def _who(entry: EntryPoint) -> str:
+def _package_of(entry: EntryPoint) -> str:
     return f"package {entry.dist.name}" if entry.dist is not None else "a package"
 
 

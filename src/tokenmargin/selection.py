@@ -46,16 +46,16 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
 
 def attention_weights(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
     """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token."""
-    weights = np.exp(_behind(keys, p))
+    weights = np.exp(_logits_behind(keys, p))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def select(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Int[Array, "... n"]:
     """The token of largest logit in each input, the first of equals: `alpha_i` of (59)."""
-    return np.asarray(_behind(keys, p).argmax(axis=-1))
+    return np.asarray(_logits_behind(keys, p).argmax(axis=-1))
 
 
-def _behind(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+def _logits_behind(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
     """By how much each logit is behind the largest of its input; right also where doubles do not hold the logits."""
     p = checked_point("p", p, keys.dimension)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -88,7 +88,7 @@ def selected_share(
     if scores is None and not keys.has_copies:
         return np.asarray(weights.max(axis=-1).mean(axis=-1))
     alike = keys.first_copies if scores is None else scores
-    together = alike == _taken(alike, weights.argmax(axis=-1))
+    together = alike == _selected_entries(alike, weights.argmax(axis=-1))
     return np.asarray(np.where(together, weights, 0.0).sum(axis=-1).mean(axis=-1))
 
 
@@ -170,24 +170,24 @@ def gaps_over(
     scores: Float[Array, "... n T"], selected: Int[Array, "... n"], near: Bool[Array, "... n T"]
 ) -> Float[Array, "... n"]:
     """Score of the selected token less the best among those `near` it; infinity where there is none."""
-    return np.asarray(_taken(scores, selected)[..., 0] - np.where(near, scores, -np.inf).max(axis=-1))
+    return np.asarray(_selected_entries(scores, selected)[..., 0] - np.where(near, scores, -np.inf).max(axis=-1))
 
 
 def _ahead(logits: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n T"]:
-    return np.asarray(_taken(logits, selected) - logits)
+    return np.asarray(_selected_entries(logits, selected) - logits)
 
 
-def _taken(tokens: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n 1"]:
+def _selected_entries(tokens: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n 1"]:
     """The selected token's entry of every input, the two broadcast against one another."""
     lead = np.broadcast_shapes(tokens.shape[:-1], selected.shape)
     full = np.broadcast_to(tokens, (*lead, tokens.shape[-1]))
     return np.take_along_axis(full, np.broadcast_to(selected, lead)[..., None], axis=-1)
 
 
-def equals(problem: TokenProblem, selected: Int[Array, "... n"]) -> Bool[Array, "... n T"]:
+def tokens_of_equal_score(problem: TokenProblem, selected: Int[Array, "... n"]) -> Bool[Array, "... n T"]:
     """Tokens of the selected one's score, itself and its copies among them: training does not prefer one to another."""
     scores = problem.shared_scores
-    return np.asarray(problem.mask & (scores == _taken(scores, selected)))
+    return np.asarray(problem.mask & (scores == _selected_entries(scores, selected)))
 
 
 def copies_of(problem: TokenProblem, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:

@@ -10,7 +10,7 @@ import pytest
 from sklearn.multioutput import MultiOutputClassifier
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.fitting import distinct, draw, fold_numbers, held_out
+from tokenmargin.classifier.fitting import document_numbers, draw_numbers, fold_numbers, held_out_mask
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.data.sentences import make_sentences
 
@@ -83,13 +83,13 @@ def test_emoji_hashtags_and_numbers_are_tokens():
 
 def test_copies_stay_on_one_side():
     texts, codes = [f"text {k % 30}" for k in range(90)], np.arange(90) % 3
-    group, chance = distinct(texts), draw(texts, 5)
+    group, chance = document_numbers(texts), draw_numbers(texts, 5)
     strata = np.zeros(90, int)
-    for mask in (held_out(strata, chance, 0.3), fold_numbers(strata, chance, 3) == 0):
+    for mask in (held_out_mask(strata, chance, 0.3), fold_numbers(strata, chance, 3) == 0):
         assert mask.any()
         assert not mask.all()
     shuffled = np.random.default_rng(0).permutation(90)
-    again = draw([texts[k] for k in shuffled], 5)
+    again = draw_numbers([texts[k] for k in shuffled], 5)
     assert np.array_equal(again, chance[shuffled])
     assert len(np.unique(chance)) == len(np.unique(group)) == 30
     model = TokenSelectionClassifier(random_state=0).fit(texts, codes)

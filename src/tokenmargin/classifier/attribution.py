@@ -53,7 +53,7 @@ def attribute(
     - `column`: the column to explain; None for the one decided on.
     """
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
-    logits, shares, log_Z = weigh(encoded, model)
+    logits, shares, log_Z = logits_and_shares(encoded, model)
     first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
     _, token_values = model.padded
     # Z^(1 - g) turns the softmax average into evidence that adds up: e^a / Z^g is its share times this.
@@ -72,7 +72,7 @@ def attribute(
     chosen = _select(encoded, logits, first)
     rows = np.arange(n)
     lost = deletion_effects(encoded, model, shares, columns, (spoken[rows, columns], outputs[rows, columns]), log_Z)
-    words = per_original_word(encoded, (_spread(shares), _spread(parts)), chosen)
+    words = per_original_word(encoded, (_share_among_words(shares), _share_among_words(parts)), chosen)
     return outputs, chosen | words | {
         "effects": lost,
         "baselines": model.prior[columns],
@@ -81,7 +81,7 @@ def attribute(
     }
 
 
-def weigh(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
+def logits_and_shares(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
     """Logit and share of the token that begins at each word, for each level, and log Z of each text."""
     offsets, segment = encoded.words.offsets, encoded.segment
     token_logits, _ = model.padded
@@ -98,7 +98,7 @@ def weigh(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array]
 
 def token_parts(encoded: Encoded, model: TokenModel, names: Sequence[str], label: int) -> tuple[TokenPart, ...]:
     """The tokens of one text in the order in which they begin, each once, with the f of the class `label`."""
-    _, shares, log_Z = weigh(encoded, model)
+    _, shares, log_Z = logits_and_shares(encoded, model)
     column = 0 if model.values.shape[1] == 1 else label
     amount = float(np.exp((1 - model.exponent) * log_Z[0]))
     found: list[TokenPart] = []
@@ -157,7 +157,7 @@ def _repeats(encoded: Encoded) -> list[Array]:
     return repeats
 
 
-def _spread(amounts: list[Array]) -> Array:
+def _share_among_words(amounts: list[Array]) -> Array:
     """Amounts of n-grams, shared by their words."""
     total = amounts[0].copy()
     for n, amount in enumerate(amounts[1:], start=2):
@@ -255,7 +255,7 @@ def deletion_effects(
     text_of[kinds] = segment
     _, values = model.padded
     rho, gone = np.zeros(len(text_of)), np.zeros(len(text_of))
-    pairs = [_covered(encoded, n, kinds, whole_words=bool(new.all())) for n in range(len(shares))]
+    pairs = [_tokens_with_words(encoded, n, kinds, whole_words=bool(new.all())) for n in range(len(shares))]
     for ids, share, (at, kind) in zip(encoded.levels, shares, pairs, strict=True):
         rho += np.bincount(kind, share[at], len(rho))
         gone += np.bincount(kind, share[at] * values[ids[at], columns[segment[at]]], len(rho))
@@ -267,7 +267,7 @@ def deletion_effects(
     crowded = np.flatnonzero((rho > CROWDED) | (rho > known * (1 - 1e-9)))  # little or nothing is left
     lost = [_rows_of(at, kind, crowded) for at, kind in pairs]
     for row, *of_level in zip(crowded.tolist(), *lost, strict=True):
-        without[row] = _left(encoded, model, of_level, int(text_of[row]), columns)
+        without[row] = _output_without(encoded, model, of_level, int(text_of[row]), columns)
     effects = np.where(rho > 0, decided[1][text_of] - without, 0.0)
     return effects[kinds][new]
 
@@ -293,7 +293,9 @@ def _word_kinds(encoded: Encoded, new: Bool[Array, " pieces"]) -> Int[Array, " p
     return np.asarray(pa.array(keys).dictionary_encode().indices)
 
 
-def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_words: bool) -> tuple[Array, Array]:
+def _tokens_with_words(
+    encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_words: bool
+) -> tuple[Array, Array]:
     """Where tokens of n + 1 pieces begin, beside the kinds of word that they go with; a token once for each kind."""
     at = np.flatnonzero(encoded.levels[n] >= 0)
     found = []
@@ -315,7 +317,9 @@ def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_wo
     return begin[whole], kind[whole]
 
 
-def _left(encoded: Encoded, model: TokenModel, lost: list[Array], text: int, columns: Int[Array, " n"]) -> float:
+def _output_without(
+    encoded: Encoded, model: TokenModel, lost: list[Array], text: int, columns: Int[Array, " n"]
+) -> float:
     """f of a text without the tokens that begin at `lost`, summed anew."""
     low, high = encoded.words.offsets[text : text + 2]
     column, kept = int(columns[text]), []

@@ -17,7 +17,15 @@ from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions, token_parts
 from tokenmargin.classifier.explanation import Explanations, TokenPart
-from tokenmargin.classifier.fitting import CHOSEN, Fit, FitSettings, Validation, distinct_texts, fit_and_judge, lower
+from tokenmargin.classifier.fitting import (
+    CHOSEN,
+    Fit,
+    FitSettings,
+    Validation,
+    distinct_texts,
+    fit_and_judge,
+    lower_loss,
+)
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
 from tokenmargin.classifier.penalties import Chosen
@@ -194,7 +202,9 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         data = join_labelled(self._seen)
         before = getattr(self, "_fit", None)
         with threadpool_limits(1, user_api="blas"):
-            fit = lower(data, self.chosen_, self._settings(), () if before is None else before.changes, self.max_iter)
+            fit = lower_loss(
+                data, self.chosen_, self._settings(), () if before is None else before.changes, self.max_iter
+            )
         counts = np.stack([data.presence.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
         self._keep(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
         return self

@@ -230,7 +230,7 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
     _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
     model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
     model.token_model_ = _in_range(TokenModel.of_tensors(arrays))
-    model.chosen_ = _chosen(config)
+    model.chosen_ = _choices_of_file(config)
     model.n_duplicates_ = int(config.get("duplicates", 0))
     if "texts" in arrays:  # else the folder is light
         known = {field.name: arrays[field.name] for field in fields(TokenStatistics)}
@@ -256,7 +256,7 @@ def _in_range(model: TokenModel) -> TokenModel:
     return model
 
 
-def _chosen(config: dict[str, Any]) -> Chosen:
+def _choices_of_file(config: dict[str, Any]) -> Chosen:
     """What training used; format 3 called the log loss `loss`, and its temperature stretched f about the prior."""
     found = dict(config.get("chosen", {"exponent": 1.0}))
     if config["format"] == 3:

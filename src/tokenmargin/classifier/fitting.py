@@ -28,7 +28,7 @@ LEAST = 20  # texts that must be left on the smaller side of a split
 UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
 
 
-def distinct(documents: Sequence[Any]) -> Int[Array, " n"]:
+def document_numbers(documents: Sequence[Any]) -> Int[Array, " n"]:
     """The number of each document, equal for equal ones, in the order of their first row.
 
     >>> distinct(["b", "a", "b"]).tolist()
@@ -39,7 +39,7 @@ def distinct(documents: Sequence[Any]) -> Int[Array, " n"]:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def draw(documents: Sequence[Any], seed: int) -> Array:
+def draw_numbers(documents: Sequence[Any], seed: int) -> Array:
     """A random number for each document that depends on the seed and on what it says, not on its row."""
     key = int(seed).to_bytes(8, "little")
     written = (document if isinstance(document, str) else " ".join(document) for document in documents)
@@ -57,7 +57,7 @@ def _ranks(codes: Int[Array, " n"], chance: Array) -> tuple[Int[Array, " n"], In
     return rank, sizes[codes]
 
 
-def held_out(codes: Int[Array, " n"], chance: Array, fraction: float) -> Bool[Array, " n"]:
+def held_out_mask(codes: Int[Array, " n"], chance: Array, fraction: float) -> Bool[Array, " n"]:
     """A mask of the rows of smallest chance, the same part of every class."""
     rank, sizes = _ranks(codes, chance)
     return rank < np.round(fraction * sizes)
@@ -107,9 +107,9 @@ class DistinctTexts(NamedTuple):
 
 def distinct_texts(documents: Sequence[Any], data: Labelled, seed: int) -> tuple[DistinctTexts, int]:
     """The distinct texts, and how many were copies of others."""
-    group = distinct(documents)
+    group = document_numbers(documents)
     _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
-    chance = draw([documents[at] for at in first], seed)
+    chance = draw_numbers([documents[at] for at in first], seed)
     # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
     smallest = np.full(int(group.max()) + 1, data.k)
     np.minimum.at(smallest, group, data.codes)
@@ -125,17 +125,17 @@ def fit_and_judge(
     **Arguments**
     - `before`: an earlier fit with the same vocabulary and classes, to go on from.
     """
-    data, held = texts.data, held_out(texts.strata, texts.chance, settings.validation_fraction)
-    judged = enough(data.codes, held)
+    data, held = texts.data, held_out_mask(texts.strata, texts.chance, settings.validation_fraction)
+    judged = enough_held_out(data.codes, held)
     part, rows = (data.part(~held), ~held) if judged else (data, np.ones(len(held), bool))
     chosen, near = _choose(part, texts.strata[rows], texts.chance[rows], settings)
     changes = before.changes if before is not None else () if near is None else (near,)
     validation, iterations, losses = None, settings.max_iter, list[float]()
     if judged:
-        found, changes, losses = lower(part, chosen, settings, changes, iterations)
+        found, changes, losses = lower_loss(part, chosen, settings, changes, iterations)
         validation = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
         iterations = min(ITERATIONS_AFTER_CHECK, iterations)
-    found, changes, more = lower(data, chosen, settings, changes, iterations)
+    found, changes, more = lower_loss(data, chosen, settings, changes, iterations)
     return Fit(found, changes, losses + more), chosen, validation
 
 
@@ -156,7 +156,9 @@ def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings)
     )  # fmt: skip
 
 
-def lower(data: Labelled, chosen: Chosen, settings: FitSettings, changes: Sequence[TokenModel], iterations: int) -> Fit:
+def lower_loss(
+    data: Labelled, chosen: Chosen, settings: FitSettings, changes: Sequence[TokenModel], iterations: int
+) -> Fit:
     """Lower the loss by so many iterations at most, from the start and what an earlier fit changed; add partners."""
     data, fixed = data.counted(chosen.repeats), settings.attention != "learned"
     fits, curves, after = list[TokenModel](), list[list[float]](), list[TokenModel]()
@@ -222,7 +224,7 @@ class Validation:
         return text
 
 
-def enough(codes: Array, held: Array) -> bool:
+def enough_held_out(codes: Array, held: Array) -> bool:
     """Whether enough texts are held out to judge by, and every class is left to learn from."""
     return bool(held.sum() >= LEAST and len(np.unique(codes[~held])) == len(np.unique(codes)))
 

@@ -128,7 +128,7 @@ class Fold:
         origin, units = self.starts[key]
         penalty = Penalty(np.inf, candidate.value_penalty)
         objective = TokenObjective(train, origin=origin, units=units, penalty=penalty, loss=candidate.loss)
-        first = origin if self.last is None else _translated(self.last, origin, self.train)
+        first = origin if self.last is None else _same_decisions(self.last, origin, self.train)
         self.last, _ = fit_token_model(objective, first, iterations=ITERATIONS, tolerance=tolerance)
         return self.last.decide(self.test.counted(candidate.repeats).matrix)
 
@@ -137,13 +137,13 @@ class Fold:
         if self.last is None:
             return None
         origin, _ = self.starts[chosen.start, chosen.repeats]
-        found = _translated(self.last, origin, self.train).change_since(origin)
+        found = _same_decisions(self.last, origin, self.train).change_since(origin)
         logits, values = np.zeros(tokens), np.zeros((tokens, found.values.shape[1]))
         logits[self.kept], values[self.kept] = found.logits, found.values
         return replace(found, logits=logits, values=values)
 
 
-def _translated(model: TokenModel, origin: TokenModel, data: Labelled) -> TokenModel:
+def _same_decisions(model: TokenModel, origin: TokenModel, data: Labelled) -> TokenModel:
     """Values that make another attention decide a typical text alike."""
     typical = []
     for one in (model, origin):
@@ -257,7 +257,7 @@ def _key(candidate: Chosen) -> tuple[object, ...]:
     return tuple(getattr(candidate, name) for name in ("value_penalty", *OTHERS))
 
 
-def _other(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:
+def _with_changed(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:
     """The same with one thing changed; another loss with the ridge that is about as strong beside it."""
     changed = replace(best, **{name: value})  # type: ignore[arg-type]
     if name == "loss" and "value_penalty" in free:
@@ -294,7 +294,7 @@ def choose_penalties(
         for way in ways if name in free else ():
             before = best
             for value in way:
-                found = judge(_other(best, name, value, free))
+                found = judge(_with_changed(best, name, value, free))
                 if judge.lost(found) >= judge.lost(best):
                     break
                 best = found

@@ -110,7 +110,7 @@ def confined_tokens(
     counts = _counts(model.transform(documents)[:, columns], codes, slices, own, len(model.classes_))
     bound = float(norm.isf(LEVEL / (2 * len(often) * parts)))
     found = []
-    for at, (kind, part) in _judged(counts, bound).items():
+    for at, (kind, part) in _name_tokens(counts, bound).items():
         token, influence = str(table["token"][often[at]]), float(table["influence"][often[at]])
         here = counts[part, :, :, at]
         sides = _side(here), _side(counts[..., at].sum(0) - here)
@@ -149,13 +149,13 @@ def _log_odds(counts: Array) -> tuple[Array, Array]:
     return np.log(a * d / (b * c)), (1 / raised).sum((-3, -2))
 
 
-def _pooled(ratio: Array, variance: Array) -> tuple[Array, Array]:
+def _pool_over_parts(ratio: Array, variance: Array) -> tuple[Array, Array]:
     """The mean over parts, weighted by the inverse of their variance, and its variance."""
     weight = (1 / variance).sum(0)
     return (ratio / variance).sum(0) / weight, 1 / weight
 
 
-def _judged(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int, tuple[str, int]]:
+def _name_tokens(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int, tuple[str, int]]:
     """Kind and part of every token that is to be named, by its column in `counts`."""
     ratio, variance = _log_odds(counts)
     holds = counts[:, 0].sum(1)
@@ -163,7 +163,7 @@ def _judged(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int,
     only = holds.max(0) >= NEARLY_ALL * np.maximum(holds.sum(0), 1)
     tells = np.abs(ratio) > bound * np.sqrt(variance)
     overall, overall_variance = _log_odds(counts.sum(0))
-    within, within_variance = _pooled(ratio, variance)
+    within, within_variance = _pool_over_parts(ratio, variance)
     silent = np.abs(within) < NOTHING * np.sqrt(within_variance)
     moved = np.abs(overall - within) > NOTHING * np.sqrt(within_variance)
     found: dict[int, tuple[str, int]] = {}
@@ -173,7 +173,7 @@ def _judged(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int,
         found[at] = "betrays", int(crowd[at])
     for part in range(len(counts)):
         others = np.arange(len(counts)) != part
-        rest, rest_variance = _pooled(ratio[others], variance[others])
+        rest, rest_variance = _pool_over_parts(ratio[others], variance[others])
         quiet = rest * np.sign(ratio[part]) < NOTHING * np.sqrt(rest_variance)
         apart = np.abs(ratio[part] - rest) > bound * np.sqrt(variance[part] + rest_variance)
         for at in np.flatnonzero(tells[part] & quiet & apart & ~only).tolist():

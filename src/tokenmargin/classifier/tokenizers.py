@@ -35,21 +35,21 @@ def read_tokens(documents: Sequence[Any], tokenizer: Tokenizer) -> Words:
     (['don', 't', 'stop'], [0, 4, 6])
     """
     if len(documents) and not isinstance(documents[0], str):
-        return _gather([_listed(tokens) for tokens in documents])
+        return _gather([_token_list(tokens) for tokens in documents])
     if isinstance(tokenizer, str):
         if tokenizer not in NAMED_TOKENIZERS:
             raise ValueError(
                 f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
             )
-        return _named(documents, tokenizer)
+        return _normalise_words(documents, tokenizer)
     if isinstance(tokenizer, Pipeline):
-        return _prepared(documents, tokenizer)
+        return _pipeline_tokens(documents, tokenizer)
     if hasattr(tokenizer, "encode_batch"):
         return _gather(
             [_pieces(coding) for coding in tokenizer.encode_batch(list(documents), add_special_tokens=False)]
         )
     if callable(tokenizer):
-        return _gather([_located(text, tokenizer(text)) for text in documents])
+        return _gather([_locate_tokens(text, tokenizer(text)) for text in documents])
     raise ValueError(
         f"tokenizer must be 'words', 'plain', 'paper', a callable or a tokenizers.Tokenizer, got {tokenizer!r}"
     )
@@ -67,24 +67,24 @@ def describe_tokenizer(tokenizer: Tokenizer) -> str:
     return getattr(tokenizer, "__qualname__", type(tokenizer).__name__)
 
 
-def _spelled(words: list[str], tokenizer: str) -> list[str]:
+def _vocabulary_spelling(words: list[str], tokenizer: str) -> list[str]:
     """Each distinct word as it enters the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
         return spell(words, PAPER)
-    return [word.lower() if word.isascii() else DRAWN.sub("", _folded(word)) for word in words]
+    return [word.lower() if word.isascii() else DRAWN.sub("", _fold_case(word)) for word in words]
 
 
-def _folded(word: str) -> str:
+def _fold_case(word: str) -> str:
     return unicodedata.normalize("NFKC", word).lower()
 
 
-def _named(texts: Sequence[str], tokenizer: str) -> Words:
+def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:
     """Lower case, stop words and stems once for each distinct word; a stop word disappears."""
     words = find_words(texts, symbols=tokenizer == "words")
     if any(UNSPACED.search(word) for word in words.distinct if not word.isascii()):
         words = _characters(words)
     table: dict[str, int] = {}
-    names = _spelled(words.distinct, tokenizer)
+    names = _vocabulary_spelling(words.distinct, tokenizer)
     codes = np.array([table.setdefault(name, len(table)) if name else -1 for name in names] or [-1], np.int32)
     codes = codes[words.codes]
     kept = codes >= 0
@@ -94,7 +94,7 @@ def _named(texts: Sequence[str], tokenizer: str) -> Words:
     return Words(list(table), codes[kept], words.starts[kept], words.ends[kept], offsets)
 
 
-def _prepared(texts: Sequence[str], pipeline: Pipeline) -> Words:
+def _pipeline_tokens(texts: Sequence[str], pipeline: Pipeline) -> Words:
     """The tokens that a pipeline makes of texts, rare ones too."""
     words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
     pieces = cut_words([fold(word) for word in words.distinct], pipeline)
@@ -125,14 +125,14 @@ def _characters(words: Words) -> Words:
 Found = tuple[list[str], list[int], list[int]]
 
 
-def _listed(tokens: Sequence[str]) -> Found:
+def _token_list(tokens: Sequence[str]) -> Found:
     """A list of tokens, standing where it would in the joined text."""
     names = [str(token) for token in tokens]
     ends = np.cumsum([len(name) + 1 for name in names]) - 1
     return names, [int(end) - len(name) for end, name in zip(ends, names, strict=True)], ends.tolist()
 
 
-def _located(text: str, tokens: list[str]) -> Found:
+def _locate_tokens(text: str, tokens: list[str]) -> Found:
     """Find each token in the text after the one before; one that the text does not contain stands nowhere."""
     folded, place = text.lower(), 0
     if len(folded) != len(text):  # a few characters change length in lower case

@@ -20,7 +20,7 @@ from sklearn.base import ClassifierMixin, clone
 
 from tokenmargin._statistics import spearman
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.fitting import distinct, draw, held_out
+from tokenmargin.classifier.fitting import document_numbers, draw_numbers, held_out_mask
 from tokenmargin.classifier.importance import TokenTable
 from tokenmargin.classifier.tokenizers import join_tokens, read_tokens
 
@@ -111,12 +111,12 @@ def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.rando
     random: list[float] = []
     for number in DELETED:
         for score, kept in ((towards, top), (chance, random)):
-            cut = [_without(texts[i], found, i, score, number) for i in range(len(texts))]
+            cut = [_without_top_words(texts[i], found, i, score, number) for i in range(len(texts))]
             kept.append(float((model.predict(cut) == decided).mean()))
     return Deletion(DELETED, np.array(top), np.array(random))
 
 
-def _without(text: str, found: Any, i: int, score: Array, number: int) -> str:
+def _without_top_words(text: str, found: Any, i: int, score: Array, number: int) -> str:
     """The text without its `number` words of largest score."""
     where = np.arange(found.offsets[i], found.offsets[i + 1])
     gone = np.sort(where[np.argsort(-score[where], kind="stable")[:number]])
@@ -179,19 +179,19 @@ def assess(
     tables, first = [], None
     for split in range(SPLITS):
         tell(f"split {split + 1} of {SPLITS}")
-        held = _split(documents, codes[rows], int(rng.integers(2**31)))
+        held = _split_rows(documents, codes[rows], int(rng.integers(2**31)))
         copy = clone(model).set_params(validation_fraction=0.0, random_state=split, progress=None)
         train, test = ([documents[at] for at in np.flatnonzero(mask)] for mask in (~held, held))
         y, truths = codes[rows][~held], codes[rows][held]
         copy.fit(train, y)
-        said = _padded(copy, test, len(names))
+        said = _pad_classes(copy, test, len(names))
         scores[OURS].append(_scores(said, truths))
         plain = clone(copy).set_params(attention="uniform").fit(train, y)
-        scores[UNIFORM].append(_scores(_padded(plain, test, len(names)), truths))
+        scores[UNIFORM].append(_scores(_pad_classes(plain, test, len(names)), truths))
         scores[LOGISTIC].append(_logistic(copy, (train, y), (test, truths), len(names)))
         tables.append(copy.token_importance_)
         if first is None:
-            copies = np.flatnonzero(held)[_seen_before(test, train)]
+            copies = np.flatnonzero(held)[_near_copies(test, train)]
             copy.classes_ = model.classes_[copy.classes_]
             first = HeldOut(rows[held], truths, said, rows[copies], copy)
             shown = test[:DELETED_FROM]
@@ -200,7 +200,7 @@ def assess(
     models = tuple(Compared(name, *np.array(found).T) for name, found in scores.items())
     return Trust(
         texts=len(rows),
-        duplicates=len(rows) - int(distinct(documents).max()) - 1,
+        duplicates=len(rows) - int(document_numbers(documents).max()) - 1,
         models=models,
         majority=float(np.bincount(codes).max() / len(codes)),
         agreement=agreement(tables),
@@ -209,9 +209,9 @@ def assess(
     )
 
 
-def _split(documents: Sequence[Any], codes: Array, seed: int) -> Array:
+def _split_rows(documents: Sequence[Any], codes: Array, seed: int) -> Array:
     """A fifth of the texts, every class among them and every class left."""
-    held = held_out(codes, draw(documents, seed), HELD)
+    held = held_out_mask(codes, draw_numbers(documents, seed), HELD)
     for code in np.unique(codes):
         here = np.flatnonzero(codes == code)
         if not held[here].any() and len(here) > 1:
@@ -219,7 +219,7 @@ def _split(documents: Sequence[Any], codes: Array, seed: int) -> Array:
     return held
 
 
-def _padded(model: TokenSelectionClassifier, texts: Sequence[Any], k: int) -> Float[Array, "n k"]:
+def _pad_classes(model: TokenSelectionClassifier, texts: Sequence[Any], k: int) -> Float[Array, "n k"]:
     """Probabilities of all classes, also of those that a split left out."""
     found = np.zeros((len(texts), k))
     found[:, model.classes_] = model.predict_proba(texts)
@@ -256,7 +256,7 @@ def _logistic(
     return _scores(found, test[1])
 
 
-def _seen_before(test: Sequence[Any], train: Sequence[Any]) -> list[int]:
+def _near_copies(test: Sequence[Any], train: Sequence[Any]) -> list[int]:
     """Places of texts whose words are, but for numbers, case and punctuation, those of a text learned from."""
 
     def words(text: Any) -> str:

@@ -59,13 +59,13 @@ class Encoded:
             blocks.append(block)
         total = blocks[0]
         if len(blocks) > 1:
-            total = _beside(blocks, m)
+            total = _sum_disjoint(blocks, m)
         if not repeats:
             total.data[:] = 1
         return total
 
 
-def _beside(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
+def _sum_disjoint(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
     """The sum of matrices whose columns are disjoint and increasing from one to the next."""
     counts = np.stack([np.diff(block.indptr) for block in blocks], axis=1)
     pointers = np.concatenate([[0], np.cumsum(counts.sum(1))])

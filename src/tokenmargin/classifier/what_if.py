@@ -103,7 +103,7 @@ def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: It
         raise ValueError(f"word by word only models of two classes are explained, this one has {len(model.classes_)}")
     encoded = model.vocabulary_.encode(read_tokens([text], model.tokenizer))
     word_of = _word_numbers(encoded)
-    encoded = _left_out(encoded, np.isin(word_of, list(leave_out)))
+    encoded = _leave_out(encoded, np.isin(word_of, list(leave_out)))
     outputs, arrays = attribute(encoded, model.token_model_)
     output = float(outputs[0, 0])
     first = np.flatnonzero(np.diff(word_of, prepend=-1))  # the first piece of every word
@@ -132,7 +132,7 @@ def _word_numbers(encoded: Encoded) -> Int[Array, " pieces"]:
     return np.cumsum(new) - 1
 
 
-def _left_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
+def _leave_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
     """The same without the tokens that cover a piece that is gone."""
     levels = []
     for n, ids in enumerate(encoded.levels, start=1):
@@ -149,6 +149,6 @@ def _outputs_without(
     """The output with each word left out."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)
     for word in range(len(found)):
-        left = np.concatenate([ids[ids >= 0] for ids in _left_out(encoded, word_of == word).levels])
+        left = np.concatenate([ids[ids >= 0] for ids in _leave_out(encoded, word_of == word).levels])
         found[word] = model.decide_tokens(left if model.repeats else np.unique(left))[0]
     return found

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
-from tokenmargin.cli._common import UsageError, complain, plugin_lines
+from tokenmargin.cli._common import UsageError, plugin_lines, print_error
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain, predict
@@ -51,7 +51,7 @@ app = App(
 )
 
 
-def _flowing(doc: str) -> str:
+def _join_lines(doc: str) -> str:
     """A docstring whose paragraphs are a line each, so that a terminal of any width can break them; examples stay."""
     text, mark, parameters = inspect.cleandoc(doc).partition("\nParameters\n")
     text = re.sub(r"(?m)^\S.*(?:\n\S.*)+", lambda found: found[0].replace("\n", " "), text)
@@ -63,7 +63,7 @@ def _flowing(doc: str) -> str:
 for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
     _group = Group(_purpose, sort_key=_place)
     for _verb in _verbs:
-        _verb.__doc__ = _flowing(_verb.__doc__ or "")
+        _verb.__doc__ = _join_lines(_verb.__doc__ or "")
         app.command(_verb, group=_group)
 
 
@@ -93,18 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError:  # cyclopts has printed what is wrong
         return 2
     except UsageError as error:
-        complain(str(error))
+        print_error(str(error))
         return 2
     except KeyboardInterrupt:
-        complain("interrupted: what was not finished is not kept")
+        print_error("interrupted: what was not finished is not kept")
         return 130  # as shells have it: 128 and the signal's number
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0
     except MemoryError as error:
-        complain(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
+        print_error(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
         return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
-        complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        print_error(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
         return 1
     return code if isinstance(code, int) else 0

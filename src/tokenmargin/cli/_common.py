@@ -47,13 +47,13 @@ class UsageError(Exception):
     """Something the user gave cannot be used; the message says what and how to mend it."""
 
 
-def say(message: str = "", *, markup: bool = False) -> None:
+def print_message(message: str = "", *, markup: bool = False) -> None:
     """A message for people, on standard error; brackets in it (of paths, say) are colours only where `markup`."""
     if markup:
         for line in message.split("\n"):
             print_hanging(console_for(sys.stderr), line)
     else:
-        print(_wrapped(message, sys.stderr), file=sys.stderr)
+        print(_wrap(message, sys.stderr), file=sys.stderr)
 
 
 def console_for(stream: TextIO) -> Console:
@@ -85,7 +85,7 @@ def coordinates(vector: Any) -> str:
         return str(np.asarray(vector)[:kept])
 
 
-def signed(x: float) -> str:
+def with_sign(x: float) -> str:
     """A part of a decision with its sign, in two decimals; what rounds to zero has none.
 
     >>> signed(0.5), signed(-0.004)
@@ -96,10 +96,10 @@ def signed(x: float) -> str:
 
 def show(message: str) -> None:
     """A line of an answer, on standard output, wrapped between words."""
-    print(_wrapped(message, sys.stdout))
+    print(_wrap(message, sys.stdout))
 
 
-def _wrapped(message: str, stream: TextIO) -> str:
+def _wrap(message: str, stream: TextIO) -> str:
     """For a terminal, lines broken between words alone (a path stays whole) and indented as they were."""
     if not stream.isatty():
         return message
@@ -158,7 +158,7 @@ def printable(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """An error for people, in one line; plain, so that it survives any terminal and any brackets in the message."""
     print(f"error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, coordinates, say, show_facts
+from tokenmargin.cli._common import UsageError, coordinates, print_message, show_facts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
 
 
-def _compared_with(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
+def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
     """What the end of a path is compared with: a solution, what it is, and its tokens."""
     import numpy as np
 
@@ -53,7 +53,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
     from tokenmargin.selection import angle, cosine
 
     problem = path.objective.problem
-    solution, kind, selected = _compared_with(path)
+    solution, kind, selected = _comparison(path)
     aligned = solution.is_optimal and bool(solution.vector.any()) and problem.keys.norm(path.prompt) > 0
     flow_only = (
         {
@@ -165,7 +165,7 @@ def problem_digest(problem: TokenProblem) -> str:
     return arrays_digest(problem.fields())[:16]
 
 
-def kept_file(save: Path | None, resume: Path | None) -> Path | None:
+def run_file(save: Path | None, resume: Path | None) -> Path | None:
     """Where a run is kept: the file of `--save`, or that of `--resume`."""
     file = resume if save is None else save
     if file is not None and file.suffix != ".npz":
@@ -182,7 +182,7 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
     record = json.dumps(seal_record({**settings, "sha256": arrays_digest(arrays)}))
     with atomic_path(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, **arrays, settings=np.array(record))  # type: ignore[arg-type]
-    say(f"wrote {path}")
+    print_message(f"wrote {path}")
 
 
 def load_run(path: Path, settings: Settings) -> dict[str, Array]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, needs_extra, say, share_bar, show, usage_errors
+from tokenmargin.cli._common import UsageError, needs_extra, print_message, share_bar, show, usage_errors
 
 if TYPE_CHECKING:
     from tokenmargin.classifier import TokenSelectionClassifier
@@ -42,9 +42,9 @@ def read_rows(
     with usage_errors():
         found = read_labelled(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
     if found.rejected:
-        say(f"{len(found.rejected)} rows left out:")
+        print_message(f"{len(found.rejected)} rows left out:")
         for row in found.rejected[:SHOWN]:
-            say(f"  {row.place}: {row.reason}")
+            print_message(f"  {row.place}: {row.reason}")
         if len(found.rejected) > len(found.texts):
             raise UsageError(
                 f"{source}: more rows are unusable ({len(found.rejected)}) than usable ({len(found.texts)}); "
@@ -173,7 +173,9 @@ def print_corpus(statistics: dict[str, Any]) -> None:
         show(f"  sequence {row['sequence']}: {row['reason']}")
     _print_rest(len(offending), "sequences")
     if low != high:
-        say("\nThe paper's sequences have one length: (3) counts occurrences, the share weighs each text the same.")
+        print_message(
+            "\nThe paper's sequences have one length: (3) counts occurrences, the share weighs each text the same."
+        )
 
 
 def _print_rest(number: int, what: str) -> None:

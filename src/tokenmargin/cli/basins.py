@@ -13,13 +13,13 @@ from tokenmargin.cli._common import (
     checked_picture,
     emit_json,
     needs_extra,
+    print_message,
     read_problem,
-    say,
     share_bar,
     show_table,
     usage_errors,
 )
-from tokenmargin.cli._paths import MEMORY, Settings, kept_file, load_run, problem_digest, save_run
+from tokenmargin.cli._paths import MEMORY, Settings, load_run, problem_digest, run_file, save_run
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -89,7 +89,7 @@ def basins(
     from tokenmargin.dynamics import method_named
 
     data = read_problem(problem)
-    file = kept_file(save, resume)
+    file = run_file(save, resume)
     checked_picture(picture)
     if starts < 1 or resolution < 2:
         raise UsageError(f"--starts must be at least 1 and --resolution at least 2, got {starts} and {resolution}")
@@ -147,7 +147,7 @@ def _draw(problem: Any, method: AbstractMethod, picture: Path, extent: float, re
     with usage_errors(), share_bar(f"map of {resolution}x{resolution} starts") as progress:
         found = basin_map(problem, extent=extent, resolution=resolution, method=method, progress=progress)
     save_basin_map(found, picture)
-    say(f"wrote {picture}")
+    print_message(f"wrote {picture}")
 
 
 def _report(found: Basins) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tokenmargin.cli._common import (
     share_bar,
     usage_errors,
 )
-from tokenmargin.cli._paths import MEMORY, kept_file, load_run, path_report, print_report, problem_digest, save_run
+from tokenmargin.cli._paths import MEMORY, load_run, path_report, print_report, problem_digest, run_file, save_run
 from tokenmargin.plugins import OWN
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def evolve(
     import numpy as np
 
     data = read_problem(problem)
-    file = kept_file(save, resume)
+    file = run_file(save, resume)
     if resume is not None and start is not None:
         raise UsageError("a resumed run starts where it ended; leave out --start or --resume")
     settings = {"problem": problem_digest(data), "method": method, "step": step, "train": train}

@@ -19,12 +19,12 @@ from tokenmargin.cli._common import (
     console_for,
     emit_json,
     needs_extra,
+    print_message,
     printable,
-    say,
     show,
     show_table,
-    signed,
     usage_errors,
+    with_sign,
 )  # fmt: skip
 from tokenmargin.cli._texts import command_line, open_model
 
@@ -152,14 +152,14 @@ def _tell_words(one: Explanation) -> None:
         name = one.text[word.start : word.end].lower()
         seen[name] = seen.get(name, (0.0, 0.0))[0] + word.contribution, word.effect
     ranked = sorted(seen.items(), key=lambda item: -abs(item[1][0]))
-    rows = [("(base rate)", signed(one.baseline), "", "")]
+    rows = [("(base rate)", with_sign(one.baseline), "", "")]
     if one.shift:
-        rows.append(("(any known text)", signed(one.shift), "", ""))
+        rows.append(("(any known text)", with_sign(one.shift), "", ""))
     for name, (part, effect) in ranked[:LEADING]:
         mixed = "" if part * effect > 0 else "neither for nor against"
-        rows.append((name, signed(part), signed(effect), mixed))
+        rows.append((name, with_sign(part), with_sign(effect), mixed))
     if rest := ranked[LEADING:]:
-        rows.append((f"({len(rest)} other words)", signed(sum(part for _, (part, _) in rest)), "", ""))
+        rows.append((f"({len(rest)} other words)", with_sign(sum(part for _, (part, _) in rest)), "", ""))
     show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
@@ -210,7 +210,7 @@ def predict(
         rows = read_text_rows(source, text=text, encoding=encoding, delimiter=delimiter)
     empty = sum(one is None for one in rows.texts)
     if empty:
-        say(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
+        print_message(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
     table = _table(classifier, rows)
     if out is None:
         if isinstance(sys.stdout, io.TextIOWrapper):

@@ -15,11 +15,11 @@ from tokenmargin.cli._common import (
     Seed,
     TextColumn,
     UsageError,
-    complain,
     emit_json,
     needs_extra,
+    print_error,
+    print_message,
     progress_bar,
-    say,
     usage_errors,
 )
 from tokenmargin.cli._texts import command_line, data_hash, open_model, read_rows, versions
@@ -106,7 +106,7 @@ def fit(
     try:
         save_model(classifier, out, notes=notes, light=light)
     except (ModelFileError, OSError) as error:
-        complain(str(error))
+        print_error(str(error))
         return 1
     _tell(classifier, len(rows.texts))
     check = classifier.validation_
@@ -143,12 +143,16 @@ def _counted_classes(source: str, rows: LabelledText, label: str) -> Counter[str
 def _tell(classifier: TokenSelectionClassifier, texts: int) -> None:
     """What was learned, for people."""
     check, tokens = classifier.validation_, len(classifier.vocabulary_)
-    say(f"{texts} texts, {len(classifier.classes_)} classes, {tokens} tokens, {classifier.n_iter_} iterations")
+    print_message(
+        f"{texts} texts, {len(classifier.classes_)} classes, {tokens} tokens, {classifier.n_iter_} iterations"
+    )
     if classifier.n_duplicates_:
-        say(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
+        print_message(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
     if not tokens:
-        say("NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1")
-    say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
+        print_message(
+            "NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1"
+        )
+    print_message(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
 
 
 def report(
@@ -218,7 +222,7 @@ def report(
         groups = by_length(rows.texts)
         if slice is not None:
             groups = name_slices(slice, _column(source, slice, rows, (text, label), encoding, delimiter))
-        content["trust"] = assess(classifier, rows.texts, rows.labels, rng=rng, progress=say)
+        content["trust"] = assess(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
         names = [str(name) for name in classifier.classes_]
         codes = np.array([names.index(one) for one in rows.labels])
         content["parts"] = PartsFound(groups, confined_tokens(classifier, rows.texts, codes, groups))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.cli._common import UsageError, checked_picture, emit_json, needs_extra, printable, say, usage_errors
+from tokenmargin.cli._common import (
+    UsageError,
+    checked_picture,
+    emit_json,
+    needs_extra,
+    print_message,
+    printable,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from tokenmargin.limits.next_token import NextTokenLimit
@@ -55,7 +63,7 @@ def graph(
     checked_picture(picture)
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
-    problem = _read(corpus, window)
+    problem = _read_problem(corpus, window)
     shown = _last(problem, last)
     from tokenmargin.limits.next_token import next_token_limit
 
@@ -69,7 +77,7 @@ def graph(
     return 0 if found.is_certified else 1
 
 
-def _read(corpus: str, window: int) -> NextTokenProblem:
+def _read_problem(corpus: str, window: int) -> NextTokenProblem:
     from tokenmargin.cli._texts import read_corpus
     from tokenmargin.problem.next_token import load_next_token, next_token_windows
 
@@ -164,7 +172,7 @@ def _print(found: NextTokenLimit, shown: int, limit: int) -> None:
     print(f"finite part  gradient {soft.gradient:.0e}, within {soft.distance:.0e} of the minimum")
     print(f"loss         {soft.risk:.6g} in the limit")
     if found.dependent:
-        say("Embeddings are linearly dependent: they tie tokens that the graphs order.")
+        print_message("Embeddings are linearly dependent: they tie tokens that the graphs order.")
     rows = _components(found, shown)
     print(f"\nafter {printable(words[shown])!r}, first what nothing is ahead of")
     for row in rows[:limit]:
@@ -191,4 +199,4 @@ def _draw(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
         draw_priority_graph(found, last, figure.add_subplot(), most=limit)
         with atomic_path(picture) as beside:
             figure.savefig(beside)
-    say(f"wrote {picture}")
+    print_message(f"wrote {picture}")

@@ -14,11 +14,11 @@ from tokenmargin.cli._common import (
     Json,
     UsageError,
     choose_engine,
-    complain,
     emit_json,
     needs_extra,
+    print_error,
+    print_message,
     progress_bar,
-    say,
     show,
     show_facts,
     usage_errors,
@@ -120,9 +120,9 @@ def prepare(
             json=json,
         )
     with needs_extra("text"), usage_errors():
-        found = _read(source, text, label)
+        found = _read_source(source, text, label)
         signs = binary_labels(found.labels, positive=positive)
-        prepared = run(found.texts, signs, chosen, progress=say)
+        prepared = run(found.texts, signs, chosen, progress=print_message)
         names = dict(zip(signs.tolist(), found.labels, strict=True))
         prepared = replace(prepared, choices={**(prepared.choices or {}), "classes": (names[-1], names[1])})
     if not prepared.m:
@@ -178,7 +178,7 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
     return 0
 
 
-def _read(source: str, text: str, label: str) -> LabelledText:
+def _read_source(source: str, text: str, label: str) -> LabelledText:
     import numpy as np
 
     from tokenmargin.data.sentences import make_sentences
@@ -220,11 +220,11 @@ def _say_unused(rows: list[str], count: int) -> None:
     """The first of the rows that were set aside."""
     if not count:
         return
-    say(f"{count} rows set aside:")
+    print_message(f"{count} rows set aside:")
     for row in rows[:SHOWN]:
-        say(f"  {row}")
+        print_message(f"  {row}")
     if count > SHOWN:
-        say(f"  and {count - SHOWN} more (see them with --json)")
+        print_message(f"  and {count - SHOWN} more (see them with --json)")
 
 
 def data(
@@ -265,9 +265,9 @@ def data(
     try:
         path = dataset(name, local=from_)
     except DatasetError as error:
-        complain(str(error))
+        print_error(str(error))
         return 1
-    say(DATASETS[name].terms)
+    print_message(DATASETS[name].terms)
     if json:
         emit_json({"dataset": name, "path": str(path)})
     else:

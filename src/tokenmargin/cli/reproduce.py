@@ -18,7 +18,7 @@ from tokenmargin.cli._common import (
     console_for,
     emit_json,
     needs_extra,
-    say,
+    print_message,
     share_bar,
     usage_errors,
 )
@@ -78,7 +78,7 @@ def reproduce(
         return 0
     chosen = _apply(chosen, field_names(settings))
     for experiment in chosen if figures else ():
-        if reason := _missing(experiment):
+        if reason := _what_is_missing(experiment):
             raise UsageError(f"{experiment.figure} {reason}")
     with needs_extra("report"):
         from tokenmargin.report.figures import draw_figures
@@ -93,8 +93,8 @@ def reproduce(
         emit_json(details)
     count = {verdict: sum(run["verdict"] == verdict for run in details) for verdict in VERDICTS}
     count["not run"] = len(left_out)
-    say("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
-    say(f"The page: {page}")
+    print_message("\n" + ", ".join(f"{number} {verdict}" for verdict, number in count.items() if number))
+    print_message(f"The page: {page}")
     return 1 if count["not as expected"] or any(skipped.failed for skipped in left_out) else 0
 
 
@@ -109,24 +109,24 @@ def _run_all(
     runs: list[tuple[AbstractExperiment, Run]] = []
     left_out: list[NotRun] = []
     for experiment in chosen:
-        reason, failed = _missing(experiment), False
+        reason, failed = _what_is_missing(experiment), False
         if not reason:
             try:
                 run = run_one(experiment)
                 runs.append((experiment, run))
-                say(_verdict(run.result(experiment)), markup=True)
+                print_message(_verdict(run.result(experiment)), markup=True)
             except Exception as error:
                 reason, failed = f"failed: {type(error).__name__}: {error}", True
         if reason:
             left_out.append(NotRun(experiment, reason, failed=failed))
-            say(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}", markup=True)
+            print_message(f"\n[bold]{experiment.figure}[/bold]  not run: {escape(reason)}", markup=True)
     return runs, left_out
 
 
 VERDICTS = ("as expected", "explained", "stand-in", "not as expected")
 
 
-def _missing(experiment: AbstractExperiment) -> str:
+def _what_is_missing(experiment: AbstractExperiment) -> str:
     from tokenmargin.experiments.provenance import missing_extras
 
     missing = missing_extras(experiment.needs)
@@ -143,8 +143,8 @@ def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result
             progress=progress,
             draw=draw,
             again=again,
-            waiting=lambda: say(f"{experiment.figure}: another process is at it; waiting"),
-            found_damaged=lambda what: say(f"{experiment.figure}: {', '.join(what)} damaged; computed again"),
+            waiting=lambda: print_message(f"{experiment.figure}: another process is at it; waiting"),
+            found_damaged=lambda what: print_message(f"{experiment.figure}: {', '.join(what)} damaged; computed again"),
         )
 
 
@@ -300,19 +300,19 @@ def sweep(
             fail_fast=fail_fast,
             retry_failed=retry_failed,
             progress=progress,
-            waiting=lambda: say(f"another process is at this sweep in {out}; waiting"),
-            found_damaged=lambda what: say(f"damaged, done again: {', '.join(what)}"),
+            waiting=lambda: print_message(f"another process is at this sweep in {out}; waiting"),
+            found_damaged=lambda what: print_message(f"damaged, done again: {', '.join(what)}"),
         )
     if not run.finished:
-        say(f"stopped at the first failure; see {run.folder / 'failed'}; the same command goes on")
+        print_message(f"stopped at the first failure; see {run.folder / 'failed'}; the same command goes on")
         return 1
     details = run.details()
     if json:
         emit_json(details)
-    say(f"{details['cells']} cells, {details['failed']} failed, {details['timing']['seconds']:.1f} s")
-    say(f"The table: {run.table_path(table)}")
+    print_message(f"{details['cells']} cells, {details['failed']} failed, {details['timing']['seconds']:.1f} s")
+    print_message(f"The table: {run.table_path(table)}")
     if details["failed"]:
-        say(f"The failures, with tracebacks: tokenmargin runs show {run.id} --table failures --out {out}")
+        print_message(f"The failures, with tracebacks: tokenmargin runs show {run.id} --table failures --out {out}")
     return 1 if details["failed"] else 0
 
 
@@ -336,7 +336,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
             bar.update(task, completed=progress.done, description=words)
             if not console.is_terminal and time.monotonic() - last >= LINE_SECONDS:
                 last = time.monotonic()
-                say(f"{progress.done} of {progress.total} cells, {words}")
+                print_message(f"{progress.done} of {progress.total} cells, {words}")
 
         yield show
 

@@ -10,7 +10,7 @@ from tokenmargin.cli._common import (
     UsageError,
     emit_json,
     needs_extra,
-    say,
+    print_message,
     show,
     show_facts,
     show_table,
@@ -89,7 +89,7 @@ def _list(chosen: list[Run], *, json: bool) -> int:
     ]  # fmt: skip
     show_table((("run", "<<"), ("verdict", "<"), ("seconds", ">"), ("started", "<"), ("size", ">")), listed)
     if rows:
-        say("tokenmargin runs show RUN prints its command, settings and findings.")
+        print_message("tokenmargin runs show RUN prints its command, settings and findings.")
     return 0
 
 
@@ -187,5 +187,5 @@ def _check(chosen: list[Run]) -> int:
 def _remove(chosen: list[Run]) -> int:
     for run in chosen:
         run.remove()
-        say(f"removed {run.folder}")
+        print_message(f"removed {run.folder}")
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmargin.cli._common import UsageError, emit_json, needs_extra, say, share_bar
+from tokenmargin.cli._common import UsageError, emit_json, needs_extra, print_message, share_bar
 from tokenmargin.cli._texts import open_model, two_classes
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     write_demo_page(result, out / "index.html", counts=counts, pages=[name for name, _ in pages])
     if json:
         emit_json(describe_findings(result))
-    say("\nOpen in a browser:")
+    print_message("\nOpen in a browser:")
     wide = max(len(str(out / name)) for name, _ in pages)
     for name, what in pages:
-        say(f"  {out / name!s:<{wide}}  {what}")
+        print_message(f"  {out / name!s:<{wide}}  {what}")
     return 0 if result.holds else 1
 
 
@@ -72,17 +72,19 @@ def _tell(result: Result, counts: dict[str, int]) -> None:
     """What was found, in a line a limit."""
     directions, limits = result.tables["directions"], result.tables["limits"]
     reached = Counter(limits["selected"].tolist())
-    say(
+    print_message(
         f"{result.experiment.title}.\nOf {counts['all']} ways to pick one token per input, {counts['infeasible']} are "
         f"proven impossible, and {counts['limits']} are limits of training:"
     )
     rows = zip(*(directions[name].tolist() for name in ("direction", "selected", "margin")), strict=True)
     for kind, tokens, margin in rows:
         starts = f"reached from {reached[tokens]} of {len(limits['selected'])} starts"
-        say(f"  {kind}  {tokens}  margin {margin:.4f}  {starts}")
+        print_message(f"  {kind}  {tokens}  margin {margin:.4f}  {starts}")
     off, proof = float(limits["angle"].max()), float(limits["residual"].max())
     words = "All as the theory says" if result.holds else "NOT as expected, see the page"
-    say(f"{words}: runs end within {off:.2g} rad of their certified directions, whose residuals are up to {proof:.0e}.")
+    print_message(
+        f"{words}: runs end within {off:.2g} rad of their certified directions, whose residuals are up to {proof:.0e}."
+    )
 
 
 def _read_texts(out: Path) -> None:
@@ -102,7 +104,7 @@ def _read_texts(out: Path) -> None:
     word = max(one.words, key=lambda part: abs(part.contribution))
     check = classifier.validation_
     told = f"{check.accuracy:.1%} of {check.texts} held-out texts right" if check else "accuracy not measured"
-    say(
+    print_message(
         f"\nA classifier of 2000 short reviews: {told}.\n"
         f"  {SENTENCE!r} is {one.label} ({one.probability:.1%}):\n"
         f"  {one.text[word.start : word.end]!r} has {word.contribution:+.2f} of the decision {one.decision:+.2f}"
@@ -156,8 +158,8 @@ def playground(
     bracketed = f"[{host}]" if ":" in host else host
     address = f"http://{bracketed}:{listener.getsockname()[1]}/"
     if host not in LOOPBACK:
-        say(f"[yellow]listening on {host}: other computers can open this page[/yellow]", markup=True)
-    say(f"The playground is at {address} (Ctrl-C ends it)")
+        print_message(f"[yellow]listening on {host}: other computers can open this page[/yellow]", markup=True)
+    print_message(f"The playground is at {address} (Ctrl-C ends it)")
     if not no_browser:
         import webbrowser
 
@@ -195,7 +197,7 @@ def explore(
     from tokenmargin.report.explore.page import write_explore_page
 
     page = write_explore_page(out, model=None if model is None else _page_model(model))
-    say(f"The page: {page} (one file; open it in a browser)")
+    print_message(f"The page: {page} (one file; open it in a browser)")
     if open_it:
         import webbrowser
 

@@ -81,7 +81,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     """Everything about one solution, in plain types."""
     import numpy as np
 
-    from tokenmargin.selection import equals, is_globally_optimal, is_locally_optimal, neighbours
+    from tokenmargin.selection import is_globally_optimal, is_locally_optimal, neighbours, tokens_of_equal_score
 
     solved = solution.status == "optimal"
     near = np.argwhere(neighbours(problem, solution.vector, selected)) if solved else np.zeros((0, 2), dtype=int)
@@ -98,7 +98,9 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
         "active": solution.tokens[solution.active],
         "multipliers": solution.multipliers[solution.active],
         "neighbours": near,
-        "equals": np.argwhere(equals(problem, np.asarray(selected)) & (np.arange(problem.T) != np.c_[selected])),
+        "equals": np.argwhere(
+            tokens_of_equal_score(problem, np.asarray(selected)) & (np.arange(problem.T) != np.c_[selected])
+        ),
         "locally_optimal": solved and is_locally_optimal(problem, solution.vector, selected),
         "globally_optimal": is_globally_optimal(problem, selected),
         "farkas": solution.farkas,

@@ -14,13 +14,13 @@ from tokenmargin.cli._common import (
     Json,
     Seed,
     UsageError,
-    complain,
     emit_json,
     needs_extra,
     numbers,
+    print_error,
+    print_message,
     printable,
     progress_bar,
-    say,
     show,
     usage_errors,
 )
@@ -118,7 +118,7 @@ def train(
     with needs_extra("train"):
         import torch
 
-        from tokenmargin.training.batches import cut_after
+        from tokenmargin.training.batches import truncate
         from tokenmargin.training.config import choose_device
         from tokenmargin.training.ranks import ByDimension, ByTexts, join_ranks
     with usage_errors():
@@ -134,12 +134,12 @@ def train(
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
             whole, words, frequencies = _open(prepared, ranks.device)
-            data = cut_after(whole, config.max_tokens)
+            data = truncate(whole, config.max_tokens)
         result = _train_shown(
             data, config, out, shared, checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget
         )
         if result.status == "diverged":
-            complain(
+            print_error(
                 f"training has diverged: the loss is not finite in epoch {len(result.metrics) + 1}; "
                 f"lower --rate or the scales; checkpoints before it are kept in {out}"
             )
@@ -153,7 +153,7 @@ def train(
             if margin and result.status != "interrupted":
                 report["margin"] = _margin(result, frequencies)
             for note in result.notes:
-                say(note)
+                print_message(note)
             emit_json(report) if json else _print(report, out)
     return 1 if result.status == "interrupted" else 0
 
@@ -255,7 +255,9 @@ def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> 
         from tokenmargin.classifier.files import save_model
         from tokenmargin.classifier.trained import classifier_of_training
     except ImportError:
-        say("no model for predict, explain and report is written: they need pip install 'tokenmargin[classify]'")
+        print_message(
+            "no model for predict, explain and report is written: they need pip install 'tokenmargin[classify]'"
+        )
         return
     from tokenmargin.data.prepared import load_prepared
 
@@ -265,7 +267,7 @@ def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> 
             np.stack([logits, scores[1]]), load_prepared(prepared), [row["loss"] for row in result.metrics]
         )
     except ValueError as error:
-        say(f"no model for predict, explain and report is written: {error}")
+        print_message(f"no model for predict, explain and report is written: {error}")
         return
     notes = {"trained by": "tokenmargin train", "epochs": len(result.metrics), "prepared": prepared.name}
     save_model(found, out / "model", notes=notes)

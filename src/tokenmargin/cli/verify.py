@@ -16,9 +16,9 @@ from tokenmargin.cli._common import (
     emit_json,
     numbers,
     print_hanging,
+    print_message,
     progress_bar,
     read_problem,
-    say,
     selected_tokens,
     usage_errors,
 )
@@ -247,7 +247,7 @@ def _print(reports: tuple[Report, ...], *, full: bool) -> None:
         _print_claim(console, reports[0].claim)
     counts = ", ".join(f"{sum(r.verdict == verdict for r in reports)} {verdict}" for verdict in _COLOURS)
     odd = sum(not report.as_expected for report in reports)
-    say(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
+    print_message(f"\n{len(reports)} checks: {counts}; {odd or 'none'} other than documented")
 
 
 def _print_check(console: Console, report: Report, *, full: bool) -> None:

@@ -101,10 +101,10 @@ def load_images(path: Path) -> ImageSet:
         raise DatasetError(
             f"{path}: not readable as images ({error}); remove it and run tokenmargin data get cifar10"
         ) from error
-    return noted_images(images, labels, min(TEST_SIZE, len(images) // 6))
+    return with_note(images, labels, min(TEST_SIZE, len(images) // 6))
 
 
-def noted_images(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
+def with_note(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
     """A set with a note unless it is CIFAR-10 as released."""
     found = ImageSet(images, labels, held_out)
     if found.digest == CIFAR10_SHA256:

@@ -133,7 +133,7 @@ def choose_tokens(
     tell = progress or (lambda step: None)
     ledger = _Ledger()
     ledger.add("words", int(counts.sum()), len(set(lower)))
-    stems = _stemmed(lower, counts, pipeline, ledger)
+    stems = _stem_words(lower, counts, pipeline, ledger)
     tell("cutting words into tokens")
     pieces = _pieces(stems, counts, pipeline, ledger)
     tell("counting")
@@ -165,7 +165,7 @@ def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
     [[], ['walk']]
     """
     unseen = np.zeros(len(lower), np.int64)
-    return _pieces(_stemmed(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
+    return _pieces(_stem_words(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
 
 
 def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
@@ -200,7 +200,7 @@ def spell(words: Sequence[str], pipeline: Pipeline) -> list[str]:
     >>> spell(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
     ['', 'walk']
     """
-    return _stemmed([fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
+    return _stem_words([fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
 
 
 def fold(word: str) -> str:
@@ -229,7 +229,7 @@ def _stop_words(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(fold(word) for word in found.distinct)
 
 
-def _stemmed(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:
+def _stem_words(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:
     """The stem of each distinct word, empty for a stop word."""
     stops = _stop_words(pipeline)
     if stops:

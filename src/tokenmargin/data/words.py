@@ -65,7 +65,7 @@ def find_words(
 
     if punctuation not in PUNCTUATION:
         raise ValueError(f"punctuation must be 'split' or 'join', got {punctuation!r}")
-    parts = [_cut(chunk, punctuation, markup, symbols) for chunk in _chunks(texts)]
+    parts = [_cut_chunk(chunk, punctuation, markup, symbols) for chunk in _chunks(texts)]
     if not parts:
         empty = np.zeros(0, np.int32)
         return Words([], empty, empty, empty, np.zeros(1, np.int64))
@@ -137,7 +137,7 @@ def _symbol_breaks(points: Array, kinds: Array) -> Bool[Array, " characters"]:
     return cut
 
 
-def _cut(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tuple[object, Array, Array, Array]:
+def _cut_chunk(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tuple[object, Array, Array, Array]:
     """Dictionary-encoded words of a chunk, their first and last characters, and how many each text has."""
     # All texts of the chunk as one array of code points; a word is a run of letters, `heads` to `tails` in `letters`.
     joined = "\n".join(texts)

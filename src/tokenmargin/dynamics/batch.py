@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
-from tokenmargin.dynamics.events import interrupted_run
+from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
@@ -83,7 +83,7 @@ class BatchResult(Tabular):
         progress: Callable[[float], None] | None = None,
     ) -> BatchResult:
         """Go on until every run has taken `steps` steps in all; runs that have are left as they are."""
-        return _followed(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)
+        return _run_to_budget(self, np.broadcast_to(steps, self.steps.shape), until_saturation, progress)
 
 
 def evolve_many(
@@ -139,10 +139,10 @@ def evolve_many(
         batch=batch, rng=None if rng is None else generator(rng),
     )  # fmt: skip
     budget = np.broadcast_to(np.asarray(steps, dtype=int), shape)
-    return _followed(result, budget, until_saturation, progress)
+    return _run_to_budget(result, budget, until_saturation, progress)
 
 
-def _followed(
+def _run_to_budget(
     begun: BatchResult,
     budget: Int[Array, "problems starts"],
     until_saturation: float | None,
@@ -273,7 +273,7 @@ class _Group:
                     tell(int(np.where(np.isin(np.arange(len(budget)), active), self.steps, budget).sum()))
         except KeyboardInterrupt:
             self._leave(active, np.ones(active.size, dtype=bool))
-            return interrupted_run()
+            return note_interrupt()
         return False
 
     def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:

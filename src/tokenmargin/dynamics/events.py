@@ -130,7 +130,7 @@ def whole_runs() -> Iterator[None]:
         _WHOLE.reset(token)
 
 
-def interrupted_run() -> bool:
+def note_interrupt() -> bool:
     """True, for a run that was interrupted and returns what it has; within `whole_runs`, raise the interrupt again."""
     if _WHOLE.get():
         raise KeyboardInterrupt

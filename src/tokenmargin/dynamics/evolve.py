@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.events import interrupted_run
+from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent
@@ -120,7 +120,7 @@ class Trajectory(Tabular, Drawn):
         return table | {name: array.ravel() for name, array in kept.items()}
 
     def __getitem__(self, kept: Kept) -> Array:
-        name = _called(kept)
+        name = _name_of(kept)
         if name not in self.kept:
             raise KeyError(f"{name!r} was not kept; ask for it with evolve(..., keep=({name!r},))")
         return self.kept[name]
@@ -194,7 +194,7 @@ def evolve(
             if progress is not None and (step + 1) % tick == 0:
                 progress(step + 1)
     except KeyboardInterrupt:
-        interrupted = interrupted_run()
+        interrupted = note_interrupt()
     theta, done, states = reached
     if wanted and (not rows or rows[-1][0] != done):
         record(done, theta)
@@ -239,7 +239,7 @@ def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
     )
 
 
-def _called(kept: Kept) -> str:
+def _name_of(kept: Kept) -> str:
     return kept if isinstance(kept, str) else getattr(kept, "__name__", type(kept).__name__)
 
 
@@ -247,7 +247,7 @@ def _observables(keep: Iterable[Kept]) -> dict[str, Observable]:
     """What to record, by name."""
     found: dict[str, Observable] = {}
     for kept in (keep,) if isinstance(keep, str) else keep:
-        name = _called(kept)
+        name = _name_of(kept)
         if name in found:
             raise ValueError(f"two kept quantities are called {name!r}; give their functions different names")
         if callable(kept):

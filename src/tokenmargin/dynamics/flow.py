@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 
 from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
-from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, checked_norm
+from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, norm_limit
 from tokenmargin.dynamics.log_integral import log_integral
 from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, Divergent, FinitePart, Piece, polish
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
@@ -281,7 +281,7 @@ class FlowPath(Tabular, Drawn):
             return self
         watched = tuple(events)
         if self.tail is not None and self.finite_part is not None:
-            until = checked_norm(until_norm, self.objective.degree, self.unit)
+            until = norm_limit(until_norm, self.objective.degree, self.unit)
             return self._head._with_tail(self.finite_part.resume(self.tail, until, watched, progress))
         run = Integration(self._field, self.settings, until_norm, watched, progress)
         run.follow(self._field.reduce(self.final), float(self.arcs[-1]))

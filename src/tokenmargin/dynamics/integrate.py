@@ -15,7 +15,7 @@ from scipy.integrate import LSODA, DenseOutput, OdeSolver, Radau
 from scipy.optimize import brentq
 
 from tokenmargin.dynamics.euler import MOST_STEPS, Euler
-from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, interrupted_run
+from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, note_interrupt
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
 from tokenmargin.dynamics.span import Reduced, longest_difference
 from tokenmargin.objective.products import ProductObjective
@@ -72,7 +72,7 @@ class FlowSettings:
             raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {self.solver!r}")
 
 
-def checked_norm(norm: float | None, degree: int, unit: float) -> float:
+def norm_limit(norm: float | None, degree: int, unit: float) -> float:
     largest = LARGEST_NORM ** (1 / degree) * unit
     if norm is None:
         return DEFAULT_NORM ** (1 / degree) * unit
@@ -83,7 +83,7 @@ def checked_norm(norm: float | None, degree: int, unit: float) -> float:
     return norm
 
 
-def _across(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array, "b r"]:
+def _without_radial(rows: Float[Array, "b r"], unit: Float[Array, " b"]) -> Float[Array, "b r"]:
     """`(I - u u') J`; what cancels down to the rounding of the two terms is zero.
 
     With huge scores J is 1e100 and all of it along u: the rounding that is left would be taken for stiffness.
@@ -146,10 +146,10 @@ class UnitField:
         shares = self.shares(descent.log_norm)
         u, rows = shares * descent.direction, shares[:, None] * relative
         if self.joint or len(self.sizes) == 1:
-            return _across(rows, u) / self.unit
+            return _without_radial(rows, u) / self.unit
         ends = np.cumsum(self.sizes)[:-1]
         pairs = zip(np.split(rows, ends), np.split(u, ends), strict=True)
-        return np.vstack([_across(block, unit) for block, unit in pairs])
+        return np.vstack([_without_radial(block, unit) for block, unit in pairs])
 
 
 def _resolvable(tolerance: float, y: Float[Array, " r"]) -> float:
@@ -174,7 +174,7 @@ class Integration:
         progress: Callable[[float], None] | None,
     ) -> None:
         self.field, self.settings, self.events = along, settings, events
-        self.until = checked_norm(until_norm, along.original.degree, along.unit)
+        self.until = norm_limit(until_norm, along.original.degree, along.unit)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
@@ -196,7 +196,7 @@ class Integration:
                     warnings.simplefilter("ignore", UserWarning)  # LSODA's own words; its failure is our "stalled"
                     any(self._follow_by(name, tolerance, knots) for name, tolerance in self._attempts())
             except KeyboardInterrupt:
-                if interrupted_run():
+                if note_interrupt():
                     self.stop = "interrupted"
                     self._keep_whole_steps(knots)
         self.arcs = np.array(knots)

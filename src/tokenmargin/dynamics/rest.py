@@ -217,7 +217,7 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     problem, state = objective.problem, objective.forward(y)
     keys = in_coordinates(problem.keys)
     away = keys - keys[state.pivot][:, None]
-    tied = _mixed(objective, state, problem.mask & (state.weights > _TIED), np.linalg.norm(away, axis=-1))
+    tied = _tied_mask(objective, state, problem.mask & (state.weights > _TIED), np.linalg.norm(away, axis=-1))
     apart = away[tied]
     if not apart.size:  # weights that are no numbers: nothing is known to tie
         return None
@@ -228,7 +228,7 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
         return None
     # Nothing across the span takes them from their pivot: they stay as well, however little they weigh.
     tied |= problem.mask & (np.linalg.norm(away @ across.T, axis=-1) <= _SAME * sizes[0])
-    alone = replace(objective, problem=_masked(problem, tied))
+    alone = replace(objective, problem=_with_mask(problem, tied))
     polished, balance = polish(alone, y)
     near = float(np.linalg.norm(polished - y)) <= 1e-3 * max(1.0, float(np.linalg.norm(y)))
     if balance > STATIONARY or not near:
@@ -238,14 +238,14 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     if not float(pulls.max()) > _DRIFTS:
         return None
     back, settled = along.reduced.lift, within.T @ (within @ polished)
-    error, curvature = _certified(alone, polished, within)
+    error, curvature = _certificate(alone, polished, within)
     return FinitePart(
         tied, back(within) / along.unit, back(settled), balance, error * along.unit, curvature,
         back(across.T @ drift.direction) / along.unit, float(pulls.max()), divergent, z, across, settled, along,
     )  # fmt: skip
 
 
-def _mixed(
+def _tied_mask(
     objective: PromptObjective | AbstractLocalObjective | HeadObjective,
     state: Attention,
     tied: Bool[Array, "n T"],
@@ -270,7 +270,7 @@ def _scores(
     return np.asarray(around.around(state.weights).scores)
 
 
-def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
+def _certificate(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
     """The step that Newton's method would still take in the tied span, and least over largest curvature there."""
     descent, relative, _ = alone.linearise(w)
     bend = within @ relative @ within.T  # of minus the gradient, in units of its length
@@ -291,7 +291,7 @@ def _divergent(
     the output `f_i` of the tied tokens: the gradient of the correlation loss with weights `c_i s_it`.
     """
     problem = objective.problem
-    alone = replace(objective, problem=_masked(problem, tied))
+    alone = replace(objective, problem=_with_mask(problem, tied))
     state = alone.forward(w)
     keys = in_coordinates(problem.keys)
     away = keys - keys[state.pivot][:, None]
@@ -308,7 +308,7 @@ def _divergent(
     return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 
 
-def _masked(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
+def _with_mask(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:
     keys = problem.keys
     assert isinstance(keys, Coordinates), "reduced problems have coordinates"
     values = problem.values

@@ -67,14 +67,14 @@ def rounding_along(
     if not pieces:
         return Rounding(np.array([np.log(_EPS)]), 0.0, False, np.nan, np.nan, None)
     first = pieces[0](arcs[0])
-    covariance = _added(along, first) ** 2 * np.eye(sum(along.sizes))
+    covariance = _rounding_of_step(along, first) ** 2 * np.eye(sum(along.sizes))
     sizes, growth = [_deviation(covariance) * along.reach(first)], 0.0
     for begin in range(0, len(pieces), _CHUNK):
         end = min(begin + _CHUNK, len(pieces))
         propagators = _propagators(along, arcs[begin : end + 1], pieces[begin:end])
         for k, step in enumerate(propagators, begin):
             y = pieces[k](arcs[k + 1])
-            added, reach = _added(along, y), along.reach(y)
+            added, reach = _rounding_of_step(along, y), along.reach(y)
             with np.errstate(over="ignore", invalid="ignore"):
                 covariance = step @ covariance @ step.T + added**2 * np.eye(len(y))
             sizes.append(_deviation(covariance) * reach)
@@ -86,7 +86,7 @@ def rounding_along(
     return Rounding(np.log(sizes), growth, False, np.nan, np.nan, None)
 
 
-def _added(along: UnitField, y: Float[Array, " r"]) -> float:
+def _rounding_of_step(along: UnitField, y: Float[Array, " r"]) -> float:
     return _ROUNDINGS * _EPS * (along.norm(y) + 1 / along.reach(y))
 
 

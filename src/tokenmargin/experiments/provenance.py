@@ -36,14 +36,14 @@ def code_digest(experiment: type) -> str:
     )  # fmt: skip
     home = inspect.getsourcefile(experiment)
     if home is not None and PACKAGE not in Path(home).resolve().parents:
-        files += _around(Path(home))
+        files += _package_files(Path(home))
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _around(module: Path) -> list[Path]:
+def _package_files(module: Path) -> list[Path]:
     """The files of the outermost package that a module belongs to, or the module alone."""
     top = module.parent
     if not (top / "__init__.py").exists():

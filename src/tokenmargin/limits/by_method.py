@@ -24,7 +24,7 @@ from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, selection_text
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, leads, select, selection_text, tokens_of_equal_score
 
 SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
@@ -118,7 +118,7 @@ def margin_share(problem: TokenProblem, p: Float[Array, " D"], named: LimitDirec
     if not (solution.is_optimal and np.isfinite(solution.margin) and size > 0):
         return np.nan
     logits = problem.keys.logits(p)
-    others = problem.mask & ~equals(problem, named.selected)
+    others = problem.mask & ~tokens_of_equal_score(problem, named.selected)
     lead = logits[np.arange(problem.n), named.selected][:, None] - logits
     return float(lead[others].min()) / size / solution.margin
 
@@ -136,12 +136,12 @@ def limit_by_method(
     path = evolve(objective, method, steps=0, start=start)
     norm = _margin_norm(objective, path.method)
     looks: list[tuple[int, float, float]] = []
-    named = _named(objective, path, norm)
+    named = _direction_of_end(objective, path, norm)
     while not looks or (looks[-1][0] < steps and not path.interrupted):
         more = min(max(path.memory.t, FIRST_LOOK), steps - path.memory.t)
         path = evolve(objective, path.method, steps=more, start=path.final, memory=path.memory)
         if (path.selected != named.selected).any():
-            named = _named(objective, path, norm)
+            named = _direction_of_end(objective, path, norm)
         share = margin_share(objective.problem, path.prompt, named)
         looks.append((path.memory.t, float(size_in(norm, objective.problem, path.prompt)), share))
         if progress is not None:
@@ -149,7 +149,7 @@ def limit_by_method(
         if share >= 1 - tolerance and path.saturation >= SATURATED:
             break
     taken, norms, shares = (np.array(column) for column in zip(*looks, strict=True))
-    reason = _unsettled(path, named, shares, tolerance)
+    reason = _why_unsettled(path, named, shares, tolerance)
     return MethodLimit("undecided" if reason else "direction", reason, named, taken, norms, shares, path)
 
 
@@ -165,12 +165,12 @@ def _margin_norm(objective: AbstractObjective, method: AbstractMethod) -> Abstra
     return objective.margin_norm
 
 
-def _named(objective: AbstractObjective, path: Trajectory, norm: AbstractNorm) -> LimitDirection:
+def _direction_of_end(objective: AbstractObjective, path: Trajectory, norm: AbstractNorm) -> LimitDirection:
     problem = objective.local_problem(path.final)
     return limit_direction(problem, path.selected, loss=objective.loss, norm=norm)
 
 
-def _unsettled(path: Trajectory, named: LimitDirection, shares: Float[Array, " looks"], tolerance: float) -> str:
+def _why_unsettled(path: Trajectory, named: LimitDirection, shares: Float[Array, " looks"], tolerance: float) -> str:
     """Why nothing is settled; empty where it is."""
     if path.interrupted:
         return "interrupted"

@@ -225,7 +225,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     pulls = gaps[active] * copies[active] / problem.n
     if not (pulls > 0).all():
         return none("inputs that share a difference pull at it both ways")
-    found = _settled(rows[active], loss.log_slope(scores)[inputs[active]] + np.log(pulls))
+    found = _solve_constants(rows[active], loss.log_slope(scores)[inputs[active]] + np.log(pulls))
     if found is None:
         return none("an active difference has no multiplier: the distance to it grows without bound, slowly")
     w, direction, weights, basis = found
@@ -267,7 +267,7 @@ def _shares_and_gaps(
     return np.asarray(share), np.asarray(leading[inputs] - scores[inputs, positions])
 
 
-def _settled(
+def _solve_constants(
     rows: Float[Array, "k r"], log_pulls: Float[Array, " k"]
 ) -> tuple[Float[Array, " r"], Float[Array, " r"], Float[Array, " k"], Float[Array, "rank r"]] | None:
     """w, p^, the multipliers and a basis of the active span; None where some multiplier must be zero.

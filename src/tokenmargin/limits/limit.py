@@ -34,7 +34,7 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, copies_of, equals, selection_text
+from tokenmargin.selection import angle, copies_of, selection_text, tokens_of_equal_score
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
@@ -217,20 +217,20 @@ def limit_of(
         return _with_finite_part(problem, path, path.finite_part, tolerance)
     if isinstance(objective, MapObjective) and not objective.attention.shares:
         named = separating_direction(objective, path.prompt)
-        off = _off(path, named)
+        off = _angle_to(path, named)
         outcome, reason = _judged(path, named, off, tolerance, shares=False)
         return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
     if isinstance(objective, MapObjective) and path.stop == "saturated":
         named = limit_direction(problem, path.selected, loss=objective.loss)
         reason = exact_weights(objective, path.prompt, named.solution).at(float(problem.keys.norm(path.prompt)))
-        return Limit("saturated", reason, named, _off(path, named), np.nan, path.log_gradient, path)
+        return Limit("saturated", reason, named, _angle_to(path, named), np.nan, path.log_gradient, path)
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
-    off = _off(path, named)
+    off = _angle_to(path, named)
     if path.stop == "norm" and not off <= tolerance and (tied := _level(problem, path, tolerance)) is not None:
         tie, _ = tie_of_equals(problem, tied, objective.loss)
-        if _off(path, tie) <= tolerance:
-            named, off = tie, _off(path, tie)
+        if _angle_to(path, tie) <= tolerance:
+            named, off = tie, _angle_to(path, tie)
     outcome, reason = _judged(path, named, off, tolerance)
     if path.stop == "norm" and not off <= tolerance and _advance(path, named) <= tolerance:
         outcome, reason = _judged(path, named, 0.0, tolerance)
@@ -241,7 +241,7 @@ def limit_of(
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
 
-def _off(path: FlowPath, named: LimitDirection) -> float:
+def _angle_to(path: FlowPath, named: LimitDirection) -> float:
     """The angle between the end of a path and a direction; NaN where there is none."""
     if not (named.solution.is_optimal and path.norm > 0 and np.isfinite(named.solution.margin)):
         return np.nan
@@ -251,7 +251,7 @@ def _off(path: FlowPath, named: LimitDirection) -> float:
 def _advance(path: FlowPath, named: LimitDirection) -> float:
     """The angle between a direction and the last decade of a path; NaN where there is none, or the path began there."""
     begun = float(np.linalg.norm(path.objective.norms(path(0.0))))
-    if np.isnan(_off(path, named)) or path.norm <= 10.0 * begun:
+    if np.isnan(_angle_to(path, named)) or path.norm <= 10.0 * begun:
         return np.nan
     step = path.prompt - path.at_norm(path.norm / 10.0)
     return float(angle(path.objective.problem.keys, step, named.solution.vector))
@@ -263,7 +263,7 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     visible = logits[problem.mask]
     behind = logits.max(axis=1, keepdims=True) - logits
     # The longest difference of two keys is at least the largest difference of logits over |p|.
-    tied = equals(problem, path.selected) & (behind <= tolerance * np.ptp(visible))
+    tied = tokens_of_equal_score(problem, path.selected) & (behind <= tolerance * np.ptp(visible))
     tied |= copies_of(problem, path.selected)
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
@@ -320,7 +320,7 @@ def _where_rounding_decides(path: FlowPath) -> str:
 def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied, scored=path.objective.constant_scores is not None)
-    off = _off(path, named)
+    off = _angle_to(path, named)
     held = f"{part.size} tied tokens keep their weights"
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"

@@ -26,7 +26,7 @@ from tokenmargin.norms import L2
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.forward import attend
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import angle, equals
+from tokenmargin.selection import angle, tokens_of_equal_score
 
 POINTS = 60  # of a path that are fitted, at most
 DECADES = 3.0  # of the norm of a flow that are fitted
@@ -216,7 +216,7 @@ def _sparsification(samples: _Samples, far: _Far, log_left: Float[Array, " k"], 
     """How the unselected weight falls: like `1 / t` where the norm grows with log t, else by a fixed factor a step."""
     if samples.logarithmic:
         return far.fitted("log unselected against log t", samples.log_time, log_left, -1.0)
-    pace = _pace(samples.method, named)
+    pace = _fall_per_step(samples.method, named)
     return far.fitted("log unselected against steps", np.exp(samples.log_time), log_left, -pace)
 
 
@@ -255,7 +255,7 @@ def _power(method: methods.AbstractMethod | None) -> float:
     return 1.0 if isinstance(step, float | int) else np.nan
 
 
-def _pace(method: methods.AbstractMethod | None, named: LimitDirection) -> float:
+def _fall_per_step(method: methods.AbstractMethod | None, named: LimitDirection) -> float:
     """By how much the logarithm of the unselected weight falls at a step far out; NaN where nobody knows."""
     step = getattr(method, "step", None)
     if not isinstance(step, float | int):
@@ -273,7 +273,7 @@ def _log_unselected(problem: TokenProblem, prompts: Float[Array, "k D"], named: 
     """Logarithm of the mean weight on tokens other than the selected and their equals."""
     logits = problem.keys.logits(prompts)
     log_weights = attend(logits, np.zeros(logits.shape)).log_weights
-    others = problem.mask & ~equals(problem, named.selected)
+    others = problem.mask & ~tokens_of_equal_score(problem, named.selected)
     return np.asarray(logsumexp(log_weights[:, others], axis=-1) - np.log(problem.n))
 
 

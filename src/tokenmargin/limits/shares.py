@@ -98,7 +98,7 @@ class Basins(Tabular, Drawn):
         waiting = self.runs.saturation[0] < SATURATED
         budget = np.where(waiting, steps, self.runs.steps[0])[None]
         runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_half(progress))
-        return _settled(self.starts, runs, steps, progress)
+        return _run_until_proven(self.starts, runs, steps, progress)
 
 
 def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng: Rng) -> Float[Array, "starts D"]:
@@ -148,7 +148,7 @@ def basins(
     runs = evolve_many(
         [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=_half(progress)
     )
-    return _settled(starts, runs, steps, progress)
+    return _run_until_proven(starts, runs, steps, progress)
 
 
 def _half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
@@ -187,7 +187,7 @@ class _Names:
         return found
 
 
-def _settled(
+def _run_until_proven(
     starts: Float[Array, "starts D"], runs: BatchResult, steps: int, progress: Callable[[float], None] | None
 ) -> Basins:
     """Go on with the runs that have saturated until their limit is proven; after `steps` steps gradient flow tells."""
@@ -208,10 +208,10 @@ def _settled(
         elsewhere[int(start)] = limit.named
         if progress is not None:
             progress((1 + (done + 1) / open_.sum()) / 2)
-    return _sorted(starts, runs, settled, elsewhere, names)
+    return _by_limit(starts, runs, settled, elsewhere, names)
 
 
-def _sorted(
+def _by_limit(
     starts: Float[Array, "starts D"],
     runs: BatchResult,
     settled: Bool[Array, " starts"],

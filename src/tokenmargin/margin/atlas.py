@@ -44,7 +44,7 @@ from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.label_problems import ClassProblem
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
-from tokenmargin.selection import equals, gaps_over, near_tokens
+from tokenmargin.selection import gaps_over, near_tokens, tokens_of_equal_score
 
 BLOCK = 128
 """Prefixes extended at once: their constraints stay in the cache."""
@@ -321,7 +321,7 @@ class _Walk:
         self.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
         leaves = _Block(*(array[known] for array in leaves))
         positions, logits = self._positions(leaves.prefixes), self._logits(leaves)
-        near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
+        near = near_tokens(logits, positions) & self.problem.mask & ~tokens_of_equal_score(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
         for b in np.flatnonzero((self.shares | (gaps > 0).all(axis=1)) & moved).tolist():

@@ -141,8 +141,8 @@ def max_margin_batch(
     (array([1.333333, 0.333333]), array([ True, False]))
     """
     began = time.perf_counter()
-    chosen, (keys, selected) = as_norm(norm), _checked(keys, selected)
-    pose = partial(_posed, keys, queries)
+    chosen, (keys, selected) = as_norm(norm), _check_keys(keys, selected)
+    pose = partial(_single_problem, keys, queries)
     shape = None
     if queries is not None:
         keys, shape = _outer_products(keys, queries, len(selected))
@@ -173,7 +173,7 @@ def max_margin_batch(
     )
 
 
-def _posed(keys: Array, queries: Array | None, b: int) -> TokenProblem:
+def _single_problem(keys: Array, queries: Array | None, b: int) -> TokenProblem:
     """Problem b by itself."""
     tokens = keys[b if len(keys) > 1 else 0]
     problem = TokenProblem.of(tokens, np.ones(len(tokens)), scores=np.zeros(tokens.shape[:2]))
@@ -193,7 +193,7 @@ def _outer_products(keys: Array, queries: object, B: int) -> tuple[Float[Array, 
     return products.reshape(*products.shape[:3], -1), (asked.shape[2], keys.shape[3])
 
 
-def _checked(keys: object, selected: object) -> tuple[Array, Array]:
+def _check_keys(keys: object, selected: object) -> tuple[Array, Array]:
     """Contiguous and read-only keys and selections; whether the keys are finite is seen on the way."""
     if isinstance(keys, AbstractGeometry):
         raise TypeError(
@@ -226,7 +226,7 @@ def _in_threads(works: Iterable[Callable[[], Any]], threads: int) -> Iterator[An
         yield from pool.map(lambda work: work(), works)
 
 
-def _others(selected: Int[Array, "B n"], T: int) -> Int[Array, "B n others"]:
+def _unselected_positions(selected: Int[Array, "B n"], T: int) -> Int[Array, "B n others"]:
     """Positions of the tokens that are not selected."""
     positions = np.arange(T - 1)
     return positions + (positions >= selected[:, :, None])
@@ -235,7 +235,7 @@ def _others(selected: Int[Array, "B n"], T: int) -> Int[Array, "B n others"]:
 def _tokens(selected: Int[Array, "B n"], k: int) -> Int[Array, "B k 2"]:
     """(input, position) of the k constraints of each selection."""
     B, n = selected.shape
-    others = _others(selected, k // n + 1)
+    others = _unselected_positions(selected, k // n + 1)
     return np.stack(np.broadcast_arrays(np.arange(n)[:, None], others), axis=-1).reshape(B, k, 2)
 
 
@@ -302,7 +302,7 @@ def _pairs(
     """Of every constraint, the selected token and the other one."""
     first = which[:, None] if len(keys) > 1 else np.zeros((1, 1), dtype=np.intp)
     inputs, alpha = np.arange(keys.shape[1]), selected[which]
-    chosen, others = keys[first, inputs, alpha], _others(alpha, keys.shape[2])
+    chosen, others = keys[first, inputs, alpha], _unselected_positions(alpha, keys.shape[2])
     minus = keys[first[:, :, None], inputs[:, None], others]
     shape = (len(which), -1, keys.shape[3])
     return np.broadcast_to(chosen[:, :, None], minus.shape).reshape(shape), minus.reshape(shape)

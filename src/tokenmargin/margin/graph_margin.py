@@ -171,12 +171,12 @@ def order_margin(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> M
     if not len(order):
         nothing = Certificate(0.0, 0.0, 0.0, 0.0)
         return MarginSolution("optimal", np.zeros(len(weights)), np.inf, np.zeros(0), order, nothing)
-    moved = _merged(weights, order)
+    moved = _merge_twins(weights, order)
     logits, pull = _interior(moved)
-    return _judged(weights, order, logits[moved.node], pull[moved.pair] * moved.share, began)
+    return _certify(weights, order, logits[moved.node], pull[moved.pair] * moved.share, began)
 
 
-def _judged(
+def _certify(
     weights: Float[Array, " m"],
     order: Int[Array, "pairs 2"],
     b: Float[Array, " m"],
@@ -220,7 +220,7 @@ class _Merged(NamedTuple):
     share: Float[Array, " given"]
 
 
-def _merged(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _Merged:
+def _merge_twins(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _Merged:
     """Ends with the same tokens ahead of them have the same logit: they become one that weighs as much.
 
     Sets of tokens are told apart by the sum of random 62-bit marks; that two sets share one has a chance of 1e-6 among

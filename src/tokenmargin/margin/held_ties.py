@@ -32,7 +32,7 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, gaps_over, near_tokens, tokens_of_equal_score
 
 MOST = 2048
 """Work spent on ties, in convex problems."""
@@ -106,7 +106,7 @@ def tie_of_equals(
     Its kind is "stable" where it is held. A tie in inputs without a neighbour alone is "not held": nothing pulls at it.
     """
     selected = tied.argmax(axis=1)
-    alike = equals(problem, selected)
+    alike = tokens_of_equal_score(problem, selected)
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
         verdict: Verdict = "not held" if solution.certificate.farkas <= NARROW else "unknown"
@@ -289,7 +289,7 @@ def _verdict(problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> 
         return "unknown"
     if not (terms.pulls > 0).any() or _slopes_always(terms, across):
         return "not held"
-    return "held" if any(_rests(terms, across, start) for start in _starts(len(across))) else "unknown"
+    return "held" if any(_comes_to_rest(terms, across, start) for start in _starts(len(across))) else "unknown"
 
 
 def _slopes_always(terms: _Terms, across: Float[Array, "s r"]) -> bool:
@@ -320,13 +320,13 @@ def _starts(dimension: int) -> Iterator[Float[Array, " s"]]:
         yield (1.0, 3.0)[j % 2] * rng.standard_normal(dimension)
 
 
-def _rests(terms: _Terms, across: Float[Array, "s r"], start: Float[Array, " s"]) -> bool:
+def _comes_to_rest(terms: _Terms, across: Float[Array, "s r"], start: Float[Array, " s"]) -> bool:
     """Whether Newton's method, made to descend, ends at a strict local minimum across q, at finite logits."""
     scale = float(np.abs(terms.rows @ across.T).max(initial=0.0))
     if not scale:
         return True
     y = start / scale
-    value, slope, curve = _across(terms, across, y)
+    value, slope, curve = _restrict(terms, across, y)
     for _ in range(STEPS):
         if not np.isfinite(value) or np.ptp((terms.rows @ (y @ across))[terms.leading]) > FINITE:
             return False
@@ -336,7 +336,7 @@ def _rests(terms: _Terms, across: Float[Array, "s r"], start: Float[Array, " s"]
         step = -axes @ ((axes.T @ slope) / np.maximum(np.abs(bends), 1e-3 * scale**2))
         step *= min(1.0, 2 / (scale * float(np.linalg.norm(step))))
         for _ in range(40):
-            ahead = _across(terms, across, y + step)
+            ahead = _restrict(terms, across, y + step)
             if ahead[0] <= value + 1e-4 * float(slope @ step) + 1e-15 * abs(value):
                 break
             step = step / 2
@@ -344,7 +344,7 @@ def _rests(terms: _Terms, across: Float[Array, "s r"], start: Float[Array, " s"]
     return False
 
 
-def _across(
+def _restrict(
     terms: _Terms, across: Float[Array, "s r"], y: Float[Array, " s"]
 ) -> tuple[float, Float[Array, " s"], Float[Array, "s s"]]:
     """log F with its derivatives in the coordinates of the space `across`."""

@@ -33,9 +33,9 @@ from tokenmargin.selection import (
     Selection,
     checked_selection,
     copies_of,
-    equals,
     gaps_over,
     near_tokens,
+    tokens_of_equal_score,
 )
 
 MANY = 1 << 24
@@ -54,7 +54,7 @@ def limit_constraints(problem: TokenProblem, selected: Selection, *, equal: bool
     if not problem.has_ties:
         return every
     inputs, positions = every.token.T
-    tied = equals(problem, alpha)[inputs, positions]
+    tied = tokens_of_equal_score(problem, alpha)[inputs, positions]
     first = problem.keys.first_copies  # a vector is asked about once, and never the selected one itself
     once = (first[inputs, positions] == positions) & (first[inputs, alpha[inputs]] != positions)
     kept = once if equal else once & ~tied
@@ -88,7 +88,7 @@ def read_direction(
 ) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
     logits = problem.keys.logits(solution.vector)
-    alike = equals(problem, selected)
+    alike = tokens_of_equal_score(problem, selected)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
     if not solution.is_optimal:
@@ -98,7 +98,9 @@ def read_direction(
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
     kind: Kind = "LMM" if problem.has_ties or not all_best(problem, selected) else "GMM"
     if not (gaps > 0).all():
-        kind = "stable" if _pulled(problem, selected, near, loss or LogisticLoss()) else "not locally optimal"
+        kind = (
+            "stable" if _pulls_to_selected(problem, selected, near, loss or LogisticLoss()) else "not locally optimal"
+        )
     if problem.has_ties and kind != "not locally optimal":
         kind = _among_equals(problem, chosen, solution, kind)
     return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
@@ -123,7 +125,7 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     Where the loss is not of `scored` tokens (a head of one's own, classes, targets) no two are alike.
     """
     selected = tied.argmax(axis=1)
-    alike = equals(problem, selected) & scored
+    alike = tokens_of_equal_score(problem, selected) & scored
     alike &= ~(tied & ~alike).any(axis=1, keepdims=True)
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
@@ -135,7 +137,9 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 
-def _pulled(problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array, "n T"], loss: AbstractLoss) -> bool:
+def _pulls_to_selected(
+    problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array, "n T"], loss: AbstractLoss
+) -> bool:
     """Whether along every active difference the inputs that share it, together, pull to the selected side.
 
     Close to the limit the risk is `sum |loss'(gamma_i)| (gamma_i - gamma_it) exp(-margin_it) / copies_i` over the
@@ -180,7 +184,7 @@ def _among_equals(problem: TokenProblem, chosen: Bool[Array, "n T"], solution: M
     """Whether no choice among the leading equals, freed from the others, allows a shorter vector: a local minimum."""
     first = chosen & (problem.keys.first_copies == np.arange(problem.T))
     options = [np.flatnonzero(row).tolist() for row in first]
-    asked = equals(problem, chosen.argmax(axis=1))[tuple(solution.tokens.T)]
+    asked = tokens_of_equal_score(problem, chosen.argmax(axis=1))[tuple(solution.tokens.T)]
     if all(len(row) == 1 for row in options) and not solution.multipliers[asked].any():
         return kind  # no equal ties with the leader or holds the vector: it is the solution without them
     if math.prod(len(row) for row in options) > CHOICES:

@@ -97,7 +97,7 @@ def choice_margin(
         # A minimum is certified already; what the search says is whether it is global, and whether there are others.
         answer = replace(minima[0], status=minima[0].status if proven else "inaccurate", parts=tuple(minima))
     else:
-        answer = _none(problem, refuted if proven else [])
+        answer = _no_minimum(problem, refuted if proven else [])
     return replace(answer, solves=solves + len(minima), seconds=time.perf_counter() - began)
 
 
@@ -114,7 +114,7 @@ def _shortest_possible(constraints: Constraints, solution: MarginSolution) -> fl
     return max(bound, 1 / (certificate.farkas * longest)) if 0 < longest < np.inf else bound
 
 
-def _none(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginSolution:
+def _no_minimum(problem: TokenProblem, refuted: list[MarginSolution]) -> MarginSolution:
     """No minimum: infeasible when all branches are refuted, else not known."""
     proof = max((branch.certificate.farkas for branch in refuted), default=np.inf)
     return MarginSolution(

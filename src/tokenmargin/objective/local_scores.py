@@ -97,7 +97,7 @@ class ClassObjective(AbstractLocalObjective):
         # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
         with np.errstate(divide="ignore"):
             apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
-        block = weighed(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
+        block = with_weights(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
         return linearisation((block,), self.problem.n)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
@@ -160,14 +160,14 @@ class SquareObjective(AbstractLocalObjective):
         sizes, tops = exp_shifted(logs, (1,))
         tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
         slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
-        curved = -2 * np.einsum("n,nr,nq->rq", _scaled(2 * tops, block), slopes, slopes)
+        curved = -2 * np.einsum("n,nr,nq->rq", _exponentials(2 * tops, block), slopes, slopes)
         off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
         with np.errstate(divide="ignore"):
             reach, most = exp_shifted(seen.log_weights + np.log(off), (1,))
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
-        return weighed(block, seen, log_reach[:, None] + seen.log_lead)
+        return with_weights(block, seen, log_reach[:, None] + seen.log_lead)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
@@ -176,14 +176,14 @@ class SquareObjective(AbstractLocalObjective):
         return self.problem.seen_from(np.where(sign == 0, np.nan, -sign))
 
 
-def weighed(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
+def with_weights(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
     """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
-    sizes = _scaled(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
+    sizes = _exponentials(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
     total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())
     return block._replace(balance=block.length / total if total > 0 else 0.0)
 
 
-def _scaled(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."]:
+def _exponentials(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."]:
     """What these are logarithms of, over the scale of a block; where the block is zero, as large as sums allow."""
     return np.asarray(np.exp(np.minimum(logs - block.log_scale, 300.0)))
 

@@ -122,7 +122,7 @@ class SingleLocation:
         in_k[..., 1] += slopes.eta
         in_v[..., 0] += slopes.theta
         in_v[..., 1] += slopes.nu
-        return _moved(k, in_k, step), _moved(v, in_v, step)
+        return _sphere_step(k, in_k, step), _sphere_step(v, in_v, step)
 
     def start(self, runs: int, *, on_manifold: bool, rng: Rng) -> tuple[Float[Array, "runs 4"], Float[Array, "runs 4"]]:
         """Uniform unit vectors of d dimensions, in four coordinates that hold all their inner products.
@@ -157,7 +157,7 @@ def _mean(x: Float[Array, "... q"]) -> Float[Array, "..."]:
     return np.asarray(x @ _WEIGHTS)
 
 
-def _moved(x: Float[Array, "... 4"], gradient: Float[Array, "... 4"], step: float) -> Float[Array, "... 4"]:
+def _sphere_step(x: Float[Array, "... 4"], gradient: Float[Array, "... 4"], step: float) -> Float[Array, "... 4"]:
     new = x - step * (gradient - (x * gradient).sum(axis=-1, keepdims=True) * x)
     return np.asarray(new / np.linalg.norm(new, axis=-1, keepdims=True))
 

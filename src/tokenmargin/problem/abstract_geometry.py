@@ -27,7 +27,7 @@ MaybeArray: TypeAlias = "ArrayLike | None"
 """An array that may be left out."""
 
 
-def frozen(array: Array) -> Array:
+def read_only(array: Array) -> Array:
     """A read-only view: geometries are values, and are shared freely."""
     view = array.view()
     view.setflags(write=False)
@@ -153,8 +153,8 @@ class AbstractGeometry(abc.ABC):
     def _set_tokens(self, index: ArrayLike, mask: ArrayLike | None) -> None:
         """Validate and store index and mask; part of construction."""
         checked_index, checked_mask = _checked_index(index, mask, self.rows)
-        object.__setattr__(self, "index", frozen(checked_index))
-        object.__setattr__(self, "mask", frozen(checked_mask))
+        object.__setattr__(self, "index", read_only(checked_index))
+        object.__setattr__(self, "mask", read_only(checked_mask))
 
     @property
     def n(self) -> int:
@@ -184,7 +184,7 @@ class AbstractGeometry(abc.ABC):
     @cached_property
     def starts(self) -> Int[Array, " n"]:
         """Place of the first position of every input in the flattened index."""
-        return frozen(np.arange(self.n) * self.T)
+        return read_only(np.arange(self.n) * self.T)
 
     @cached_property
     def _dense(self) -> bool:
@@ -199,7 +199,7 @@ class AbstractGeometry(abc.ABC):
     @cached_property
     def equal_rows(self) -> Int[Array, " m"]:
         """A number for every row of the dictionary, the same for equal vectors."""
-        return frozen(self._equal_rows())
+        return read_only(self._equal_rows())
 
     @cached_property
     def first_copies(self) -> Int[Array, "n T"]:
@@ -210,7 +210,7 @@ class AbstractGeometry(abc.ABC):
         # `nonzero` lists an input's positions in order, so the first occurrence is the first copy.
         _, seen, which = np.unique(inputs * self.rows + vectors, return_index=True, return_inverse=True)
         first[inputs, positions] = positions[seen][which]
-        return frozen(first)
+        return read_only(first)
 
     @cached_property
     def has_copies(self) -> bool:

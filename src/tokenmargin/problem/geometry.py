@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, checked_numbers, frozen
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, checked_numbers, read_only
 
 _EPS = float(np.finfo(float).eps)
 _BLOCK = 128  # rows whose differences are formed at a time: what is taken for them stays in the caches
@@ -51,7 +51,7 @@ class Coordinates(AbstractGeometry):
         matrix_shape: tuple[int, int] | None = None,
     ) -> None:
         checked = checked_numbers("vectors", vectors, "(m, d)")
-        object.__setattr__(self, "vectors", frozen(checked))
+        object.__setattr__(self, "vectors", read_only(checked))
         if matrix_shape is not None and matrix_shape[0] * matrix_shape[1] != checked.shape[1]:
             raise ValueError(f"matrices of shape {matrix_shape} do not flatten to vectors of length {checked.shape[1]}")
         object.__setattr__(self, "matrix_shape", matrix_shape)
@@ -86,7 +86,7 @@ class Coordinates(AbstractGeometry):
     @cached_property
     def laid_out(self) -> Float[Array, "n T d"]:
         """As `tokens`, kept: for algorithms that read all coordinates of every token at each step."""
-        return frozen(self.tokens)
+        return read_only(self.tokens)
 
     def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
         return p @ self.vectors.T
@@ -222,7 +222,7 @@ class Gram(AbstractGeometry):
         if np.linalg.eigvalsh(checked)[0] < -1e-12 * len(checked) * largest - _UNDERFLOW**2:
             raise ValueError("matrix must be positive semidefinite: it holds inner products of real vectors")
         for name, value in (("matrix", checked), ("centred", centred), ("equal", equal)):
-            object.__setattr__(self, name, None if value is None else frozen(value))
+            object.__setattr__(self, name, None if value is None else read_only(value))
         object.__setattr__(self, "accuracy", accuracy)
         object.__setattr__(self, "rank", rank)
         self._set_tokens(index, mask)

@@ -154,7 +154,7 @@ def sure_examples(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation,
     chosen: list[int] = []
     for code in list(dict.fromkeys(held.truths[order].tolist())) * LIT:
         chosen += [at for at in order.tolist() if held.truths[at] == code and at not in chosen][:1]
-    return _explained(trust, np.array(chosen[:LIT], int), texts)
+    return _explain_places(trust, np.array(chosen[:LIT], int), texts)
 
 
 def shown_errors(trust: Trust, texts: Sequence[str]) -> dict[str, list[tuple[Explanation, Any]]]:
@@ -163,13 +163,13 @@ def shown_errors(trust: Trust, texts: Sequence[str]) -> dict[str, list[tuple[Exp
     copies = np.flatnonzero(np.isin(held.rows, held.copies))
     suspects = held.suspects()
     return {
-        "worst": _explained(trust, held.worst(ERRORS), texts),
-        "suspects": _explained(trust, suspects[~np.isin(suspects, held.worst(ERRORS))][:SUSPECTS], texts),
-        "copies": _explained(trust, copies[:COPIES], texts),
+        "worst": _explain_places(trust, held.worst(ERRORS), texts),
+        "suspects": _explain_places(trust, suspects[~np.isin(suspects, held.worst(ERRORS))][:SUSPECTS], texts),
+        "copies": _explain_places(trust, copies[:COPIES], texts),
     }
 
 
-def _explained(trust: Trust, places: Array, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+def _explain_places(trust: Trust, places: Array, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
     held = trust.held
     if not len(places):
         return []
@@ -234,7 +234,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
         "label": called.get(str(one.label), str(one.label)),
         "truth": None if truth is None else called.get(str(truth), str(truth)),
         "wrong": truth is not None and str(truth) != str(one.label),
-        "sure": _sure(one.probability),
+        "sure": _probability_text(one.probability),
         "selected": one.selected or "nothing",
         "competitor": one.competitor or "nothing",
         "margin": f"{one.margin:.2f}",
@@ -242,7 +242,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
     }
 
 
-def _sure(probability: float) -> str:
+def _probability_text(probability: float) -> str:
     """A probability for people, with more digits near 1 and never 100%."""
     return (
         f"{probability:.0%}" if probability < 0.995 else f"{probability:.1%}" if probability < 0.9995 else "over 99.9%"

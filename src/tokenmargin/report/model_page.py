@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin._version import __version__
 from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
 from tokenmargin.classifier.trust import Trust
-from tokenmargin.report.explore.page import joined
+from tokenmargin.report.explore.page import join_modules
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
     PartsFound,
@@ -115,7 +115,7 @@ def _own_text_context(model: TokenSelectionClassifier, table: TokenTable) -> dic
         "own_text": own is not None,
         "own_complete": tokens == len(model.vocabulary_),
         "own_tokens": f"{tokens:,}",
-        "deciding": Markup(joined(("wordmodel.js",))),
+        "deciding": Markup(join_modules(("wordmodel.js",))),
         "model_data": _script(own),
     }
 

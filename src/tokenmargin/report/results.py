@@ -232,7 +232,7 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
     Of more than `most` components those that most sequences speak of are drawn, and the others counted.
     """
     graph, here = limit.graph.graph_of(last), np.flatnonzero(limit.graph.last == last)
-    kept = _kept(graph, most)
+    kept = _busiest_components(graph, most)
     rank = graph.ranks
     layers = [[c for c in kept.tolist() if rank[c] == level] for level in np.unique(rank[kept])]
     arrows = _arrows(graph, kept)
@@ -262,7 +262,7 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
     ax.axis("off")
 
 
-def _kept(graph: PriorityGraph, most: int) -> Int[Array, " c"]:
+def _busiest_components(graph: PriorityGraph, most: int) -> Int[Array, " c"]:
     """The components that most edges, counted with their sequences, lead from or to."""
     return np.sort(np.argsort(-graph.spoken, kind="stable")[:most])
 

@@ -154,11 +154,11 @@ def settle_names(figure: Figure) -> None:
             costs = []
             for turn in turns:
                 _turn_name(name, turn)
-                costs.append(_covered(name, names, drawn, frame))
+                costs.append(_cost_of_place(name, names, drawn, frame))
             _turn_name(name, turns[int(np.argmin(costs))])
 
 
-def _covered(name: Annotation, names: Sequence[Annotation], drawn: Float[Array, "k 2"], frame: BboxBase) -> float:
+def _cost_of_place(name: Annotation, names: Sequence[Annotation], drawn: Float[Array, "k 2"], frame: BboxBase) -> float:
     """How much a name covers where it is: points that are drawn, other names, and what is beyond the frame."""
     box = name.get_window_extent()
     (left, low), (right, high) = box.padded(1.0).get_points()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmargin.plugins import added_names, find, load_added
 from tokenmargin.theory import paper_a, paper_b, paper_c, paper_d, results
-from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed
+from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed_hypotheses
 from tokenmargin.theory.evidence import binomial_interval
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
 from tokenmargin.theory.statements import STATEMENTS, Statement
@@ -30,7 +30,7 @@ __all__ = [
     "Verdict",
     "binomial_interval",
     "claim",
-    "needed",
+    "needed_hypotheses",
     "verify",
 ]
 

@@ -289,7 +289,7 @@ class Claim:
             yield self.on(self.refutation(), "refutation")
 
 
-def needed(reports: Iterable[Report]) -> tuple[str, ...]:
+def needed_hypotheses(reports: Iterable[Report]) -> tuple[str, ...]:
     """The hypotheses shown to be needed: each is broken, alone, by an instance on which the conclusion fails."""
     names = set()
     for report in reports:

@@ -82,7 +82,7 @@ def follow(
     return FollowedFlow(path, chosen, solution, late, early)
 
 
-def vanishing(name: str, angles: tuple[float, float], *, norm: float) -> tuple[Slack, Slack]:
+def falls_to_zero(name: str, angles: tuple[float, float], *, norm: float) -> tuple[Slack, Slack]:
     """An angle that goes to zero: small at `norm`, and falling like a power of the norm over the decade before.
 
     A limit is seen, not proven, by a path of finite length: broken, these leave a claim undecided.

@@ -130,7 +130,7 @@ class EmbeddingInstance:
             rng = np.random.default_rng([self.seed, k])
             if self.dimension >= self.corpus.size + 2:
                 drawn = wishart_embeddings(self.corpus, self.dimension, rng=rng)
-                yield _aligned(drawn) if self.aligned else drawn
+                yield _aligned_embeddings(drawn) if self.aligned else drawn
             else:
                 yield gaussian_embeddings(self.corpus, int(self.dimension), rng=rng)
 
@@ -186,7 +186,7 @@ class EmbeddingInstance:
         )
 
 
-def _aligned(start: Embeddings) -> Embeddings:
+def _aligned_embeddings(start: Embeddings) -> Embeddings:
     """`E_s = +-h + 0.3 E_s^drawn` with h a unit vector orthogonal to all: + for important tokens, - for the others."""
     assert isinstance(start.geometry, Coordinates)
     *tokens, prompt, head = start.geometry.vectors

@@ -108,7 +108,7 @@ class TokenData:
         return Ragged(self.ids[place], segment, self.labels[rows])
 
 
-def cut_after(data: Sequences, tokens: int) -> Sequences:
+def truncate(data: Sequences, tokens: int) -> Sequences:
     """The same sequences cut after so many tokens; 0 keeps them whole."""
     if not tokens:
         return data

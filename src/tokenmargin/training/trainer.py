@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tokenmargin._notebook import Tabular
-from tokenmargin.training.batches import Sequences, TokenData, cut_after
+from tokenmargin.training.batches import Sequences, TokenData, truncate
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.epochs import Progress, Row, Status, run_epochs
 from tokenmargin.training.one_layer import Model, OneLayer
@@ -57,7 +57,7 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
     """A model at its start, on the data's device; with `split`, this rank's part of it."""
     split = split or ByTexts()
     dtype = getattr(torch, config.dtype)
-    data, device = cut_after(data, config.max_tokens).cast(dtype), data.device
+    data, device = truncate(data, config.max_tokens).cast(dtype), data.device
     state = initial_state(
         data.m,
         config.dimension,

@@ -112,7 +112,7 @@ def combine_kernel(
 
 
 @triton.jit
-def _split(x, PART: tl.constexpr):
+def _split_parts(x, PART: tl.constexpr):
     """x as a sum of three numbers of type PART: for bfloat16, 24 bits together."""
     first = x.to(PART)
     rest = x - first.to(tl.float32)
@@ -166,7 +166,7 @@ def pull_kernel(
             else:
                 c_2 = tl.load(where + size, mask=inside, other=0.0)
                 c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
-                f_1, f_2, f_3 = _split(factor, parts.dtype.element_ty)
+                f_1, f_2, f_3 = _split_parts(factor, parts.dtype.element_ty)
                 total = tl.dot(f_3, c_1, total)
                 total = tl.dot(f_2, c_2, total)
                 total = tl.dot(f_1, c_3, total)
@@ -260,7 +260,7 @@ def settle_kernel(
         tl.store(parts + at, (x / scale).to(tl.float16), mask=inside)
     else:
         tl.store(centred + at, x, mask=inside)
-        first, second, third = _split(x, parts.dtype.element_ty)
+        first, second, third = _split_parts(x, parts.dtype.element_ty)
         size = m.to(tl.int64) * d
         tl.store(parts + at, first, mask=inside)
         tl.store(parts + size + at, second, mask=inside)

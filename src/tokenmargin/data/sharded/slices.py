@@ -54,7 +54,7 @@ def find_slices(source: str | Path, *, size: int, text: str = "text", label: str
     files = sorted(file for file in path.iterdir() if _is_shard(file)) if path.is_dir() else [path]
     if not files or not all(file.is_file() and _is_shard(file) for file in files):
         raise SourceError(f"{path}: slices are cut from .parquet and .jsonl files, or a folder of them")
-    slices = [part for file in files for part in _cut(file, size, (text, label))]
+    slices = [part for file in files for part in _slices_of(file, size, (text, label))]
     if not slices:
         raise SourceError(f"{path}: there is no row in it")
     return slices
@@ -85,7 +85,7 @@ def _is_shard(path: Path) -> bool:
     return path.suffix == ".parquet" or path.suffix in JSON_LINES
 
 
-def _cut(path: Path, size: int, columns: tuple[str, str]) -> Iterator[Slice]:
+def _slices_of(path: Path, size: int, columns: tuple[str, str]) -> Iterator[Slice]:
     if path.suffix in JSON_LINES:
         end = path.stat().st_size
         marks = sorted({_line_start(path, begin) for begin in range(0, end, size)} | {end})

@@ -91,7 +91,7 @@ def _plan(path: Path) -> Plan:
 
 
 @lru_cache(maxsize=1)
-def _numbering(path: Path) -> tuple[Numbering, dict[str, int]]:
+def _read_numbering(path: Path) -> tuple[Numbering, dict[str, int]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     return Numbering(**content), {name: code for code, name in enumerate(content["vocabulary"])}
 
@@ -120,7 +120,7 @@ def count_slice(plan_path: Path, piece: range) -> SliceCount:
 
 def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[int, str]:
     """Write the shard and the sums of slice `piece.start`, unless that is done; returns its texts and its checksum."""
-    plan, (numbering, rank), i = _plan(plan_path), _numbering(numbering_path), piece.start
+    plan, (numbering, rank), i = _plan(plan_path), _read_numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():
         texts, checksum = json.loads(note.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.dynamics.events import interrupted_run
+from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective
@@ -159,7 +159,7 @@ def regularisation_path(
     except KeyboardInterrupt:
         if not np.any(grid[:done] >= np.asarray(radii, dtype=float)[0]):
             raise  # nothing is there to be kept
-        interrupted, grid = interrupted_run(), grid[:done]
+        interrupted, grid = note_interrupt(), grid[:done]
         branches = [branch[:done] for branch in branches]
     wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
     pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]

@@ -78,7 +78,7 @@ class JointPhase(AbstractExperiment):
         return Result(self, tables, _findings(tables))
 
 
-def _off(phases: JointPhases, p: np.ndarray) -> float:
+def _angle_to_relaxed(phases: JointPhases, p: np.ndarray) -> float:
     return float(angle(phases.problem.keys, p, phases.relaxed.vector))
 
 
@@ -86,12 +86,12 @@ def _law(name: str, phases: JointPhases) -> list[dict[str, object]]:
     found = [phases.at(rho) for rho in np.linspace(0, 1.6 * phases.critical, 60)]
     return [
         {"problem": name, "rho": phase.rho, "share": phase.rho / phases.critical, "value": phase.value,
-         "angle": _off(phases, phase.solution.vector)}
+         "angle": _angle_to_relaxed(phases, phase.solution.vector)}
         for phase in found
     ]  # fmt: skip
 
 
-def _measured(name: str, phases: JointPhases, rho: float, p: np.ndarray, how: str) -> dict[str, object]:
+def _row(name: str, phases: JointPhases, rho: float, p: np.ndarray, how: str) -> dict[str, object]:
     law = phases.at(rho).solution.vector
     return {
         "problem": name,
@@ -99,8 +99,8 @@ def _measured(name: str, phases: JointPhases, rho: float, p: np.ndarray, how: st
         "rho": rho,
         "share": rho / phases.critical,
         "norm": float(phases.problem.keys.norm(p)),
-        "angle": _off(phases, p),
-        "law": _off(phases, law),
+        "angle": _angle_to_relaxed(phases, p),
+        "law": _angle_to_relaxed(phases, law),
         "difference": float(angle(phases.problem.keys, p, law)),
     }
 
@@ -113,7 +113,7 @@ def _ridge(name: str, phases: JointPhases, rng: np.random.Generator) -> list[dic
         for R in RADII:
             pair = (rho / phases.head.margin * R, R)
             path = ridge_path(JointObjective(phases.problem), [pair], rng=rng, starts=0, also=start[None])
-            rows.append(_measured(name, phases, float(rho), path.prompts[-1], f"ridge, R = {R:g}"))
+            rows.append(_row(name, phases, float(rho), path.prompts[-1], f"ridge, R = {R:g}"))
     return rows
 
 
@@ -124,9 +124,9 @@ def _descent(name: str, phases: JointPhases, steps: int) -> list[dict[str, objec
     for rho in phases.critical * np.array(SHARES[1:-1:2]):
         objective = JointObjective(scaled_values(phases.problem, rho / phases.head.margin))
         path = evolve(objective, NormalizedGradientDescent(0.1), steps=steps, start=start, keep=())
-        rows.append(_measured(name, phases, float(rho), objective.prompt(path.final), "normalised descent"))
+        rows.append(_row(name, phases, float(rho), objective.prompt(path.final), "normalised descent"))
     joint = flow(JointObjective(phases.problem), start=start, until_norm=1e8).final
-    row = _measured(name, phases, 2 * phases.critical, joint[d:], "gradient flow")
+    row = _row(name, phases, 2 * phases.critical, joint[d:], "gradient flow")
     rho = float(np.linalg.norm(joint[:d]) * phases.head.margin / np.linalg.norm(joint[d:]))
     return [*rows, {**row, "rho": rho, "share": rho / phases.critical}]
 

@@ -111,7 +111,7 @@ class _Notebook(AbstractExperiment):
         """What is expected of the draws."""
 
 
-def _trained(objective: AbstractObjective, start: Float[Array, "d d"], step: float, steps: int) -> Float[Array, " D"]:
+def _train(objective: AbstractObjective, start: Float[Array, "d d"], step: float, steps: int) -> Float[Array, " D"]:
     return evolve(objective, NormalizedGradientDescent(step), steps=steps, start=start.ravel()).final
 
 
@@ -130,7 +130,7 @@ class NextTokenGlobal(_Notebook):
 
     def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         limit, posed = next_token_limit(problem), problem.attention()
-        weights = _trained(PromptObjective(posed, LogLoss()), start, self.step, self.steps)
+        weights = _train(PromptObjective(posed, LogLoss()), start, self.step, self.steps)
         farther = limit_of(posed, start.ravel(), loss=LogLoss())
         part = farther.finite
         return {
@@ -181,9 +181,9 @@ class NextTokenLocal(_Notebook):
 
     def one(self, problem: NextTokenProblem, start: Float[Array, "d d"]) -> dict[str, object]:
         objective = _general_head(problem)
-        weights = _trained(objective, start, self.step, self.steps)
-        guarded = _guarded(problem, start, self.step, self.steps)
-        farther = _trained(objective, start, self.step, 4 * self.steps)
+        weights = _train(objective, start, self.step, self.steps)
+        guarded = _train_with_torch(problem, start, self.step, self.steps)
+        farther = _train(objective, start, self.step, 4 * self.steps)
         limit = _selected_limit(problem, objective.problem, weights)
         return {
             "guarded": _selected_limit(problem, objective.problem, guarded).cosine(guarded),
@@ -230,7 +230,9 @@ def _general_head(problem: NextTokenProblem) -> HeadObjective:
     return HeadObjective(full, loss, head=NonlinearHead(output, gradient))
 
 
-def _guarded(problem: NextTokenProblem, start: Float[Array, "d d"], step: float, steps: int) -> Float[Array, " D"]:
+def _train_with_torch(
+    problem: NextTokenProblem, start: Float[Array, "d d"], step: float, steps: int
+) -> Float[Array, " D"]:
     """The layer in torch, trained as in the notebook: autograd, the gradient over its length plus the rounding unit."""
     import torch
 

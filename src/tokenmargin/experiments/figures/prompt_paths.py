@@ -120,7 +120,7 @@ def _follow_flow(problem: TokenProblem, starts: Float[Array, "S D"]) -> tuple[Ta
     return found, course
 
 
-def _aligned(limits: Table) -> tuple[Finding, ...]:
+def _find_alignment(limits: Table) -> tuple[Finding, ...]:
     """Every start is close to its own limit, and gradient flow from there reaches the same one."""
     same = (limits["flow_outcome"] == "direction") & (limits["flow_limit"] == limits["limit"])
     return (
@@ -136,7 +136,7 @@ def _aligned(limits: Table) -> tuple[Finding, ...]:
     )  # fmt: skip
 
 
-def _reached(limits: Table, kind: str) -> float:
+def _count_reaching(limits: Table, kind: str) -> float:
     return float((limits["limit"] == kind).sum())
 
 
@@ -153,8 +153,8 @@ def _rises_from(paths: Table) -> float:
 def _all_global(limits: Table, paths: Table, source: str, basis: Basis, rises: str) -> tuple[Finding, ...]:
     """Every start reaches the GMM, and from some step on turns to it without turning back."""
     return (
-        Finding("starts that reach the GMM, of 6", _reached(limits, "GMM"), 6, 6, source, basis=basis),
-        *_aligned(limits),
+        Finding("starts that reach the GMM, of 6", _count_reaching(limits, "GMM"), 6, 6, source, basis=basis),
+        *_find_alignment(limits),
         Finding("step from which the cosine with the GMM rises for every start", _rises_from(paths), source=rises),
     )
 
@@ -193,13 +193,13 @@ class Figure1b(PromptPaths):
 
     def findings(self, limits: Table, paths: Table) -> tuple[Finding, ...]:
         return (
-            Finding("starts that reach the GMM, of 6", _reached(limits, "GMM")),
-            Finding("starts that reach the LMM, of 6", _reached(limits, "LMM")),
+            Finding("starts that reach the GMM, of 6", _count_reaching(limits, "GMM")),
+            Finding("starts that reach the LMM, of 6", _count_reaching(limits, "LMM")),
             Finding(
                 "kinds of limit reached", float(len({*limits["limit"].tolist()} & {"GMM", "LMM"})), 2, 2,
                 "Theorem 3: the LMM when properly started", basis="figure",
             ),
-            *_aligned(limits),
+            *_find_alignment(limits),
         )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ class Figure8(PromptPaths):
             Finding(
                 "distinct limits of two starts", float(len(kinds)), 2, 2, "the red and the blue line", basis="figure"
             ),
-            *_aligned(limits),
+            *_find_alignment(limits),
         )
 
     def notes(self) -> tuple[str, ...]:

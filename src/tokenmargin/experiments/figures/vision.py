@@ -249,15 +249,15 @@ def _correlations(curves: Table, arrays: Mapping[str, Array]) -> Table:
         [
             row("last layer, average map, over epochs", len(norm), correlation_interval(sparsity, norm)),
             row("the same, changes from look to look", len(norm) - 1, correlation_interval(*changes)),
-            row(*_spread("heads of the last layer, over epochs: mean, least, largest", last)),
-            row(*_spread("heads of all layers, over epochs: mean, least, largest", each)),
+            row(*_mean_and_range("heads of the last layer, over epochs: mean, least, largest", last)),
+            row(*_mean_and_range("heads of all layers, over epochs: mean, least, largest", each)),
             row("across the heads of all layers, at the end", int(at_end.sum()),
                 correlation_interval(heads[-1][at_end], norms[-1][at_end], block=1)),
         ]
     )  # fmt: skip
 
 
-def _spread(what: str, values: Array) -> tuple[str, int, tuple[float, float, float]]:
+def _mean_and_range(what: str, values: Array) -> tuple[str, int, tuple[float, float, float]]:
     known = values[np.isfinite(values)]  # not of a head that once attended to nothing but itself
     return what, len(known), (float(known.mean()), float(known.min()), float(known.max()))
 

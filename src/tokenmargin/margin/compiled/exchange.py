@@ -57,7 +57,7 @@ def propose_by_exchange(rows: Float[Array, "k r"], bound: Float[Array, " k"]) ->
     >>> propose_by_exchange(np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 3.0]]), np.ones(3)).round(6) + 0.0
     array([0.25, 1.  , 0.  ])
     """
-    space = _roughly(rows, bound, _least(rows @ (bound @ rows), rows.shape[1]))
+    space = _first_working_set(rows, bound, _least(rows @ (bound @ rows), rows.shape[1]))
     if not _search(rows, bound, space) or not np.isfinite(space.u).all():
         return None
     a, multipliers = space.size[0], np.zeros(len(rows))
@@ -70,7 +70,7 @@ def _least(slack: Float[Array, " k"], r: int) -> Int[Array, " c"]:
     return np.argpartition(slack, _PLAY * r)[: _PLAY * r] if len(slack) > _PLAY * r else np.arange(len(slack))
 
 
-def _roughly(rows: Float[Array, "k r"], bound: Float[Array, " k"], play: Int[Array, " c"]) -> WorkingSet:
+def _first_working_set(rows: Float[Array, "k r"], bound: Float[Array, " k"], play: Int[Array, " c"]) -> WorkingSet:
     """A working set to begin with, by some sweeps of coordinate ascent over the rows `play`; empty if dependent."""
     r = rows.shape[1]
     space, rough = WorkingSet.empty(r), np.zeros(len(play))

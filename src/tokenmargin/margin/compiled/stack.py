@@ -153,7 +153,7 @@ def _small_multiples(rows, space, a):
 
 @compiled
 @no_type_check
-def _refuted(rows, bound, space, a, y, exact):
+def _judge_ray(rows, bound, space, a, y, exact):
     """What a ray proves: that the system is infeasible, or nothing yet (RAY), for exact arithmetic to decide.
 
     A ray whose weights are too inaccurate is refined once; `exact` says that the rows are free of rounding.
@@ -181,7 +181,7 @@ def _refuted(rows, bound, space, a, y, exact):
 
 @compiled
 @no_type_check
-def _solved(rows, bound, size, space, a, y, table):
+def _judge_working_set(rows, bound, size, space, a, y, table):
     """What a working set proves: its solution, after one refinement if need be, or nothing (UNDECIDED)."""
     _combine(rows, space, a, y)
     norm = _judge(rows, bound, size, space, a, y, table)
@@ -207,9 +207,9 @@ def _solve(rows, bound, size, space, y, table, exact):
             return INFEASIBLE, 1, 0.0
     code, a = search(space, bound, size, rows.shape[1])
     if code == SOLVED:
-        return _solved(rows, bound, size, space, a, y, table)
+        return _judge_working_set(rows, bound, size, space, a, y, table)
     if code == INFEASIBLE:
-        return _refuted(rows, bound, space, a, y, exact)
+        return _judge_ray(rows, bound, space, a, y, exact)
     return UNDECIDED, 0, np.inf
 
 

@@ -42,7 +42,7 @@ def cutting_planes(
     while True:
         margins = rows.times(p)
         if len(master):
-            guess = Proposal(_spread(master, rows), p)
+            guess = Proposal(_scatter_multipliers(master, rows), p)
             reached = rows.gap(guess.multipliers, p)
             if reached <= least:
                 best, least = guess, reached
@@ -67,7 +67,7 @@ def _take(master: RestrictedProblem, rows: Differences, cuts: Int[Array, " c"]) 
     master.add(cuts, raw / lengths[:, None], 1 / lengths)
 
 
-def _spread(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
+def _scatter_multipliers(master: RestrictedProblem, rows: Differences) -> Float[Array, " k"]:
     """The master's multipliers, scaled to the given rows and put at the rows' places; zero elsewhere."""
     multipliers = np.zeros(len(rows))
     multipliers[master.numbers] = master.multipliers * master.bound
@@ -80,7 +80,7 @@ def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
     verdict = solve_systems(systems)
     if verdict.farkas.residual[0] < np.inf:
         master.multipliers = verdict.farkas.weights[0] / systems.lengths[0]
-    return Proposal(_spread(master, rows), None)
+    return Proposal(_scatter_multipliers(master, rows), None)
 
 
 def _worst(margins: Float[Array, " k"], rows: Differences, master: RestrictedProblem) -> Int[Array, " c"]:

@@ -80,14 +80,18 @@ def argmax_pairs(corpus: TokenCorpus, logits: Float[Array, " m"], *, tolerance: 
         chosen = values >= np.repeat(least[piece.sequences], piece.lengths)
         # Of tied tokens the one of lowest row stands for all.
         heads[piece.sequences] = np.minimum.reduceat(np.where(chosen, ids, len(logits)), starts)
-    return _merged(corpus, heads, lambda ids, piece: logits[ids] >= np.repeat(least[piece.sequences], piece.lengths))
+    return _merge_pairs(
+        corpus, heads, lambda ids, piece: logits[ids] >= np.repeat(least[piece.sequences], piece.lengths)
+    )
 
 
 def selected_pairs(corpus: TokenCorpus, selected: Int[Array, " n"]) -> RowPairs:
     """The constraints of a given selection: one token of the vocabulary per sequence."""
     if selected.shape != corpus.lengths.shape:
         raise ValueError(f"selected must be one token for each of the {corpus.n} sequences, got {selected.shape}")
-    pairs = _merged(corpus, selected, lambda ids, piece: ids == np.repeat(selected[piece.sequences], piece.lengths))
+    pairs = _merge_pairs(
+        corpus, selected, lambda ids, piece: ids == np.repeat(selected[piece.sequences], piece.lengths)
+    )
     found = np.zeros(corpus.n, dtype=bool)
     found[corpus.sequence[corpus.tokens == np.repeat(selected, corpus.lengths)]] = True
     if not found.all():
@@ -119,7 +123,7 @@ def _pieces(corpus: TokenCorpus) -> Iterator[_Piece]:
         first, begin = last, int(ends[last - 1])
 
 
-def _merged(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callable[[Array, _Piece], Array]) -> RowPairs:
+def _merge_pairs(corpus: TokenCorpus, selected: Int[Array, " n"], choose: Callable[[Array, _Piece], Array]) -> RowPairs:
     """Mark every (head, rival) pair in a table of heads by vocabulary, and read the distinct ones off it."""
     vocabulary = len(corpus.vocabulary)
     unique, rank = np.unique(selected, return_inverse=True)

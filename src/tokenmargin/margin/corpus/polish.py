@@ -37,7 +37,7 @@ def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"
         which = np.flatnonzero(active)
         if not len(which) or len(which) > max(LARGEST_SET, 4 * rows.vectors.shape[1]):
             break
-        inner, p = _tight(rows.only(which), guess.multipliers[which])
+        inner, p = _tight_multipliers(rows.only(which), guess.multipliers[which])
         multipliers = np.zeros(len(rows))
         multipliers[which] = np.maximum(inner, 0.0)
         reached = rows.gap(multipliers, p)
@@ -54,7 +54,7 @@ def polish_solution(rows: Differences, guess: Proposal, active: Bool[Array, " k"
     return best
 
 
-def _tight(rows: Differences, guess: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, " d"]]:
+def _tight_multipliers(rows: Differences, guess: Float[Array, " k"]) -> tuple[Float[Array, " k"], Float[Array, " d"]]:
     """Multipliers near the guess with `A A' multipliers = 1`, and `p = A' multipliers`.
 
     p is summed up apart: multipliers of 1e8 rounded to doubles do not carry a p of 1e4 to its last digits.
@@ -88,7 +88,7 @@ def _by_rows(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]
         return root * solve(root * right)
 
     for ridge in _RIDGES:
-        yield partial(step, _factored(gram, ridge))
+        yield partial(step, _factor(gram, ridge))
 
 
 def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Solve]:
@@ -99,7 +99,7 @@ def _by_columns(rows: Differences, weights: Float[Array, " k"]) -> Iterator[_Sol
         return weights * rows.times(solve(solve(rows.adjoint(weights * right))))
 
     for ridge in _RIDGES:
-        yield partial(step, _factored(matrix, ridge))
+        yield partial(step, _factor(matrix, ridge))
 
 
 def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposal:
@@ -112,7 +112,7 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
     for floor in _FLOORS:
         which = np.flatnonzero(multipliers > floor * multipliers.max())
         some, kept = rows.only(which), multipliers[which]
-        solve, weights = _factored(some.covariance(kept), _RIDGES[0]), kept
+        solve, weights = _factor(some.covariance(kept), _RIDGES[0]), kept
         for _ in range(3):
             weights = weights - kept * some.times(solve(some.adjoint(weights)))
         if weights.min() < 0:
@@ -126,7 +126,7 @@ def polish_farkas(rows: Differences, multipliers: Float[Array, " k"]) -> Proposa
     return Proposal(best, None)
 
 
-def _factored(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
+def _factor(matrix: Float[Array, "n n"], ridge: float) -> _Solve:
     """Solves with a matrix, given by its lower triangle, whose diagonal is first multiplied by `1 + ridge`.
 
     Where rounding leaves no factorisation the ridge grows, tenfold each time.

@@ -21,7 +21,7 @@ from tokenmargin.margin.single.solver import solve
 from tokenmargin.norms import AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import equals
+from tokenmargin.selection import tokens_of_equal_score
 
 
 def atlas_in_norm(
@@ -122,6 +122,6 @@ def _pairs_of_equals(problem: TokenProblem) -> int:
     first = problem.keys.first_copies == np.arange(problem.T)
     found = 0
     for t in range(problem.T):
-        alike = equals(problem, np.full(problem.n, t)) & first & first[:, [t]] & problem.mask[:, [t]]
+        alike = tokens_of_equal_score(problem, np.full(problem.n, t)) & first & first[:, [t]] & problem.mask[:, [t]]
         found += int((alike & problem.mask & (np.arange(problem.T) > t)).sum())
     return found

@@ -5,7 +5,7 @@ The nuclear norm's rounds are compiled (`nuclear`). The spectral norm's problem 
 directions are of the same kind as the nuclear norm's.
 
 W may be taken in the span of the rows of all M_j, and of their columns: projecting on them satisfies the same
-constraints and lengthens no singular value. So the size that counts is that of the data, not of W (`reduced`).
+constraints and lengthens no singular value. So the size that counts is that of the data, not of W (`reduce_matrices`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.normed.polish import holding
+from tokenmargin.margin.normed.polish import holding_constraints
 from tokenmargin.norms import SchattenNorm
 
 Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
@@ -53,14 +53,14 @@ def matrix_proposals(
     """A vector and multipliers close to optimal, for the nuclear or the spectral norm."""
     if norm.p not in (1, np.inf):
         raise ValueError(f"there is no solver for the norm {norm.name}; use nuclear, spectral or l2 (Frobenius)")
-    small = reduced(norm.matrices(rows))
+    small = reduce_matrices(norm.matrices(rows))
     if not small.core.size:
         return
     for w, m in (_nuclear_proposals if norm.p == 1 else _spectral_proposals)(small, bound, tied):
         yield (small.left @ w @ small.right.T).ravel(), m
 
 
-def reduced(matrices: Float[Array, "k q d"]) -> Reduced:
+def reduce_matrices(matrices: Float[Array, "k q d"]) -> Reduced:
     """The matrices with the directions left out that none of them has."""
     outer = _outer_factors(matrices)
     if outer is not None:
@@ -118,14 +118,14 @@ def _nuclear_proposals(
     state = first_state(core.reshape(k, -1), (a, b), tied)
     if not advance(*posed, state, _ROUNDS, _ROUGH):
         return  # nothing is feasible, or nothing was found
-    yield from _tried(_of_low_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
+    yield from _try_method(_of_low_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
     best = _Best(core, bound, tied, 1, _ENOUGH)
     for _ in range(_ROUNDS):
         if not best.goes_on(2 * state.X[:a, a:], state.m.copy()):
             break
         advance(*posed, state, 1, 0.0)
     if best.w.any() and best.m.any():
-        yield from _tried(_of_low_rank, core, bound, tied, best.w, best.m)
+        yield from _try_method(_of_low_rank, core, bound, tied, best.w, best.m)
         yield best.w, best.m
 
 
@@ -150,7 +150,7 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
         system[:-1, :-1] = _kronecker(X, Z, a) + (flat.T * stiff) @ flat
         system[-1, :-1] = system[:-1, -1] = 2 * bent[:a, a:].ravel()
         system[-1, -1] = np.trace(bent)
-        solve = _factored(system)
+        solve = _factor(system)
         mean = gap / (a + b + free.sum())
         second, change, centre = np.zeros_like(X), -s * m, 0.0
         for corrected in range(2):
@@ -184,11 +184,11 @@ def _spectral_proposals(
         _spectral(core, bound, tied, best)
     if not (best.w.any() and best.m.any()):
         return
-    yield from _tried(_with_low_rank, core, bound, tied, best)
+    yield from _try_method(_with_low_rank, core, bound, tied, best)
     yield best.w, best.m
 
 
-def _tried(
+def _try_method(
     method: Callable[..., tuple[Float[Array, "a b"], Float[Array, " k"]]], *given: object
 ) -> list[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
     """What a method finds, unless its equations have no solution."""
@@ -207,7 +207,7 @@ def _of_low_rank(
     the system is singular, and shifted a little.
     """
     k, a, b = core.shape
-    given, m = m, np.where(holding(core.reshape(k, -1), bound, tied, w.ravel(), m), m, 0.0)
+    given, m = m, np.where(holding_constraints(core.reshape(k, -1), bound, tied, w.ravel(), m), m, 0.0)
     if not m.any():  # an iterate so far away that no constraint holds it
         return w, given
     left, values, right = np.linalg.svd(w, full_matrices=False)
@@ -244,7 +244,7 @@ def _with_low_rank(
     The nuclear norm counts what interior points leave there; the smallest change of the multipliers that removes it, to
     first order, is made some times: Newton's method for the rank.
     """
-    m = np.where(holding(core.reshape(len(core), -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
+    m = np.where(holding_constraints(core.reshape(len(core), -1), bound, tied, best.w.ravel(), best.m), best.m, 0.0)
     active = np.flatnonzero(m)
     if not active.size:  # an iterate so far away that no constraint holds it
         return best.w, best.m
@@ -311,7 +311,7 @@ def _inverse_factors(*matrices: Float[Array, "n n"]) -> Float[Array, "2 n n"]:
     return inverse
 
 
-def _factored(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
+def _factor(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
     from scipy.linalg.lapack import dgetrf, dgetrs  # loaded when it is needed; by hand, without the checks
 
     factors, pivots, failed = dgetrf(matrix)

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.normed.polish import holding, stiff_coordinates
+from tokenmargin.margin.normed.polish import holding_constraints, stiff_coordinates
 from tokenmargin.margin.single.proposals import nearest_point
 from tokenmargin.norms import AbstractNorm, LpNorm, SchattenNorm
 
@@ -43,7 +43,7 @@ class Face:
     @cached_property
     def active(self) -> Bool[Array, " k"]:
         """Constraints that hold with equality in every solution."""
-        return holding(self.rows, self.bound, self.tied, self.x, self.m)
+        return holding_constraints(self.rows, self.bound, self.tied, self.x, self.m)
 
     @cached_property
     def dimension(self) -> int | None:

@@ -84,7 +84,7 @@ def products(rows, x, out):
 
 @summing
 @no_type_check
-def pulled_back(rows, m, out):
+def adjoint_product(rows, m, out):
     """`rows' m`."""
     for i in range(len(out)):
         out[i] = 0.0
@@ -123,7 +123,7 @@ def step_by_rows(rows, matrix, asked, start, dm, pulled):
     for j in range(len(dm)):
         dm[j] = asked[j] - dm[j]
     substitute(matrix, dm)
-    pulled_back(rows, dm, pulled)
+    adjoint_product(rows, dm, pulled)
 
 
 @summing
@@ -132,7 +132,7 @@ def step_by_coordinates(rows, matrix, ratio, asked, start, dm, dx):
     """The coordinates' change `dx`, by the factor of a system of their size, and then that of the multipliers."""
     for j in range(len(dm)):
         dm[j] = ratio[j] * asked[j]
-    pulled_back(rows, dm, dx)
+    adjoint_product(rows, dm, dx)
     for i in range(len(dx)):
         dx[i] += start[i]
     substitute(matrix, dx)

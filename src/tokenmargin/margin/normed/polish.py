@@ -15,7 +15,7 @@ _VANISHED = 1e-13  # share of the largest coordinate that is rounding
 _STEPS = 4  # of Newton's method, from a proposal that is right to some digits
 
 
-def holding(
+def holding_constraints(
     rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"], power: int = 1,
 ) -> Bool[Array, " k"]:  # fmt: skip
@@ -30,14 +30,14 @@ def stiff_coordinates(norm: LpNorm, x: Float[Array, " r"], g: Float[Array, " r"]
     return size > 1 - pull if norm.p == 1 else pull > 1 - size
 
 
-def trimmed(
+def trim(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"],
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip
     """The proposal without what interior points leave: multipliers of idle constraints, coordinates that vanish."""
     if not (x.any() and m.any()):
         return x, m
-    m = np.where(holding(rows, bound, tied, x, m), m, 0.0)
+    m = np.where(holding_constraints(rows, bound, tied, x, m), m, 0.0)
     g = m @ rows
     if norm.p == 1 and g.any():
         x = np.where(stiff_coordinates(norm, x, g), x, 0.0)
@@ -46,7 +46,7 @@ def trimmed(
     return x, m
 
 
-def polished(
+def polish(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"], power: int = 1,
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]] | None:  # fmt: skip
@@ -57,7 +57,7 @@ def polished(
     m = np.where(tied, m, np.maximum(m, 0.0))
     if not (x.any() and m.any() and np.isfinite(x).all() and np.isfinite(m).all()):
         return None
-    active = np.flatnonzero(holding(rows, bound, tied, x, m, power))
+    active = np.flatnonzero(holding_constraints(rows, bound, tied, x, m, power))
     kept, asked = rows[active], bound[active]
     pull = norm.dual_value(m @ rows)
     if pull == 0:  # the multipliers cancel: they prove that nothing is feasible, or nothing at all
@@ -68,7 +68,7 @@ def polished(
             if 1 < norm.p < np.inf:
                 y, weights = _newton(norm.p, kept, asked, x, m[active])
             else:
-                y, weights = _solved(norm, kept, asked, x, weights)
+                y, weights = _solve_active_set(norm, kept, asked, x, weights)
         except np.linalg.LinAlgError:
             return None
     multipliers = np.zeros_like(m)
@@ -85,7 +85,7 @@ def at_a_vertex(
     For p < 2 and a coordinate that vanishes, x is a double root as a function of the multipliers, and Newton's method
     halves the error only; but there x often is where constraints cross, and they tell.
     """
-    active = np.flatnonzero(holding(rows, bound, tied, x, m))
+    active = np.flatnonzero(holding_constraints(rows, bound, tied, x, m))
     inverse = np.linalg.pinv(rows[active], rcond=1e-11)
     y = x + inverse @ (bound[active] - rows[active] @ x)
     y[np.abs(y) < _VANISHED * np.abs(y).max(initial=0.0)] = 0.0
@@ -96,7 +96,7 @@ def at_a_vertex(
     return y, multipliers
 
 
-def pulled_by_neighbours(
+def fit_multipliers_nearby(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], x: Float[Array, " r"]
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]]:
     """The vector with other multipliers: non-negative ones of constraints close by that make up its gradient best.
@@ -115,7 +115,7 @@ def pulled_by_neighbours(
     return x, m
 
 
-def _solved(
+def _solve_active_set(
     norm: LpNorm, rows: Float[Array, "a r"], bound: Float[Array, " a"], x: Float[Array, " r"], m: Float[Array, " a"]
 ) -> tuple[Float[Array, " r"], Float[Array, " a"]]:
     """l1: `rows x = bound` on the free coordinates, `rows' m` equal to the signs there. linf: t in the place of all

@@ -18,11 +18,11 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
+    adjoint_product,
     factor,
     longest_multiplier_step,
     longest_step,
     products,
-    pulled_back,
     slack_changes,
     step_by_coordinates,
     step_by_rows,
@@ -79,7 +79,7 @@ def interior_point(rows, bound, tied, common):
             products(rows, y[TILT], z[ASK])
         else:
             step_system(across, z[RATIO], scaled, matrix)
-        _completed(matrix, common, by_rows, total, stiff, y, z)
+        _complete_matrix(matrix, common, by_rows, total, stiff, y, z)
         factor(matrix)
         for corrected in range(2):
             _direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
@@ -88,8 +88,8 @@ def interior_point(rows, bound, tied, common):
                 longest_step(y[A], y[DA]), longest_step(y[C], y[DC]), longest_multiplier_step(tied, z[M], z[DM])
             )
             if corrected == 0:
-                _corrected(tied, gap, gap / (2 * r + k - free), min(1.0, forward), min(1.0, backward), y, z)
-        _moved(min(1.0, _NEAR * forward), min(1.0, _NEAR * backward), y, z)
+                _correct_products(tied, gap, gap / (2 * r + k - free), min(1.0, forward), min(1.0, backward), y, z)
+        _take_step(min(1.0, _NEAR * forward), min(1.0, _NEAR * backward), y, z)
     return kept_x, kept_m
 
 
@@ -98,7 +98,7 @@ def interior_point(rows, bound, tied, common):
 def _residuals(rows, bound, common, y, z):
     """Of the constraints, of the equations in x and t; the largest, relatively, and the sum of the products."""
     products(rows, y[X], z[RS])
-    pulled_back(rows, z[M], y[RX])
+    adjoint_product(rows, z[M], y[RX])
     worst, gap, value, left, size = 0.0, 0.0, 0.0, 1.0, 0.0
     for j in range(z.shape[1]):
         z[RS, j] = bound[j] + z[S, j] - z[RS, j]
@@ -140,7 +140,7 @@ def _coefficients(tied, common, by_rows, y, z):
 
 @summing
 @no_type_check
-def _completed(matrix, common, by_rows, total, stiff, y, z):
+def _complete_matrix(matrix, common, by_rows, total, stiff, y, z):
     """The diagonal and, for linf, the part of rank one (Sherman and Morrison, in the multipliers)."""
     one = z[ASK] if by_rows else y[DIF]
     share = 0.0 if not common else (1 / stiff if by_rows else -1 / total)
@@ -183,7 +183,7 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
             substitute(matrix, z[MORE])
             for j in range(k):
                 z[DM, j] += z[MORE, j]
-            pulled_back(rows, z[DM], y[DX])
+            adjoint_product(rows, z[DM], y[DX])
             _by_multipliers(common, y, stiff)
         slack_changes(tied, z[S], z[M], z[WS], z[DM], z[DS])
         return
@@ -229,7 +229,7 @@ def _by_multipliers(common, y, stiff):
 
 @summing
 @no_type_check
-def _corrected(tied, gap, mean, forward, backward, y, z):
+def _correct_products(tied, gap, mean, forward, backward, y, z):
     """What the products shall change by in view of the first direction: Mehrotra's centring and second order."""
     after = 0.0
     for i in range(y.shape[1]):
@@ -247,7 +247,7 @@ def _corrected(tied, gap, mean, forward, backward, y, z):
 
 @summing
 @no_type_check
-def _moved(forward, backward, y, z):
+def _take_step(forward, backward, y, z):
     for i in range(y.shape[1]):
         for f in range(6):
             y[f, i] += (forward if f < A else backward) * y[DX + f, i]

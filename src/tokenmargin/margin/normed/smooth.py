@@ -14,11 +14,11 @@ import numpy as np
 
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
+    adjoint_product,
     factor,
     longest_multiplier_step,
     longest_step,
     products,
-    pulled_back,
     slack_changes,
     step_by_coordinates,
     step_by_rows,
@@ -46,7 +46,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
     multipliers (`by_rows`) or in x."""
     k, r = rows.shape
     y, z = np.zeros((9, r)), np.zeros((9, k))
-    free = _started(rows, bound, tied, p, y, z)
+    free = _first_point(rows, bound, tied, p, y, z)
     across = np.ascontiguousarray(rows.T)
     scaled, matrix = (np.empty((k, r)), np.empty((k, k))) if by_rows else (np.empty((r, k)), np.empty((r, r)))
     kept_x, kept_m, reached, idle = np.zeros(r), np.zeros(k), np.inf, 0
@@ -82,8 +82,8 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
             _direction(rows, tied, by_rows, matrix, kappa, y, z)
             step = min(longest_step(z[S], z[DS]), longest_multiplier_step(tied, z[M], z[DM]))
             if corrected == 0:
-                _corrected(tied, gap, mean, min(1.0, step), z)
-        _moved(rows, bound, p, min(1.0, _NEAR * step), y, z)
+                _correct_products(tied, gap, mean, min(1.0, step), z)
+        _take_step(rows, bound, p, min(1.0, _NEAR * step), y, z)
     return kept_x, kept_m
 
 
@@ -107,7 +107,7 @@ def newton_on_active(rows, bound, p, x, m):
             a += 1
     asked = rest.copy()
     for _ in range(_NEWTON_STEPS):
-        pulled_back(kept, w, y[G])
+        adjoint_product(kept, w, y[G])
         kappa = _curvature(p, True, y)
         step_system(kept, y[E], scaled, matrix)
         products(kept, y[V], rest)
@@ -121,7 +121,7 @@ def newton_on_active(rows, bound, p, x, m):
         substitute(matrix, rest)
         for j in range(a):
             w[j] += rest[j]
-    pulled_back(kept, w, y[G])
+    adjoint_product(kept, w, y[G])
     _gradient(y[G], p / (p - 1), x)
     a = 0
     for j in range(k):
@@ -132,7 +132,7 @@ def newton_on_active(rows, bound, p, x, m):
 
 @summing
 @no_type_check
-def _started(rows, bound, tied, p, y, z):
+def _first_point(rows, bound, tied, p, y, z):
     """Equal multipliers, at the scale that is best for them, and slacks that are not small."""
     k, r = rows.shape
     free, asked = 0, 0.0
@@ -140,7 +140,7 @@ def _started(rows, bound, tied, p, y, z):
         free += tied[j]
         z[M, j] = 0.0 if tied[j] else 1.0
         asked += z[M, j] * bound[j]
-    pulled_back(rows, z[M], y[G])
+    adjoint_product(rows, z[M], y[G])
     norm = _gradient(y[G], p / (p - 1), y[X])
     for j in range(k):
         z[M, j] *= asked / norm**2
@@ -171,7 +171,7 @@ def _gradient(x, p, out):
 @no_type_check
 def _state(rows, bound, p, y, z):
     """Residuals of constraints and of the gradient; the largest, relatively, and the gap."""
-    pulled_back(rows, z[M], y[G])
+    adjoint_product(rows, z[M], y[G])
     if p < 2:
         norm = _gradient(y[G], p / (p - 1), y[X])
         for i in range(y.shape[1]):
@@ -224,9 +224,9 @@ def _direction(rows, tied, by_rows, matrix, kappa, y, z):
     for j in range(k):
         z[ASK, j] = z[RS, j] + (0.0 if tied[j] else z[WS, j] / z[M, j])
     if by_rows:
-        _applied(kappa, y, RX, START)
+        _apply_inverse(kappa, y, RX, START)
         step_by_rows(rows, matrix, z[ASK], y[START], z[DM], y[GRAD])
-        _applied(kappa, y, GRAD, DX)
+        _apply_inverse(kappa, y, GRAD, DX)
         for i in range(r):
             y[DX, i] += y[START, i]
     else:
@@ -236,7 +236,7 @@ def _direction(rows, tied, by_rows, matrix, kappa, y, z):
 
 @summing
 @no_type_check
-def _applied(kappa, y, source, target):
+def _apply_inverse(kappa, y, source, target):
     """The inverse of the second derivative, times a vector."""
     along = 0.0
     for i in range(y.shape[1]):
@@ -247,7 +247,7 @@ def _applied(kappa, y, source, target):
 
 @summing
 @no_type_check
-def _corrected(tied, gap, mean, step, z):
+def _correct_products(tied, gap, mean, step, z):
     """What the products shall change by in view of the first direction."""
     after = 0.0
     for j in range(z.shape[1]):
@@ -259,7 +259,7 @@ def _corrected(tied, gap, mean, step, z):
 
 @summing
 @no_type_check
-def _moved(rows, bound, p, step, y, z):
+def _take_step(rows, bound, p, step, y, z):
     """Take the step, cut until the residuals do not grow: the equations are linear in all but the gradient."""
     k, r = rows.shape
     merit = 0.0
@@ -277,7 +277,7 @@ def _moved(rows, bound, p, step, y, z):
         taken = step
         if step < _SHORTEST:
             return
-        pulled_back(rows, z[M], y[G])
+        adjoint_product(rows, z[M], y[G])
         now = 0.0
         if p < 2:
             _gradient(y[G], p / (p - 1), y[START])

@@ -23,7 +23,7 @@ from tokenmargin.margin.certificate import EPS, Systems, in_doubles
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.normed.certificate import Judged, judge_proposal
 from tokenmargin.margin.normed.faces import Face
-from tokenmargin.margin.normed.polish import at_a_vertex, polished, pulled_by_neighbours, trimmed
+from tokenmargin.margin.normed.polish import at_a_vertex, fit_multipliers_nearby, polish, trim
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
@@ -82,7 +82,7 @@ def solve_in_norm(constraints: Constraints, norm: AbstractNorm | str = "l2") -> 
         euclidean = solve(constraints)
         if euclidean.status == "infeasible":
             return replace(euclidean, norm=chosen, shape=shape, seconds=time.perf_counter() - began)
-        others = itertools.chain(_inwards(systems, proposals), [_scaled(systems, euclidean)])
+        others = itertools.chain(_move_inwards(systems, proposals), [_scale_solution(systems, euclidean)])
         best = min(best, _best(systems, chosen, others)[0], key=lambda judged: judged.residual)
     return _answer(constraints, systems, chosen, best, time.perf_counter() - began)
 
@@ -126,7 +126,7 @@ def _best(systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]) -
     return best, looked
 
 
-def _inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Proposal]:
+def _move_inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Proposal]:
     """The proposals moved into the feasible set by as little as rounding took: where bounds differ by many orders of
     magnitude, scaling a vector until it satisfies the smallest would lengthen it too much."""
     rows, bound = systems.rows[0], systems.bound[0]
@@ -143,7 +143,7 @@ def _inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Proposal]:
             yield vector + 2 * short * inner.vector, multipliers
 
 
-def _scaled(systems: Systems, found: MarginSolution) -> Proposal:
+def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
     """A solution in the units of the system."""
     lengths, scale = systems.lengths[0], systems.scale[0]
     return in_doubles(found.vector, over=scale), in_doubles(found.multipliers, times=lengths, over=scale)
@@ -210,9 +210,9 @@ def _of_vectors(
         proposal = attempt()
         if proposal is None or not all(np.isfinite(part).all() for part in proposal):
             continue  # where nothing is feasible the iterates run away
-        yield trimmed(norm, rows, bound, tied, *proposal)
+        yield trim(norm, rows, bound, tied, *proposal)
         for power in (1, 2):
-            better = polished(norm, rows, bound, tied, *proposal, power)
+            better = polish(norm, rows, bound, tied, *proposal, power)
             if better is None or not all(np.isfinite(part).all() for part in better):
                 continue
             yield better
@@ -220,7 +220,7 @@ def _of_vectors(
                 yield at_a_vertex(norm, rows, bound, tied, *better)
         yield proposal
         if 2 < norm.p < np.inf and not tied.any() and np.isfinite(proposal[0]).all() and proposal[0].any():
-            yield pulled_by_neighbours(norm, rows, bound, proposal[0])
+            yield fit_multipliers_nearby(norm, rows, bound, proposal[0])
 
 
 def _attempts(

@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import EPS
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.certificate import GAP
-from tokenmargin.margin.normed.linear_algebra import products, pulled_back
+from tokenmargin.margin.normed.linear_algebra import adjoint_product, products
 from tokenmargin.margin.normed.polyhedral import interior_point
 from tokenmargin.margin.normed.smooth import ENOUGH, newton_on_active, smooth_interior_point
 
@@ -59,7 +59,7 @@ def _solve(rows, bound, p, vectors, multipliers, found):
 @summing
 @no_type_check
 def _trim(rows, bound, p, x, m, along, across):
-    """As `polish.trimmed`: without multipliers of idle constraints and coordinates that vanish."""
+    """As `polish.trim`: without multipliers of idle constraints and coordinates that vanish."""
     products(rows, x, along[0])
     largest = 0.0
     for j in range(len(m)):
@@ -67,7 +67,7 @@ def _trim(rows, bound, p, x, m, along, across):
     for j in range(len(m)):
         if not m[j] > largest * abs(along[0, j] - bound[j]):
             m[j] = 0.0
-    pulled_back(rows, m, across[0])
+    adjoint_product(rows, m, across[0])
     most, pull = 0.0, 0.0
     for i in range(len(x)):
         most, pull = max(most, abs(x[i])), max(pull, abs(across[0, i]))

@@ -31,7 +31,7 @@ def shortest_vector(
 ) -> Float[Array, " k"] | None:
     """Multipliers of `min |y|, rows y >= bound` (`=` where `equality`); None where daqp finds no solution."""
     if equality is None:
-        _, _, flag, info = daqp.solve(None, None, rows, _unbounded(len(bound)), bound)
+        _, _, flag, info = daqp.solve(None, None, rows, _infinite_bounds(len(bound)), bound)
     else:
         upper, (sense, settings) = np.where(equality, bound, _INFINITE), _ties(equality)
         _, _, flag, info = daqp.solve(None, None, rows, upper, bound, sense, **settings)
@@ -51,7 +51,7 @@ def least_distance(
     cone, towards = np.empty((k, r + 1)), np.zeros(r + 1)
     cone[:, :r], cone[:, r], towards[r] = rows, bound, -1.0
     if equality is None:
-        _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), -_unbounded(k))
+        _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), -_infinite_bounds(k))
     else:
         lower, (sense, settings) = np.where(equality, 0.0, -_INFINITE), _ties(equality)
         _, _, flag, info = daqp.solve(None, towards, cone, np.zeros(k), lower, sense, **settings)
@@ -71,7 +71,7 @@ def nearest_point(
 
 
 @cache
-def _unbounded(k: int) -> Float[Array, " k"]:
+def _infinite_bounds(k: int) -> Float[Array, " k"]:
     return np.full(k, _INFINITE)
 
 
@@ -111,7 +111,7 @@ class RestrictedProblem:
         """Re-solve from the last active set; False when the constraints in play have no solution."""
         scale = self.bound.max()
         _, _, flag, info = daqp.solve(
-            None, None, self.rows, _unbounded(len(self)), self.bound / scale,
+            None, None, self.rows, _infinite_bounds(len(self)), self.bound / scale,
             (self.multipliers > 0).astype(np.intc), dual_start=-self.multipliers / scale, iter_limit=1_000_000,
         )  # fmt: skip
         self.multipliers = np.maximum(-np.asarray(info["lam"]) * scale, 0.0)

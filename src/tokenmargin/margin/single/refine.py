@@ -77,8 +77,8 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
     """A proven Farkas vector, or the best multipliers (and vector) found, for a system whose proposal did not pass."""
     empty = _empty_row(one)
     if empty is not None:
-        return Finding(np.zeros_like(proposal), _nothing(one), empty, 0.0)
-    best, reached = proposal, residuals_of(one, proposal) if proposal.any() else _nothing(one)
+        return Finding(np.zeros_like(proposal), _no_residuals(one), empty, 0.0)
+    best, reached = proposal, residuals_of(one, proposal) if proposal.any() else _no_residuals(one)
     witness, rho = np.zeros_like(proposal), np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
         # The likelier claim first: proving either ends the search.
@@ -88,7 +88,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
                 weights, residual = _best_witness(one, u)
                 proven = proof(one, weights) if residual <= _PLAUSIBLE or one.products is not None else None
                 if proven is not None:
-                    return Finding(np.zeros_like(u), _nothing(one), proven, 0.0)
+                    return Finding(np.zeros_like(u), _no_residuals(one), proven, 0.0)
                 if residual < rho:
                     witness, rho = weights, residual
                 continue
@@ -111,7 +111,7 @@ def _empty_row(one: Systems) -> Float[Array, " k"] | None:
     return zero.astype(float) / zero.sum() if zero.any() else None
 
 
-def _nothing(one: Systems) -> Residuals:
+def _no_residuals(one: Systems) -> Residuals:
     return Residuals(np.inf, np.inf, np.inf, np.inf, np.zeros(one.rows.shape[2]), 0.0)
 
 
@@ -140,7 +140,7 @@ def _candidates(
         return
     yield refined, y
     for share in _INWARDS:
-        yield refined, _inwards(one, y, share)
+        yield refined, _move_inwards(one, y, share)
 
 
 def _without_negative(one: Systems, multipliers: Float[Array, " k"]) -> Float[Array, " k"]:
@@ -149,7 +149,7 @@ def _without_negative(one: Systems, multipliers: Float[Array, " k"]) -> Float[Ar
     return clipped if one.equality is None else np.where(one.equality, multipliers, clipped)
 
 
-def _inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Array, " r"]:
+def _move_inwards(one: Systems, y: Float[Array, " r"], share: float) -> Float[Array, " r"]:
     """`y` moved inwards by a share of the largest rounding error, so that constraints that just hold hold after it."""
     rows, bound = one.rows[0], one.bound[0]
     verge = (rows.shape[1] + 4) * EPS * np.linalg.norm(y)

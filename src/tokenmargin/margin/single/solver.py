@@ -48,10 +48,10 @@ def solve(constraints: Constraints) -> MarginSolution:
             return _infeasible(constraints, quick, Certificate(farkas=0.0), time.perf_counter() - began)
     if not constraints.bound.any():  # nothing asks for a margin: p = 0
         return _zero_solution(constraints)
-    return _general(constraints, began)
+    return _solve_generally(constraints, began)
 
 
-def _general(constraints: Constraints, began: float) -> MarginSolution:
+def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     """The answer by the general path, in the units of the constraints."""
     systems = constraints.systems()
     verdicts = solve_systems(systems)
@@ -65,10 +65,10 @@ def _general(constraints: Constraints, began: float) -> MarginSolution:
     y = in_doubles(verdicts.residuals.vectors[0], times=scale)
     norm = float(verdicts.residuals.norm[0])
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else np.inf
-    return _solved(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
+    return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
 
 
-def _solved(
+def _to_solution(
     constraints: Constraints,
     multipliers: Float[Array, " k"],
     y: Float[Array, " r"],

@@ -27,7 +27,7 @@ PAGE = (
 )
 
 
-def joined(names: tuple[str, ...]) -> str:
+def join_modules(names: tuple[str, ...]) -> str:
     """Modules as one script: imports of each other are dropped, exports become plain declarations.
 
     >>> joined(("worker.js",)).strip().splitlines()[0]
@@ -63,8 +63,8 @@ def explore_page(
         "/*STYLE*/": (STATIC / "colours.css").read_text(encoding="utf-8")
         + (STATIC / "style.css").read_text(encoding="utf-8"),
         "/*DATA*/": data.replace("<", "\\u003c"),
-        "/*MATHEMATICS*/": "\n" + joined(MATHEMATICS),
-        "/*PAGE*/": "\n" + joined(PAGE),
+        "/*MATHEMATICS*/": "\n" + join_modules(MATHEMATICS),
+        "/*PAGE*/": "\n" + join_modules(PAGE),
         "/*CONNECT*/": "connect-src 'self'; " if own else "",
         "<!--OPEN GRAPH PICTURE-->": f'<meta property="og:image" content="{shown}">' if shown else "",
     }
@@ -109,13 +109,13 @@ class Story:
         return {"name": self.name, "title": self.title, "start": list(self.start), "inputs": inputs}
 
 
-def tied() -> TokenProblem:
+def tied_problem() -> TokenProblem:
     """Two inputs; two tokens of the first score alike, and best."""
     keys = [[[1.0, 1.0], [1.0, -1.0], [0.0, 0.0]], [[0.9, 0.2], [-1.0, 0.4], [0.0, 0.7]]]
     return TokenProblem.of(keys, [1, 1], scores=[[1.0, 1.0, 0.0], [1.0, 0.3, 0.1]])
 
 
-def repeated() -> TokenProblem:
+def repeated_problem() -> TokenProblem:
     """An input that holds the same token twice, and one that does not."""
     keys = [[[0.9, 0.3], [0.9, 0.3], [-0.5, 0.6]], [[0.2, -0.9], [-0.4, 0.2], [-0.5, 0.6]]]
     return TokenProblem.of(keys, [1, 1], scores=[[0.8, 0.8, 0.1], [0.7, 0.3, 0.1]])
@@ -126,8 +126,8 @@ STORIES = (
     Story("two", "The same places, other scores (Figure 1b)", figure1b, (0.0, -1.0)),
     Story("three", "Two inputs of four tokens: three places to settle", three_limits, (-0.3, 0.6)),
     Story("eight", "Two inputs of two tokens: two places to settle (Figure 8)", figure8, (0.5, -0.3)),
-    Story("ties", "Two inputs; A1 and A2 score alike", tied, (-0.5, 0.4)),
-    Story("twice", "Two inputs; A1 and A2 are the same token", repeated, (-0.4, -0.6)),
+    Story("ties", "Two inputs; A1 and A2 score alike", tied_problem, (-0.5, 0.4)),
+    Story("twice", "Two inputs; A1 and A2 are the same token", repeated_problem, (-0.4, -0.6)),
     Story("bent", "Two inputs; A2 scores four times as much as B2 (Figure 5)", lambda: figure5(4.0)),
     Story("seven", "Three inputs of seven tokens (Figure 1c)", figure1c, (-1.0, 0.0)),
     Story("random", "Four inputs of six random tokens (Figure 9)", lambda: figure9(2, rng=np.random.default_rng(0))),

@@ -44,8 +44,8 @@ def answer_about(problem: TokenProblem, asked: list[int] | None = None) -> dict[
     """
     _check_size(problem)
     best = optimal_tokens(problem).argmax(axis=1).tolist()
-    verdict = certified(problem, _checked(problem, best if asked is None else asked))
-    places, unit = _drawn(problem, verdict)
+    verdict = describe_certificate(problem, _check_selection(problem, best if asked is None else asked))
+    places, unit = _drawing(problem, verdict)
     return {
         "shape": [problem.n, problem.T, problem.keys.dimension],
         "best": best,
@@ -61,7 +61,7 @@ def overview(problem: TokenProblem) -> dict[str, Any]:
     _check_size(problem)
     best = optimal_tokens(problem).argmax(axis=1).tolist()
     found = atlas(problem, budget=BUDGET)
-    prompt = _trained(problem)
+    prompt = _train_prompt(problem)
     return {
         "limits": [
             {"selected": limit.selected.tolist(), "margin": limit.solution.margin, "gmm": limit.is_global}
@@ -70,7 +70,7 @@ def overview(problem: TokenProblem) -> dict[str, Any]:
         "found": len(found.limits),
         "complete": found.complete,
         "trained": prompt["selected"],
-        "words": [prompt["words"], *([] if problem.head is None else [_together(problem, best)])],
+        "words": [prompt["words"], *([] if problem.head is None else [_train_jointly(problem, best)])],
     }
 
 
@@ -84,13 +84,13 @@ def _check_size(problem: TokenProblem) -> None:
         )
 
 
-def _checked(problem: TokenProblem, selected: list[int]) -> list[int]:
+def _check_selection(problem: TokenProblem, selected: list[int]) -> list[int]:
     if len(selected) != problem.n or not all(0 <= t < problem.T and problem.mask[i, t] for i, t in enumerate(selected)):
         raise ValueError(f"asked must name one existing token of each of the {problem.n} inputs")
     return selected
 
 
-def _drawn(problem: TokenProblem, verdict: dict[str, Any]) -> tuple[Float[Array, "n T 2"], list[float]]:
+def _drawing(problem: TokenProblem, verdict: dict[str, Any]) -> tuple[Float[Array, "n T 2"], list[float]]:
     """Where tokens are drawn, and the direction of p there.
 
     In the plane, where they are. In more dimensions a feasible selection is seen along its direction, so that band and
@@ -141,11 +141,11 @@ def _step(geometry: AbstractGeometry) -> NormalizedGradientDescent:
     return NormalizedGradientDescent(0.1 / max(float(geometry.lengths.max()), 1e-9))
 
 
-def _trained(problem: TokenProblem) -> dict[str, Any]:
+def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     """Where normalised descent from p = 0 goes, and how far it is from the direction that it turns to."""
     path = evolve(PromptObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
     limit = limit_direction(problem, path.selected)
-    favoured = listed(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
+    favoured = list_names(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
     words = f"After {path.steps} steps of normalised descent from p = 0 attention favours {favoured}"
     if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
@@ -156,26 +156,28 @@ def _trained(problem: TokenProblem) -> dict[str, Any]:
     return {"selected": path.selected.tolist(), "words": f"{words}."}
 
 
-def _together(problem: TokenProblem, best: list[int]) -> str:
+def _train_jointly(problem: TokenProblem, best: list[int]) -> str:
     """Head and prompt trained together, against the two directions of Theorems 5 and 6, and only what the run did."""
     head = label_margin(problem, best)
-    names = listed(token_name(i, t) for i, t in enumerate(best))
+    names = list_names(token_name(i, t) for i, t in enumerate(best))
     if not head.is_optimal:
         return f"Trained with the head: the values of {names} cannot be separated by their labels."
     path = evolve(JointObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
     relaxed, values, point = relaxed_max_margin(problem, best), problem.values, path.final
-    parts = [f"the head is {_off(values, point[: values.dimension], head.vector)} the max-margin separator of {names}"]
+    parts = [
+        f"the head is {_angle_text(values, point[: values.dimension], head.vector)} the max-margin separator of {names}"
+    ]
     if relaxed.is_optimal:
-        off = _off(problem.keys, point[values.dimension :], relaxed.vector)
+        off = _angle_text(problem.keys, point[values.dimension :], relaxed.vector)
         parts.append(f"p is {off} the relaxed direction, which asks a margin only where a token supports the head")
     end = f"After {path.steps} steps of head and prompt together {' and '.join(parts)}."
     if path.selected.tolist() == best:
         return end
-    found = listed(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
+    found = list_names(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
     return f"{end} It favours {found}; Theorems 5 and 6 speak of the best tokens, and say nothing about this run."
 
 
-def _off(geometry: AbstractGeometry, point: Float[Array, " D"], direction: Float[Array, " D"]) -> str:
+def _angle_text(geometry: AbstractGeometry, point: Float[Array, " D"], direction: Float[Array, " D"]) -> str:
     if not (geometry.norm(point) > 0 and geometry.norm(direction) > 0):
         return "not turned to"
     return f"{np.degrees(angle(geometry, point, direction)):.3g} degrees from"
@@ -192,7 +194,7 @@ def _interrupt() -> Callable[[float], None]:
     return check
 
 
-def listed(items: Iterable[str]) -> str:
+def list_names(items: Iterable[str]) -> str:
     """`a, b and c`; of more than eight the first seven.
 
     >>> listed(["A1", "B2", "C1"]), listed([])
@@ -206,10 +208,10 @@ def listed(items: Iterable[str]) -> str:
 
 def names_of(marked: Bool[Array, "n T"]) -> str:
     """The names of the marked tokens."""
-    return listed(token_name(i, t) for i, t in np.argwhere(marked).tolist())
+    return list_names(token_name(i, t) for i, t in np.argwhere(marked).tolist())
 
 
-def certified(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
+def describe_certificate(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
     """Status, margin, reasons and certificate of one selection, in plain types."""
     named = limit_direction(problem, selected)
     solution = named.solution
@@ -230,14 +232,14 @@ def certified(problem: TokenProblem, selected: list[int]) -> dict[str, Any]:
     if named.is_limit and answer["margin"] and score_gaps(problem, solution.vector, selected).min() > 0:
         cone = cone_constants(problem, solution.vector, selected)  # beside tied tokens none is known
         answer["cone"] = {"degrees": math.degrees(math.acos(1 - cone.mu)), "norm": cone.radius}
-    answer["why"] = _why(problem, named, answer)
+    answer["why"] = _reason(problem, named, answer)
     return answer
 
 
-def _why(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]) -> str:
+def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]) -> str:
     names = names_of(named.chosen)
     if answer["status"] == "infeasible":
-        rivals = listed(token_name(*one["token"]) for one in answer["evidence"])
+        rivals = list_names(token_name(*one["token"]) for one in answer["evidence"])
         return (
             f"No direction selects {names}: the differences to {rivals}, weighted and added, are zero, "
             "and no p can make zero positive."

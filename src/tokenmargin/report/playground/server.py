@@ -81,15 +81,15 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
 
     @app.post("/api/problem")
     async def problem(asked: ProblemRequest, request: Request) -> Response:
-        return await work(light, request, lambda: answer_about(_parsed(asked), asked.asked))
+        return await work(light, request, lambda: answer_about(_parse_problem(asked), asked.asked))
 
     @app.post("/api/problem/overview")
     async def whole(asked: ProblemRequest, request: Request) -> Response:
-        return await work(heavy, request, lambda: overview(_parsed(asked)))
+        return await work(heavy, request, lambda: overview(_parse_problem(asked)))
 
     @app.post("/api/text")
     async def text(asked: TextRequest, request: Request) -> Response:
-        return await work(light, request, lambda: _decided(model, asked))
+        return await work(light, request, lambda: _decide_text(model, asked))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -103,11 +103,11 @@ def create_app(model: TokenSelectionClassifier | None = None, *, host: str = "12
     return app
 
 
-def _parsed(asked: ProblemRequest) -> TokenProblem:
+def _parse_problem(asked: ProblemRequest) -> TokenProblem:
     return problem_of(asked.problem, source="the file")
 
 
-def _decided(model: TokenSelectionClassifier, asked: TextRequest) -> dict[str, Any]:
+def _decide_text(model: TokenSelectionClassifier, asked: TextRequest) -> dict[str, Any]:
     decision = decide_by_words(model, asked.text, leave_out=asked.leave_out)
     return asdict(decision) | {"label": decision.label, "abstains": decision.abstains}
 

@@ -30,7 +30,7 @@ def lemma3(x: EmbeddingInstance) -> Findings:
         residual = max(residual, solution.certificate.residual)
         if np.isinf(solution.margin):
             continue  # everything is selected: the one solution is 0
-        other = _another(x, k, solution)
+        other = _another_vector(x, k, solution)
         longer = float(keys.norm(other)) ** 2 - float(keys.norm(solution.vector)) ** 2
         apart = float(keys.norm(other - solution.vector)) ** 2
         uniqueness = min(uniqueness, (longer - apart) / float(keys.norm(other)) ** 2)
@@ -44,7 +44,7 @@ def lemma3(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _another(x: EmbeddingInstance, k: int, solution: MarginSolution) -> Float[Array, " D"]:
+def _another_vector(x: EmbeddingInstance, k: int, solution: MarginSolution) -> Float[Array, " D"]:
     """A vector that meets the constraints of (9): `p_o / tau`, or twice the solution where p_o is not drawn first."""
     if x.selection in ("important", "everything"):
         return 2 * solution.vector
@@ -106,12 +106,12 @@ def solvable(x: EmbeddingInstance) -> Findings:
 def solvable_repaired(x: EmbeddingInstance) -> Findings:
     """For d > |S| + 2 the system `M p = 1` of a selection has a solution if no token is selected in one sequence and
     passed over in another."""
-    both = max(_torn(problem, chosen) for problem, chosen in x.problems_and_choices)
+    both = max(_split_vectors(problem, chosen) for problem, chosen in x.problems_and_choices)
     before = solvable(x)
     return Findings((*before.hypotheses, below("tokens both selected and passed over", both, 0)), before.conclusion)
 
 
-def _torn(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
+def _split_vectors(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:
     index = problem.keys.index
     return len(set(index[chosen].tolist()) & set(index[problem.mask & ~chosen].tolist()))
 
@@ -128,7 +128,7 @@ def _least_squares(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> tuple[F
 def closed_form(x: EmbeddingInstance) -> Findings:
     """Where `M p = 1` has a solution, M holding the differences of (9), the max-margin vector is `M^+ 1`."""
     unsolved, apart, _ = _pseudo_inverse(x)
-    return Findings(hypotheses=(_solved(unsolved),), conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),))
+    return Findings(hypotheses=(_is_solved(unsolved),), conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),))
 
 
 def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
@@ -136,12 +136,12 @@ def closed_form_with_signs(x: EmbeddingInstance) -> Findings:
     `M^+ 1`; without ties that is the max-margin vector of (9)."""
     unsolved, apart, smallest = _pseudo_inverse(x, printed=True)
     return Findings(
-        hypotheses=(_solved(unsolved), above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)),
+        hypotheses=(_is_solved(unsolved), above("smallest multiplier (M M')^+ 1", smallest, 0, tolerance=RESIDUAL)),
         conclusion=(below("|M^+ 1 - p^| / |p^|", apart, SAME_VECTOR),),
     )
 
 
-def _solved(residual: float) -> Slack:
+def _is_solved(residual: float) -> Slack:
     # Solvable systems leave rounding, unsolvable ones of entries 0 and 1 in the tokens a share of 1.
     return below("residual of M p = 1", residual, UNSOLVED)
 

@@ -25,7 +25,7 @@ def deviation(x: EmbeddingInstance) -> float:
     return float(np.sqrt(2 * np.log(x.corpus.size**2 / x.delta)))
 
 
-def concentrated(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def concentration(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """`d >= 256` and `d >= (2 log(|S|^2/delta))^2`: inner products at the start are at most d^(-1/4)."""
     return above("d", x.dimension, 256), above("d, for inner products <= d^(-1/4)", x.dimension, deviation(x) ** 4)
 
@@ -56,7 +56,7 @@ def regime(x: EmbeddingInstance) -> tuple[Slack, ...]:
     return (
         *selective(x),
         above("eta_0", x.step, enough_step(x.corpus)),
-        *concentrated(x),
+        *concentration(x),
         flat_attention(x),
         above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
     )
@@ -70,7 +70,7 @@ def without_subject(x: EmbeddingInstance, hypotheses: tuple[Slack, ...]) -> Find
     return Findings(hypotheses, ()) if unclaimed and (nothing or len(x.corpus.tokens) > LARGE) else None
 
 
-def lacking(angle: float) -> float:
+def one_minus_cosine(angle: float) -> float:
     """`1 - cos(angle)` without cancellation; 2, its largest value, where there is no angle."""
     return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
 

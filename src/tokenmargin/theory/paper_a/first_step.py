@@ -17,7 +17,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, searched
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, flat_attention, mostly, one_length, typical
+from tokenmargin.theory.paper_a.conditions import concentration, deviation, flat_attention, mostly, one_length, typical
 from tokenmargin.theory.settings import EmbeddingInstance
 
 CELLS = 4000
@@ -36,7 +36,7 @@ def probability_beyond(size: int, dimension: float, delta: float) -> tuple[float
     too_long = (size + 1) * (chi2.sf(4 * d, d) if d <= 1e9 else np.exp(-0.8 * d))
     low, high = -np.expm1((size + 1) * np.log1p(-one)), (size + 1) * one + too_long
     if d > 1e9:
-        return float(low), float(high + size * one * _tilted(L, d))
+        return float(low), float(high + size * one * _tilt_factor(L, d))
     r = np.linspace(0, 1 + 60 / np.sqrt(d), CELLS)[1:]
     mass = -np.diff(chi2.sf(d * r, d))  # exact in the upper tail, where products are too large
     beyond = erfc(np.sqrt(L / r))
@@ -45,7 +45,7 @@ def probability_beyond(size: int, dimension: float, delta: float) -> tuple[float
     return float(max(low, some)), float(high + every)
 
 
-def _tilted(L: float, d: float) -> float:
+def _tilt_factor(L: float, d: float) -> float:
     """`E exp(L - L/r) sqrt(r) <= (1 - u)^(-1/2) exp(-(d/2)(log(1 - u) + u))`, u = 2L/d: how much likelier an `<E_s, p>`
     is than an `<E_s, v>` to be too large, at most (the proof of `initialisation_repaired`)."""
     u = 2 * L / d
@@ -87,7 +87,7 @@ def initialisation_repaired(x: EmbeddingInstance) -> Findings:
     `exp(-0.8 d)`. In all `delta (2.35 m + 1) / (m^2 sqrt(pi L)) + (m + 1) exp(-0.8 d)`, and as L >= log(m^2) this is
     at most 0.69 delta for m = 2 and less for more tokens.
     """
-    return Findings((above("|S|", x.corpus.size, 2), *concentrated(x)), _conclusion(x))
+    return Findings((above("|S|", x.corpus.size, 2), *concentration(x)), _conclusion(x))
 
 
 def _one_token() -> EmbeddingInstance:
@@ -109,7 +109,7 @@ def lemma2(x: EmbeddingInstance) -> Findings:
     errors = [max(float(step.token_errors(missed).max()), step.prompt_error) for step in x.steps]
     bound = x.steps[0].bound(x.dimension)
     return Findings(
-        hypotheses=(one_length(x), *concentrated(x)),
+        hypotheses=(one_length(x), *concentration(x)),
         conclusion=(
             mostly("all errors within (6)", [error <= bound for error in errors], x),
             typical("largest error", errors, bound, x),
@@ -149,7 +149,7 @@ def lemma2_proof(x: EmbeddingInstance) -> Findings:
     bounds = {name: float(name.split()[-1]) * unit for name in parts[0]}
     facts = [all(found[name] <= bound for name, bound in bounds.items()) for found in parts]
     return Findings(
-        hypotheses=(one_length(x), *concentrated(x)),
+        hypotheses=(one_length(x), *concentration(x)),
         conclusion=(
             mostly("all inequalities of the proof", facts, x),
             *(typical(name, [found[name] for found in parts], bound, x) for name, bound in bounds.items()),
@@ -166,7 +166,7 @@ def lemma11(x: EmbeddingInstance) -> Findings:
     most, inner, most_prompt = 2 * (1 + 2 * x.step), 2 + x.step / 2 + error, 2 + error
     facts = [t <= most and t <= inner and p <= most_prompt for t, p in zip(tokens, prompts, strict=True)]
     return Findings(
-        hypotheses=concentrated(x),
+        hypotheses=concentration(x),
         conclusion=(
             mostly("all three bounds", facts, x),
             typical("longest E_s", tokens, most, x),
@@ -189,7 +189,7 @@ def lemma12(x: EmbeddingInstance) -> Findings:
     bound = risk_bound(x)
     losses = [EmbeddingObjective(x.corpus).value(step.after) for step in x.steps]
     return Findings(
-        hypotheses=(one_length(x), *concentrated(x), flat_attention(x)),
+        hypotheses=(one_length(x), *concentration(x), flat_attention(x)),
         conclusion=(
             mostly("risk within the bound", [loss <= bound for loss in losses], x),
             typical("risk", losses, bound, x),
@@ -211,7 +211,7 @@ def overlap(x: EmbeddingInstance) -> Findings:
     changes = [overlap_changes(step)[0] for step in x.steps]
     bound = float(x.dimension) ** -0.125
     return Findings(
-        hypotheses=(one_length(x), *concentrated(x), flat_attention(x)),
+        hypotheses=(one_length(x), *concentration(x), flat_attention(x)),
         conclusion=(
             mostly("overlaps as before, to d^(-1/8)", [change <= bound for change in changes], x),
             typical("largest change of an overlap", changes, bound, x),
@@ -219,12 +219,12 @@ def overlap(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _ragged(**options: Any) -> EmbeddingInstance:
+def _ragged_corpus(**options: Any) -> EmbeddingInstance:
     """Sequences of 2 and 6 tokens: the first step weighs words of a short one by 1/2, those of a long one by 1/6."""
     return EmbeddingInstance.on(["good film", "bad film film film film film"], [1, -1], delta=0.25, draws=20, **options)
 
 
-def _low(n: int, T: int) -> EmbeddingInstance:
+def _low_dimension(n: int, T: int) -> EmbeddingInstance:
     """Between what concentration asks of the dimension and what flat attention does."""
     return EmbeddingInstance.of(n, T, dimension=300, delta=0.25, draws=40)
 
@@ -245,7 +245,7 @@ CLAIMS = (
     Claim("A.lemma2", lemma2, "sampled",
         about="(5), (6): the first step adds (eta_0/2) alpha_s v, up to 11 eta_0 d^(-1/4)",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
-        outside=(lambda: _ragged(dimension=10**12, step=1.0),),
+        outside=(lambda: _ragged_corpus(dimension=10**12, step=1.0),),
         note="The measured error falls like d^(-1/2), not d^(-1/4), so the conditions on d are not seen to be needed."),
     Claim("A.lemma2-proof", lemma2_proof, "sampled", about="the inequalities of D.1, one by one",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=300, step=30.0, draws=100, varied=True)),
@@ -253,8 +253,8 @@ CLAIMS = (
         example=lambda: EmbeddingInstance.of(4, 3, draws=100),
         outside=(lambda: EmbeddingInstance.of(8, 4, dimension=1, step=1e-3, draws=100),)),
     Claim("A.lemma12", lemma12, "sampled", about="risk after the first step",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low(4, 3),)),
+        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low_dimension(4, 3),)),
     Claim("A.overlap", overlap, "sampled", about="the first step leaves <p, E_s> as it was, up to d^(-1/8)",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low(8, 4),),
+        example=lambda: EmbeddingInstance.of(4, 3, draws=100), outside=(lambda: _low_dimension(8, 4),),
         note="A remark of the paper without a number; the bound is that of Lemma 12's proof."),
 )  # fmt: skip

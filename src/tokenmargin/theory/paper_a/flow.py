@@ -16,9 +16,9 @@ from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampl
 from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
-    concentrated,
-    lacking,
+    concentration,
     mostly,
+    one_minus_cosine,
     regime,
     selective,
     typical,
@@ -44,7 +44,7 @@ def limit_seen(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:
     return seen(slack, f"more draws, or a larger norm than {x.norm:g}")
 
 
-def _grows(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def _growth(x: EmbeddingInstance) -> tuple[Slack, ...]:
     return (limit_seen(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
 
 
@@ -53,8 +53,8 @@ def _selects(x: EmbeddingInstance) -> tuple[Slack, ...]:
     return (limit_seen("every important token is selected", facts, x),)
 
 
-def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
-    misaligned = [lacking(limit.angle) for limit in x.limits]
+def _alignment(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    misaligned = [one_minus_cosine(limit.angle) for limit in x.limits]
     slopes = [limit.slope for limit in x.limits]
     return (
         limit_seen("p has the max-margin direction of what it selects", [c <= MISALIGNED for c in misaligned], x),
@@ -66,8 +66,8 @@ def _aligned(x: EmbeddingInstance) -> tuple[Slack, ...]:
 def lemma13(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, for `d >= 256`, `d >= (2 log(|S|^2/delta))^2` and `d >= |S| + 3`, with probability 1 - delta
     gradient flow of p after the first step grows without bound. No condition on eta_0."""
-    hypotheses = (*selective(x), *concentrated(x), above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3))
-    return without_subject(x, hypotheses) or Findings(hypotheses, _grows(x))
+    hypotheses = (*selective(x), *concentration(x), above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3))
+    return without_subject(x, hypotheses) or Findings(hypotheses, _growth(x))
 
 
 def lemma14(x: EmbeddingInstance) -> Findings:
@@ -83,7 +83,7 @@ def lemma18(x: EmbeddingInstance) -> Findings:
     hypotheses = regime(x)[:-1]
     if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
         return Findings(hypotheses, ())
-    return without_subject(x, hypotheses) or Findings(hypotheses, _aligned(x))
+    return without_subject(x, hypotheses) or Findings(hypotheses, _alignment(x))
 
 
 def theorem5(x: EmbeddingInstance) -> Findings:
@@ -91,7 +91,7 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     bound, and a limit of its direction selects every completely positive and negative token and is the max-margin
     direction of what it selects."""
     hypotheses = regime(x)
-    return without_subject(x, hypotheses) or Findings(hypotheses, (*_grows(x), *_selects(x), *_aligned(x)))
+    return without_subject(x, hypotheses) or Findings(hypotheses, (*_growth(x), *_selects(x), *_alignment(x)))
 
 
 def length_reached(limits: Sequence[FollowedFlow], norm: float) -> Slack:
@@ -108,7 +108,7 @@ def lemma6(x: EmbeddingInstance) -> Findings:
     left, drift, kept = 0.0, 0.0, 0.0
     for (problem, _), limit, step in zip(x.problems_and_choices, x.limits, x.steps, strict=True):
         norm = float(problem.keys.norm(limit.path.prompt))
-        before, after = (_tying(problem, p) for p in (step.after.prompt, limit.path.prompt))
+        before, after = (_tying_part(problem, p) for p in (step.after.prompt, limit.path.prompt))
         left = max(left, float(np.linalg.norm(after)) / norm)
         kept = max(kept, float(np.linalg.norm(before)) / norm)
         drift = max(drift, float(np.linalg.norm(after - before)) / norm)
@@ -130,7 +130,7 @@ def one_irrelevant(x: EmbeddingInstance) -> Findings:
     return Findings(hypotheses, (limit_seen("only important tokens are selected", only, x),))
 
 
-def _tying(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " D"]:
+def _tying_part(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " D"]:
     """The part of p that gives all tokens of each sequence equal logits."""
     constraints = class_constraints(problem, problem.mask)
     if not len(constraints):
@@ -206,7 +206,7 @@ def in_the_regime() -> EmbeddingInstance:
     return EmbeddingInstance.of(4, 3, varied=True, seed=2, delta=0.5, draws=6)
 
 
-def _without(reasons: dict[str, str]) -> dict[str, str]:
+def _lacks_conditions(reasons: dict[str, str]) -> dict[str, str]:
     """The reasons for hypotheses that Lemmas 14 and 18 have: no condition beyond the vocabulary."""
     return {name: why for name, why in reasons.items() if name != "d, beyond the vocabulary"}
 
@@ -221,9 +221,9 @@ CLAIMS = (
             "nothing depends on p."
         )),
     Claim("A.lemma14", lemma14, "sampled", about="a limit selects the important token of every sequence",
-        example=in_the_regime, outside=OUTSIDE_THE_REGIME, unneeded=_without(IMPLIED)),
+        example=in_the_regime, outside=OUTSIDE_THE_REGIME, unneeded=_lacks_conditions(IMPLIED)),
     Claim("A.lemma18", lemma18, "sampled", about="a limit is the max-margin direction of what it selects",
-        example=in_the_regime, unneeded=_without(IMPLIED)),
+        example=in_the_regime, unneeded=_lacks_conditions(IMPLIED)),
     Claim("A.theorem5", theorem5, "sampled", about="flow grows, selects the important tokens, maximises their margin",
         example=in_the_regime, outside=(*OUTSIDE_THE_REGIME, one_token), unneeded=IMPLIED),
     Claim("A.gradient-descent", descent, "sampled", about="small steps of descent go where the flow goes",

@@ -114,13 +114,13 @@ def lemma9(x: EmbeddingInstance) -> Findings:
             *(seen(above(f"least ratio in (15) at the end, eps = {eps:g}", ratio[-1], 1 - eps)) for eps in ACCURACIES),
         ),
         conclusion=(
-            *(_promised(problem, points, ratio, unit, eps) for eps in ACCURACIES),
+            *(_promised_cosine(problem, points, ratio, unit, eps) for eps in ACCURACIES),
             seen(above("cosine with u", reached, 1 - ACCURACIES[-1])),
         ),
     )
 
 
-def _promised(
+def _promised_cosine(
     problem: TokenProblem, points: Float[Array, "k D"], ratio: Float[Array, " k"], unit: Float[Array, " D"], eps: float
 ) -> Slack:
     """The cosine at the end against what the proof promises from where (15) holds for good."""

@@ -14,7 +14,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.paper_a.classes import RESIDUAL
-from tokenmargin.theory.paper_a.conditions import concentrated, deviation, mostly, selective, typical, without_subject
+from tokenmargin.theory.paper_a.conditions import concentration, deviation, mostly, selective, typical, without_subject
 from tokenmargin.theory.settings import EmbeddingInstance
 
 
@@ -40,13 +40,13 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     n = x.corpus.n
     hypotheses = (
         *selective(x),
-        *concentrated(x),
+        *concentration(x),
         above("d, for E_s nearly orthogonal", x.dimension, nearly_orthogonal(x)),
     )
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     lengths = _lengths(x)
-    built = [_built(x.corpus, step.before, step.after) for step in x.steps]
+    built = [_explicit_solution(x.corpus, step.before, step.after) for step in x.steps]
     good = [lead >= 1 and long <= 4 * n for lead, long in built]
     return Findings(
         hypotheses,
@@ -59,7 +59,7 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _built(corpus: TokenCorpus, before: Embeddings, after: Embeddings) -> tuple[float, float]:
+def _explicit_solution(corpus: TokenCorpus, before: Embeddings, after: Embeddings) -> tuple[float, float]:
     """The least lead of an important token under `p = 2 sum E_s^0`, and the length of p."""
     important = np.append(np.where(corpus.completely != 0, 2.0, 0.0), [0.0, 0.0])
     p = before.geometry.combine(important)
@@ -173,7 +173,7 @@ def heuristic(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _unbalanced() -> EmbeddingInstance:
+def _unbalanced_corpus() -> EmbeddingInstance:
     """Two important tokens share one irrelevant token, two others three: the first need less of it."""
     sequences = ["good a a a", "bad a a a", "fine b c d", "dull b c d"]
     return EmbeddingInstance.on(sequences, [1, -1, 1, -1], selection="important")
@@ -184,9 +184,9 @@ CLAIMS = (
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
         note="`44 sqrt(2n)` as printed; Lemma 19 asks for 44 n, which is more for n >= 2."),
     Claim("A.length", formula, "bounded", about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
-        example=lambda: EmbeddingInstance.of(4, 3, draws=5), outside=(_unbalanced,),
+        example=lambda: EmbeddingInstance.of(4, 3, draws=5), outside=(_unbalanced_corpus,),
         note="Not in the paper. The proof is in the statement."),
-    Claim("A.length-bound", bound, "bounded", about="... and never more", example=_unbalanced,
+    Claim("A.length-bound", bound, "bounded", about="... and never more", example=_unbalanced_corpus,
         note="Not in the paper. So |p^| is less than sqrt(M) for every corpus."),
     Claim("A.length-heuristic", heuristic, "bounded", about="D.5: |p^| is about sqrt(|S_X|)",
         example=lambda: EmbeddingInstance.of(2, 12, irrelevant=11), refutation=lambda: EmbeddingInstance.of(4, 3),

@@ -59,12 +59,15 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
             float(np.abs(gamma[others]).max(initial=0)),
             spread,
         ),
-        "|gamma_i - gamma_j| of irrelevant ones <= 22 eta_0 d^(-1/4)": (_spread(corpus, gamma), 22 * eta * d**-0.25),
+        "|gamma_i - gamma_j| of irrelevant ones <= 22 eta_0 d^(-1/4)": (
+            _largest_difference(corpus, gamma),
+            22 * eta * d**-0.25,
+        ),
         "(19): risk of missing an important token >= 1/(2n) > risk at p^1": (risk, min(unselected, 1 / (2 * n))),
     }
 
 
-def _spread(corpus: TokenCorpus, gamma: Float[Array, "n T"]) -> float:
+def _largest_difference(corpus: TokenCorpus, gamma: Float[Array, "n T"]) -> float:
     """The largest difference of two irrelevant scores in a sequence."""
     others = corpus.mask & ~corpus.important
     high = np.where(others, gamma, -np.inf).max(axis=1)
@@ -91,7 +94,7 @@ def at_the_limit(x: EmbeddingInstance, step: FirstStep, limit: FollowedFlow) -> 
     }
 
 
-def _checked(
+def _slacks(
     x: EmbeddingInstance, found: list[Links], name: str, judge: Callable[[str, list[bool], EmbeddingInstance], Slack]
 ) -> tuple[Slack, ...]:
     """One slack with the evidence, and one per link with its worst draw."""
@@ -113,9 +116,9 @@ def chain(x: EmbeddingInstance) -> Findings:
     early = [after_first_step(x, step) for step in x.steps]
     reached = [(s, lim) for s, lim in zip(x.steps, x.limits, strict=True) if np.isfinite(lim.angle)]
     late = [at_the_limit(x, step, limit) for step, limit in reached]
-    conclusion = _checked(x, early, "all links after the first step", mostly)
+    conclusion = _slacks(x, early, "all links after the first step", mostly)
     if late:
-        conclusion += _checked(x, late, "all links at the limit", limit_seen)
+        conclusion += _slacks(x, late, "all links at the limit", limit_seen)
     return Findings(hypotheses, conclusion)
 
 
@@ -127,7 +130,7 @@ def chain_of_lemma19(x: EmbeddingInstance) -> Findings:
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     found = [_lemma19_links(x, step) for step in x.steps]
-    return Findings(hypotheses, _checked(x, found, "all links of Lemma 19", mostly))
+    return Findings(hypotheses, _slacks(x, found, "all links of Lemma 19", mostly))
 
 
 def _lemma19_links(x: EmbeddingInstance, step: FirstStep) -> Links:

@@ -20,7 +20,7 @@ from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled
 from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.classes import RESIDUAL
-from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, lacking, regime, typical, without_subject
+from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, one_minus_cosine, regime, typical, without_subject
 from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, limit_seen
 from tokenmargin.theory.paper_a.lengths import length
 from tokenmargin.theory.settings import EmbeddingInstance
@@ -125,7 +125,7 @@ def _all_but_one(corpus: TokenCorpus) -> Bool[Array, "n T"]:
 
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
     misaligned = [
-        lacking(_angle(problem, limit, class_margin(problem, x.corpus.important)))
+        one_minus_cosine(_angle(problem, limit, class_margin(problem, x.corpus.important)))
         for (problem, _), limit in zip(x.problems_and_choices, x.limits, strict=True)
     ]
     exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]

@@ -39,10 +39,10 @@ def theorem4(x: ProblemInstance) -> Findings:
 def theorem7(x: ProblemInstance) -> Findings:
     """Theorem 4, with general position spelt out. (q is given, or one that ties two tokens of the first input where the
     keys leave room for one: case B of the proof.)"""
-    return _findings(x, _tying(x) if x.q is None else x.q / x.problem.keys.norm(x.q))
+    return _findings(x, _tying_direction(x) if x.q is None else x.q / x.problem.keys.norm(x.q))
 
 
-def _tying(x: ProblemInstance) -> Float[Array, " D"]:
+def _tying_direction(x: ProblemInstance) -> Float[Array, " D"]:
     """A random unit vector orthogonal to the difference of two tokens, or any on a line."""
     keys, across = x.problem.keys, x.sphere(1, x.rng)[0]
     one, two = keys.index[int(x.problem.mask.sum(axis=1).argmax()), :2]

@@ -69,17 +69,17 @@ def lemma8(x: ProblemInstance) -> Findings:
     """Let unit vectors p and q select the same single tokens, p with the larger directional margin, both
     neighbour-optimal. Then `L(R p) < L(R q)` for all R beyond some R(delta), delta the difference of the margins. (40
     norms up to 3000 over the smallest difference of margins; the last 20 count.)"""
-    return _compared(x, second=False)
+    return _compare_risks(x, second=False)
 
 
 def lemma8_second(x: ProblemInstance) -> Findings:
     """Let unit vectors p and q select the same single tokens, p with the larger directional margin, and let q have one
     directional neighbour, which scores higher than the selected token. Then `L(R q) < L(R p)` for all large R. (As for
     the first part.)"""
-    return _compared(x, second=True)
+    return _compare_risks(x, second=True)
 
 
-def _compared(x: ProblemInstance, *, second: bool) -> Findings:
+def _compare_risks(x: ProblemInstance, *, second: bool) -> Findings:
     problem, keys = x.problem, x.problem.keys
     if x.p is None and not max_margin(problem, x.alpha).is_optimal:
         return Findings((true("alpha is separable", False),), ())

@@ -146,13 +146,13 @@ def lemma5(x: ProblemInstance) -> Findings:
     length = float(x.problem.keys.norm(solution.vector))
     excess = np.array([_largest_ratio(x, solution.vector, radius, length) for radius in RADII * length]) - 1
     slacks = [
-        below(f"R_pi / |p_mm| for pi = {pi:g}, measured", _settled(excess, pi), float(RADII[-1]), strict=True)
+        below(f"R_pi / |p_mm| for pi = {pi:g}, measured", _settled_radius(excess, pi), float(RADII[-1]), strict=True)
         for pi in (0.1, 0.001)
     ]
     return Findings(hypotheses, tuple(seen(slack, "larger norms") for slack in slacks))
 
 
-def _settled(excess: Float[Array, " k"], pi: float) -> float:
+def _settled_radius(excess: Float[Array, " k"], pi: float) -> float:
     """The first of the radii from which on the excess stays at most pi; the last where it never does."""
     above_pi = np.flatnonzero(excess > pi)
     return float(RADII[min(int(above_pi[-1]) + 1, len(RADII) - 1)]) if len(above_pi) else float(RADII[0])
@@ -169,13 +169,13 @@ def _largest_ratio(x: ProblemInstance, axis: Float[Array, " D"], radius: float, 
     return float(np.where(towards > 0, ratio, np.where(outward > towards, np.inf, 1.0)).max())
 
 
-def mirrored() -> ProblemInstance:
+def mirrored_optima() -> ProblemInstance:
     """Two optimal tokens on either side of a third: the minima of ATT-SVM' are two opposite directions."""
     problem = TokenProblem.of([[[1.0, 0.2], [-1.0, -0.2], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     return ProblemInstance(problem, "k = 1, -1, 0 in the plane")
 
 
-def alike() -> ProblemInstance:
+def equal_scores_problem() -> ProblemInstance:
     """Two tokens of one score: the gradient is zero everywhere."""
     problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0]])
     return ProblemInstance(problem, "two tokens of one score")
@@ -245,7 +245,7 @@ CLAIMS = (
         unconditional="An inequality for every p, q and token: no hypothesis."),
     Claim("B.lemma4", lemma4, "sampled", about="the GMM is a descent direction everywhere",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=(lambda: ProblemInstance(figure1b(), "fig1b"), alike),
+        outside=(lambda: ProblemInstance(figure1b(), "fig1b"), equal_scores_problem),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("B.lemma5", lemma5, "sampled", about="n = 1: far out, no direction beats the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),

@@ -28,7 +28,7 @@ from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, leads
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, seen, true
-from tokenmargin.theory.evidence import vanishing
+from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -128,8 +128,8 @@ def joint_findings(
     return Findings(
         hypotheses,
         (
-            *vanishing("the max-margin head", (v[0], v[1]), norm=float(ends[0])),
-            *vanishing(name, (p[0], p[1]), norm=float(ends[1])),
+            *falls_to_zero("the max-margin head", (v[0], v[1]), norm=float(ends[0])),
+            *falls_to_zero(name, (p[0], p[1]), norm=float(ends[1])),
         ),
     )
 

@@ -13,10 +13,10 @@ from tokenmargin.objective.nonlinear_heads import NonlinearHead, optimal_sets
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.evidence import vanishing
+from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.assumptions import assumption_d, log_outside, values_of
 from tokenmargin.theory.paper_b.directions import three_tokens
-from tokenmargin.theory.paper_b.gradients import mirrored
+from tokenmargin.theory.paper_b.gradients import mirrored_optima
 from tokenmargin.theory.paper_b.prompt_limits import path_angles, two_optima
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -29,10 +29,10 @@ def lemma14(x: ProblemInstance) -> Findings:
     the attention outside O_i, then Assumption D holds: for any Delta there is rho < 0 such that, wherever log q_max of
     p is at most (1 + Delta) times that of p' and at most rho, L(p) < L(p'). (O_i the optimal tokens; Delta = 0.1, 0.5
     and 2 with the rho of the proof; 480 points. With a nonlinear head, C and eps are what these points show.)"""
-    points, optimal = _probes(x), _optimal(x)
-    nu = np.where(optimal, _alone(x), np.inf).min(axis=1)
-    spread = float((np.where(optimal, _alone(x), -np.inf).max(axis=1) - nu).max())
-    C, eps = _mixing(x, optimal, nu, points)
+    points, optimal = _random_points(x), _optimal(x)
+    nu = np.where(optimal, _output_of_token(x), np.inf).min(axis=1)
+    spread = float((np.where(optimal, _output_of_token(x), -np.inf).max(axis=1) - nu).max())
+    C, eps = _mixing_constants(x, optimal, nu, points)
     log_q = log_outside(x.problem, points, optimal)
     excess = [x.risk.excess(p) for p in points]
     ranks = np.array([size if sign > 0 else -1e12 - size for size, sign in excess])
@@ -62,19 +62,19 @@ def _optimal(x: ProblemInstance) -> Bool[Array, "n T"]:
     return optimal_tokens(x.problem) if x.head is None else optimal_sets(x.problem, x.head)
 
 
-def _alone(x: ProblemInstance) -> Float[Array, "n T"]:
+def _output_of_token(x: ProblemInstance) -> Float[Array, "n T"]:
     """The output when one token is attended to alone."""
     if x.head is None:
         return x.problem.scores
     return np.asarray(x.problem.labels[:, None] * x.head.function(values_of(x.problem).tokens))
 
 
-def _probes(x: ProblemInstance) -> Float[Array, "480 D"]:
+def _random_points(x: ProblemInstance) -> Float[Array, "480 D"]:
     """Random points of lengths from 0.3 to 300."""
     return np.concatenate([r * x.sphere(60, x.rng) for r in np.geomspace(0.3, 300, 8)])
 
 
-def _mixing(
+def _mixing_constants(
     x: ProblemInstance, optimal: Bool[Array, "n T"], nu: Float[Array, " n"], points: Float[Array, "k D"]
 ) -> tuple[float, float]:
     """C and eps of (85): from the scores for a linear head, else from the points."""
@@ -95,7 +95,7 @@ def _mixing(
 
 def _ratio_of_bounds(x: ProblemInstance, nu: Float[Array, " n"], C: float, eps: float) -> float:
     """`C_+ / C_-` of the proof: how far apart the bounds on (L - L_star) / q_max are."""
-    largest = np.abs(_alone(x)[x.problem.mask]).max()
+    largest = np.abs(_output_of_token(x)[x.problem.mask]).max()
     low, high = np.sort(np.exp(x.loss.log_slope(np.array([-largest, largest]))))
     return float(high * (C + nu.max()) / (low * eps * nu.min() / x.problem.n))
 
@@ -107,7 +107,7 @@ def theorem8(x: ProblemInstance) -> Findings:
     lowest loss, and Assumption D is tried on 480 points.)"""
     optimal = _optimal(x)
     minima = [minimum.vector for minimum in choice_margin(x.problem, optimal).minima]
-    mixing = _leads(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _probes(x))
+    mixing = _leads(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _random_points(x))
     hypotheses = (above("number of global minima of ATT-SVM'", len(minima), 1), *mixing)
     if not minima or not np.isfinite([x.problem.keys.norm(p) for p in minima]).all() or not np.any(minima):
         return Findings(hypotheses, ())
@@ -115,7 +115,7 @@ def theorem8(x: ProblemInstance) -> Findings:
     if not np.isfinite(angles).all():
         grows = true("the minimiser over |p| <= R grows with R", False)
         return Findings(hypotheses, (seen(grows, "a proof that a mixture of tokens is best"),))
-    return Findings(hypotheses, vanishing("the nearest minimum", angles, norm=norm))
+    return Findings(hypotheses, falls_to_zero("the nearest minimum", angles, norm=norm))
 
 
 def _leads(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, ...]:
@@ -130,7 +130,7 @@ def _leads(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, .
     )
 
 
-def _chosen(*optimal: bool) -> ProblemInstance:
+def _sets(*optimal: bool) -> ProblemInstance:
     """Sets O_i that hold a worse token than they leave out, or tokens of unequal scores."""
     names = ",".join(str(t) for t in np.flatnonzero(optimal))
     return ProblemInstance(three_tokens((1.0, 0.5, -0.2)), f"three tokens, O={names}", optimal=np.array([optimal]))
@@ -171,8 +171,8 @@ CLAIMS = (
     Claim("B.lemma14", lemma14, "sampled", about="mixing others in hurts: Assumption D",
         example=lambda: ProblemInstance(three_tokens((1.0, 0.5, -0.2)), "three tokens"),
         outside=(
-            lambda: _chosen(False, True, False),
-            lambda: _chosen(True, True, False),
+            lambda: _sets(False, True, False),
+            lambda: _sets(True, True, False),
             lambda: ProblemInstance(three_tokens((1.0, 1.0, 1.0)), "three tokens alike"),
         ),
         unneeded={
@@ -181,7 +181,7 @@ CLAIMS = (
     Claim("B.lemma14-nonlinear", lemma14, "sampled", about="... with a nonlinear head",
         example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units")),
     Claim("B.theorem8", theorem8, "sampled", about="several optimal tokens: path to the minima of ATT-SVM'",
-        example=mirrored,
+        example=mirrored_optima,
         outside=(
             lambda: replace(two_optima(), optimal=np.array([[True, False, False]])),
             lambda: replace(two_optima(second=0.5), optimal=np.array([[True, True, False]])),

@@ -12,9 +12,9 @@ from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cone_constants, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
-from tokenmargin.theory.evidence import FollowedFlow, follow, vanishing
+from tokenmargin.theory.evidence import FollowedFlow, falls_to_zero, follow
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
-from tokenmargin.theory.paper_b.gradients import alike, printed_smoothness
+from tokenmargin.theory.paper_b.gradients import equal_scores_problem, printed_smoothness
 from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -59,7 +59,7 @@ def path_to(x: ProblemInstance, solution: MarginSolution, name: str) -> Findings
     if not solution.is_optimal:
         return Findings(hypotheses, ())
     angles, norm = path_angles(x, [solution.vector])
-    return Findings(hypotheses, vanishing(name, angles, norm=norm))
+    return Findings(hypotheses, falls_to_zero(name, angles, norm=norm))
 
 
 def theorem1(x: ProblemInstance) -> Findings:
@@ -85,7 +85,7 @@ def theorem2(x: ProblemInstance) -> Findings:
     growth = _growth(x, late, solution.vector)
     if x.problem.n > 1 or not growth[-1].holds:
         return Findings(hypotheses, growth)
-    return Findings(hypotheses, (*growth, *_to(x, late, solution.vector)))
+    return Findings(hypotheses, (*growth, *_slowest(x, late, solution.vector)))
 
 
 def theorem2_direction(x: ProblemInstance) -> Findings:
@@ -96,7 +96,7 @@ def theorem2_direction(x: ProblemInstance) -> Findings:
         return Findings(hypotheses, ())
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
     reached = _growth(x, late, solution.vector)[-1:]
-    return Findings(hypotheses, _to(x, late, solution.vector) if reached[0].holds else reached)
+    return Findings(hypotheses, _slowest(x, late, solution.vector) if reached[0].holds else reached)
 
 
 def _assumptions(x: ProblemInstance) -> tuple[tuple[Slack, ...], MarginSolution]:
@@ -122,7 +122,7 @@ def _growth(x: ProblemInstance, late: list[FollowedFlow], gmm: Float[Array, " D"
     )
 
 
-def _to(
+def _slowest(
     x: ProblemInstance, late: list[FollowedFlow], target: Float[Array, " D"], name: str = "the GMM"
 ) -> tuple[Slack, Slack]:
     """The slowest of the flows against the target."""
@@ -130,7 +130,7 @@ def _to(
     ends = [float(angle(keys, limit.path.prompt, target)) for limit in late]
     slowest = late[int(np.argmax(ends))].path
     norm = float(keys.norm(slowest.prompt))
-    return vanishing(name, (float(angle(keys, slowest.at_norm(norm / 10), target)), max(ends)), norm=norm)
+    return falls_to_zero(name, (float(angle(keys, slowest.at_norm(norm / 10), target)), max(ends)), norm=norm)
 
 
 def theorem3(x: ProblemInstance) -> Findings:
@@ -156,7 +156,7 @@ def theorem3(x: ProblemInstance) -> Findings:
     grows = seen(above("smallest |p| that gradient flow reaches", reached, 1e3 * radius, tolerance=radius), LOG_TIME)
     if not grows.holds:
         return Findings(hypotheses, (still, grows))
-    return Findings(hypotheses, (still, grows, *_to(x, late, axis, "the axis")))
+    return Findings(hypotheses, (still, grows, *_slowest(x, late, axis, "the axis")))
 
 
 def two_optima(second: float = 1.0) -> ProblemInstance:
@@ -167,7 +167,7 @@ def two_optima(second: float = 1.0) -> ProblemInstance:
     )
 
 
-def elsewhere() -> ProblemInstance:
+def start_to_local() -> ProblemInstance:
     """Figure 1(b) from a start whose flow goes to the locally optimal token."""
     return ProblemInstance(figure1b(), "fig1b from (1, -1.5)", p=np.array([1.0, -1.5, 0.0]))
 
@@ -181,11 +181,11 @@ CLAIMS = (
             "positive optimal scores. The theorem does not ask for them, and the path converges without."
         )),
     Claim("B.theorem2", theorem2, "sampled", about="Assumption B: descent grows; n = 1: to the GMM",
-        example=lambda: ProblemInstance(figure8(), "fig8"), outside=(elsewhere, alike),
+        example=lambda: ProblemInstance(figure8(), "fig8"), outside=(start_to_local, equal_scores_problem),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("B.theorem2-direction", theorem2_direction, "sampled", about="... n = 1: to the GMM",
         example=lambda: ProblemInstance(figure1a(), "fig1a"),
-        outside=(lambda: ProblemInstance(figure8(), "fig8"), elsewhere, alike),
+        outside=(lambda: ProblemInstance(figure8(), "fig8"), start_to_local, equal_scores_problem),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("B.theorem3", theorem3, "sampled", about="local convergence to LMM directions",
         example=lambda: ProblemInstance(figure1b(), "fig1b", selected=(1,)), outside=(behind_its_neighbour,),

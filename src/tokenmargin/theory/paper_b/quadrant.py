@@ -95,21 +95,24 @@ def quadrant_point(
         given = PromptObjective(TokenProblem(x.problem.keys, x.problem.labels, scores=scores), x.loss)
         landscape = prompt_landscape(given)
         # Between symmetric walls the relaxed solution may be a ridge of the risk: at first the walls are tried as well.
-        starts = [before, *_feet(before, walls)] if k == 0 else [before]
-        p = min((_within(landscape, unit, walls, float(radii[1])) for unit in starts), key=lambda q: landscape(q)[0])
+        starts = [before, *_nearest_on_walls(before, walls)] if k == 0 else [before]
+        p = min(
+            (_lowest_in_quadrant(landscape, unit, walls, float(radii[1])) for unit in starts),
+            key=lambda q: landscape(q)[0],
+        )
         if np.linalg.norm(p / radii[1] - before) < 1e-10:
             break
     return v, p
 
 
-def _feet(unit: Float[Array, " P"], walls: Float[Array, "k P"]) -> Float[Array, "feet P"]:
+def _nearest_on_walls(unit: Float[Array, " P"], walls: Float[Array, "k P"]) -> Float[Array, "feet P"]:
     """The directions of each wall that are nearest to a unit vector."""
     feet = unit - (walls @ unit)[:, None] * walls
     lengths = np.linalg.norm(feet, axis=1, keepdims=True)
     return np.asarray((feet / np.maximum(lengths, 1e-300))[lengths[:, 0] > 1e-6])
 
 
-def _within(
+def _lowest_in_quadrant(
     landscape: SecondOrderFunction, unit: Float[Array, " P"], walls: Float[Array, "k P"], radius: float
 ) -> Float[Array, " P"]:
     """The lowest point of the quadrant at |p| = radius: roughly, to see which walls hold it, then exactly on them."""

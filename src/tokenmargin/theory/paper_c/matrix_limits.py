@@ -17,9 +17,9 @@ from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, searched, seen, true
 from tokenmargin.theory.paper_b.prompt_limits import (
-    elsewhere,
     one_optimum,
     path_to,
+    start_to_local,
     theorem2,
     theorem2_direction,
     theorem3,
@@ -93,7 +93,7 @@ def rank(x: ProblemInstance) -> Findings:
     return Findings(hypotheses, tuple(conclusion))
 
 
-def drawn(seed: int, n: int, T: int, d: int, *, name: str = "", **options: object) -> ProblemInstance:
+def random_matrix_problem(seed: int, n: int, T: int, d: int, *, name: str = "", **options: object) -> ProblemInstance:
     """Random tokens, queries and head."""
     rng = np.random.default_rng(seed)
     tokens, queries = rng.standard_normal((n, T, d)), rng.standard_normal((n, d))
@@ -242,26 +242,26 @@ def _behind_a_neighbour() -> ProblemInstance:
 
 CLAIMS = (
     Claim("C.separability", separability, "bounded", about="d >= max(T - 1, n): W separates any optimal tokens",
-        example=lambda: drawn(0, 3, 4, 3), outside=(_one_query_two_wishes, _between),
+        example=lambda: random_matrix_problem(0, 3, 4, 3), outside=(_one_query_two_wishes, _between),
         unneeded={
             "dimensions of the queries": "Independent queries are at most as many as their dimensions.",
             "dimensions of the keys": "Independent differences are at most as many as their dimensions.",
         }),
     Claim("C.rank", rank, "bounded", about="max-margin W has its columns in the span of the queries: rank at most n",
-        example=lambda: drawn(1, 2, 3, 4), unneeded={"alpha is separable": NO_SUBJECT}),
+        example=lambda: random_matrix_problem(1, 2, 3, 4), unneeded={"alpha is separable": NO_SUBJECT}),
     Claim("C.frobenius-path", frobenius_path, "sampled", about="regularisation path of W to the Frobenius max-margin",
-        example=lambda: drawn(2, 2, 2, 2), outside=(_two_optima,),
+        example=lambda: random_matrix_problem(2, 2, 2, 2), outside=(_two_optima,),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("C.nuclear-path", nuclear_path, "sampled", about="regularisation path of K and Q to the nuclear max-margin",
-        example=lambda: drawn(2, 2, 2, 2), outside=(_two_optima,),
+        example=lambda: random_matrix_problem(2, 2, 2, 2), outside=(_two_optima,),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("C.growth", growth, "sampled", about="others score alike: descent on W grows without bound",
         example=_equal_others, outside=(_nothing_to_gain,), unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("C.global", everywhere, "sampled", about="one input, others score alike: descent on W to the max-margin W",
         example=lambda: _of_one_query(_one_input()),
-        outside=(_nothing_to_gain, lambda: _of_one_query(elsewhere()), _two_inputs),
+        outside=(_nothing_to_gain, lambda: _of_one_query(start_to_local()), _two_inputs),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("C.local", local, "sampled", about="local convergence of descent on W",
-        example=lambda: drawn(4, 1, 3, 2, name="random, in W"), outside=(_behind_a_neighbour,),
+        example=lambda: random_matrix_problem(4, 1, 3, 2, name="random, in W"), outside=(_behind_a_neighbour,),
         unneeded={"alpha is separable": NO_SUBJECT}),
 )  # fmt: skip

@@ -95,7 +95,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
     finite = shortest_with_logits(x.problem, np.log(np.where(mixture.kept, mixture.weights, 1.0)), mixture.kept)
     length = float(np.linalg.norm(solution.vector))
     ends = [_minimiser(x, x.head, mixture, finite + r * solution.vector, r * length) for r in REACH]
-    errors = [_away(W, finite, solution.vector) for W in ends]
+    errors = [_angle_to_line(W, finite, solution.vector) for W in ends]
     wrong = float(np.abs(attention_weights(x.problem.keys, ends[1]) - mixture.weights).max())
     return Findings(
         hypotheses,
@@ -147,7 +147,7 @@ def _minimiser(
     return minimise(landscape, start, sphere=Sphere(radius)).point
 
 
-def _away(W: Float[Array, " D"], finite: Float[Array, " D"], direction: Float[Array, " D"]) -> float:
+def _angle_to_line(W: Float[Array, " D"], finite: Float[Array, " D"], direction: Float[Array, " D"]) -> float:
     """Angle of W to the line `finite + r direction`, at the r nearest to W."""
     along = finite + (W - finite) @ direction / (direction @ direction) * direction
     cosine = float(W @ along / np.linalg.norm(W) / np.linalg.norm(along))

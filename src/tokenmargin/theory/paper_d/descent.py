@@ -12,15 +12,15 @@ from tokenmargin.margin.graph_margin import svm_subspace
 from tokenmargin.objective.losses import CorrelationLoss, LogLoss
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true
-from tokenmargin.theory.evidence import vanishing
+from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     beside_a_tie,
-    embedded,
+    embedded_problem,
     head_of_1,
     log_loss,
     one_ring,
-    ordered,
+    some_order,
     tied_pair,
     twice_forced,
 )
@@ -78,7 +78,7 @@ def theorem1(x: NextTokenInstance) -> Findings:
     )
 
 
-def _bound(x: NextTokenInstance) -> float:
+def _bounded_descent(x: NextTokenInstance) -> float:
     """Where nothing is ordered, descent with a step of at most 1/L never leaves the ball around the minimum that it
     starts on the edge of, the risk being convex and smooth: `|W| <= |W*| + |W(0) - W*|`."""
     start = np.zeros(x.objective.dimension) if x.start is None else x.start
@@ -103,7 +103,7 @@ def _direction(x: NextTokenInstance) -> tuple[Slack, ...]:
         return (seen(below("angle to W_svm", np.inf, 0), FLOW),)
     ends = tuple(float(angle(keys, path.at_norm(norm), x.svm)) for norm in (x.norm / 10, x.norm * (1 - 1e-9)))
     grown = seen(above("|W| at the end of the flow", float(np.linalg.norm(path.prompt)), x.norm / 2), FLOW)
-    return (grown, *vanishing("W_svm", (ends[0], ends[1]), norm=x.norm))
+    return (grown, *falls_to_zero("W_svm", (ends[0], ends[1]), norm=x.norm))
 
 
 def theorem2_repaired(x: NextTokenInstance) -> Findings:
@@ -114,7 +114,7 @@ def theorem2_repaired(x: NextTokenInstance) -> Findings:
     hypotheses = (head_of_1(x), log_loss(x), _step(x))
     if not positive(x) or not x.graph_solution.is_optimal:
         return Findings(hypotheses, ())
-    if ordered(x).holds:
+    if some_order(x).holds:
         return Findings(hypotheses, (_projection(x), *_direction(x)))
     gradients = x.objective.gradient(x.points())
     left = float(np.abs(x.across(gradients)).max()) / (x.longest or 1.0)
@@ -126,9 +126,9 @@ def theorem2(x: NextTokenInstance) -> Findings:
     """As `D.theorem2-repaired`, with |W| growing without bound whatever W_svm is. (Where W_svm = 0: the bound of a ball
     that descent never leaves.)"""
     found = theorem2_repaired(x)
-    if not found.conclusion or ordered(x).holds:
+    if not found.conclusion or some_order(x).holds:
         return found
-    limit = above("bound on |W(t)| for all t", _bound(x), np.inf)
+    limit = above("bound on |W(t)| for all t", _bounded_descent(x), np.inf)
     return Findings(found.hypotheses, (*found.conclusion, limit if x.factor <= 1 else seen(limit, FLOW)))
 
 
@@ -137,7 +137,7 @@ def theorem5_repaired(x: NextTokenInstance) -> Findings:
     at most 1/L has its part in the SVM subspace grow without bound. (W_svm is a direction of descent everywhere, since
     every margin is at least 1; gradient flow to |W| = 10^5.)"""
     found = theorem5(x)
-    return Findings((*found.hypotheses, ordered(x)), found.conclusion)
+    return Findings((*found.hypotheses, some_order(x)), found.conclusion)
 
 
 def theorem5(x: NextTokenInstance) -> Findings:
@@ -185,7 +185,7 @@ def lemma12(x: NextTokenInstance) -> Findings:
 def lemma13(x: NextTokenInstance) -> Findings:
     """With -log under Assumptions 1 and 2, where W_svm is not zero, `<dL(W), W_svm> < 0` at every finite W, of dL and
     of its part in the SVM subspace alike. (At 20 points, and by the margins, whose mean it is.)"""
-    hypotheses = (head_of_1(x), log_loss(x), ordered(x))
+    hypotheses = (head_of_1(x), log_loss(x), some_order(x))
     if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
         return Findings(hypotheses, ())
     inside, length = svm_subspace(x.problem), float(np.linalg.norm(x.svm))
@@ -257,7 +257,7 @@ def lemma15_repaired(x: NextTokenInstance) -> Findings:
     is R_pi, such that no W with this projection whose part across is longer than R_pi has a lower risk than `(1 + pi)
     |part across| W_svm / |W_svm|` and the projection. (R_pi by (31); pi = 0.1 and 1, three projections, 30 and more
     directions at 1.01 and 10 R_pi, as logarithms of the excess.)"""
-    hypotheses = (head_of_1(x), log_loss(x), ordered(x))
+    hypotheses = (head_of_1(x), log_loss(x), some_order(x))
     if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
         return Findings(hypotheses, ())
     unit, worst = x.svm / np.linalg.norm(x.svm), np.inf
@@ -299,7 +299,7 @@ def lemma15(x: NextTokenInstance) -> Findings:
 
 def _one_tie() -> NextTokenInstance:
     """After a 0 the tokens 1 and 2 tie ahead of 0 in every sequence: one order, so W_svm is best for each."""
-    return NextTokenInstance(embedded([[1, 2, 0], [1, 2, 0]], [1, 2], np.eye(3)), "one tie, one order")
+    return NextTokenInstance(embedded_problem([[1, 2, 0], [1, 2, 0]], [1, 2], np.eye(3)), "one tie, one order")
 
 
 BEYOND = "With longer steps descent may still grow, or oscillate, as `D.theorem2-repaired` shows around W_fin."

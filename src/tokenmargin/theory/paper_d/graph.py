@@ -8,10 +8,10 @@ from tokenmargin.margin.graph_margin import svm_subspace
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, equal, sampled, true
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
-    embedded,
+    embedded_problem,
     feasible,
     head_of_1,
-    ordered,
+    some_order,
     tied_pair,
     twice_forced,
 )
@@ -28,7 +28,7 @@ def lemma1(x: NextTokenInstance) -> Findings:
 
 def lemma4(x: NextTokenInstance) -> Findings:
     """Where W_svm is not zero it is orthogonal to the cyclic subspace, and so to every cyclic component W_fin."""
-    hypotheses = (feasible(x), ordered(x))
+    hypotheses = (feasible(x), some_order(x))
     if not all(slack.holds for slack in hypotheses):
         return Findings(hypotheses, ())
     length, soft = float(np.linalg.norm(x.svm)), x.limit.finite.point
@@ -88,7 +88,7 @@ def _parts_of_a_cycle() -> NextTokenInstance:
     """1, 2 and 3 tie in a ring, and no sequence holds all three of them."""
     sequences, labels = [[1, 2, 0], [2, 3, 0], [3, 1, 0], [1, 2, 0]], [1, 2, 3, 2]
     return NextTokenInstance(
-        embedded(sequences, labels, np.random.default_rng(3).standard_normal((4, 5))), "a ring, seen in parts"
+        embedded_problem(sequences, labels, np.random.default_rng(3).standard_normal((4, 5))), "a ring, seen in parts"
     )
 
 

@@ -226,12 +226,12 @@ def feasible(x: NextTokenInstance) -> Slack:
     return true("(Graph-SVM) is feasible", x.graph_solution.is_optimal)
 
 
-def ordered(x: NextTokenInstance) -> Slack:
+def some_order(x: NextTokenInstance) -> Slack:
     """Some component is ahead of another, so that W_svm is not zero."""
     return above("pairs of components in order", len(x.problem.graph.order), 1)
 
 
-def falling(x: NextTokenInstance) -> tuple[Slack, Slack]:
+def decreasing_loss(x: NextTokenInstance) -> tuple[Slack, Slack]:
     """The loss is strictly decreasing with a bounded slope, on the outputs that can be reached: averages of scores."""
     outputs = _outputs(x)
     if isinstance(x.loss, LogLoss) and outputs[0] <= 0:
@@ -243,7 +243,7 @@ def falling(x: NextTokenInstance) -> tuple[Slack, Slack]:
     return (sampled(falls), sampled(bounded)) if isinstance(x.loss, CustomLoss) else (falls, bounded)
 
 
-def steep(x: NextTokenInstance) -> Slack:
+def nonzero_slope(x: NextTokenInstance) -> Slack:
     """The slope of the loss is nowhere zero on the outputs that can be reached: the proofs' c_dn. (Of losses other than
     those of the package at 200 points, and at the scores of all tokens.)"""
     outputs = _outputs(x)
@@ -286,14 +286,14 @@ class FlatLoss(AbstractLoss):
         return 2.0, 1.0
 
 
-def embedded(sequences: list[list[int]], labels: list[int], rows: Array) -> NextTokenProblem:
+def embedded_problem(sequences: list[list[int]], labels: list[int], rows: Array) -> NextTokenProblem:
     return NextTokenProblem.of(sequences, labels, embeddings=rows)
 
 
 def tied_pair(loss: AbstractLoss | None = None, *, factor: float = 1.0) -> NextTokenInstance:
     """After a 0 the tokens 1 and 2 come next, two times in three and one in three, ahead of 3 and 0."""
     rows = np.random.default_rng(0).standard_normal((4, 4))
-    problem = embedded([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], rows)
+    problem = embedded_problem([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], rows)
     named = "1 and 2 tie" if loss is None else f"1 and 2 tie, {type(loss).__name__}"
     return NextTokenInstance(problem, named, loss=LogLoss() if loss is None else loss, factor=factor)
 
@@ -301,33 +301,33 @@ def tied_pair(loss: AbstractLoss | None = None, *, factor: float = 1.0) -> NextT
 def tied_pair_with_head(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """The same, orthonormal, with a head that gives tokens of the sequence between 0.1 and 2: Assumption 3 holds."""
     head = np.array([[2.0, 0.5, 0.1, 0.3], [0.2, 2.0, 0.4, 1.8], [1.5, 0.1, 2.0, 0.1], [0.1, 0.1, 0.1, 2.0]])
-    problem = embedded([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], np.eye(4))
+    problem = embedded_problem([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], np.eye(4))
     return NextTokenInstance(problem, "1 and 2 tie, another head", loss=loss or LogLoss(), head=head)
 
 
 def two_chains(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """No cycle: 2 ahead of 1 ahead of 0 after a 0, and 0 ahead of 2 after a 1."""
     rows = np.random.default_rng(1).standard_normal((3, 3))
-    problem = embedded([[1, 0], [2, 1, 0], [0, 2, 1]], [1, 2, 0], rows)
+    problem = embedded_problem([[1, 0], [2, 1, 0], [0, 2, 1]], [1, 2, 0], rows)
     return NextTokenInstance(problem, "two chains", loss=loss or LogLoss())
 
 
 def twice_forced(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """1 ahead of 2 and 4 ahead of 3 where x_1 - x_2 = x_3 - x_4: no W satisfies both orders."""
     rows = np.array([[0.0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0]])
-    problem = embedded([[1, 2, 0], [3, 4, 0], [1, 2, 0]], [1, 4, 1], rows)
+    problem = embedded_problem([[1, 2, 0], [3, 4, 0], [1, 2, 0]], [1, 4, 1], rows)
     return NextTokenInstance(problem, "x1 - x2 = x3 - x4", loss=loss or LogLoss())
 
 
 def one_ring(factor: float = 1.0) -> NextTokenInstance:
     """Every token is on one cycle: nothing is ahead of anything, and W_svm = 0."""
-    problem = embedded([[1, 0], [1, 0], [0, 1, 0]], [1, 0, 1], np.array([[1.0, 0.0], [0.5, 1.0]]))
+    problem = embedded_problem([[1, 0], [1, 0], [0, 1, 0]], [1, 0, 1], np.array([[1.0, 0.0], [0.5, 1.0]]))
     return NextTokenInstance(problem, "0 and 1 tie, nothing else", start=np.array([1.0, 0, 0, 1]), factor=factor)
 
 
 def beside_a_tie(loss: AbstractLoss | None = None, *, head: Float[Array, "K d"] | None = None) -> NextTokenInstance:
     """After a 0, the tokens 1 and 2 tie ahead of 0, and 3 is ahead of 4 and 0: unit vectors."""
-    problem = embedded([[1, 2, 0], [1, 2, 0], [1, 0], [3, 4, 0]], [1, 2, 1, 3], np.eye(5))
+    problem = embedded_problem([[1, 2, 0], [1, 2, 0], [1, 0], [3, 4, 0]], [1, 2, 1, 3], np.eye(5))
     named = f"a tie beside an order{'' if loss is None else f', {type(loss).__name__}'}"
     return NextTokenInstance(problem, named, loss=loss or LogLoss(), head=head)
 
@@ -335,5 +335,5 @@ def beside_a_tie(loss: AbstractLoss | None = None, *, head: Float[Array, "K d"] 
 def labels_alone(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """Sequences that hold nothing but their next token."""
     return NextTokenInstance(
-        embedded([[0], [1, 1]], [0, 1], np.eye(2)), "nothing but next tokens", loss=loss or LogLoss()
+        embedded_problem([[0], [1, 1]], [0, 1], np.eye(2)), "nothing but next tokens", loss=loss or LogLoss()
     )

@@ -28,12 +28,12 @@ from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     assumption3,
     beside_a_tie,
-    embedded,
-    falling,
+    decreasing_loss,
+    embedded_problem,
     feasible,
     head_of_1,
-    ordered,
-    steep,
+    nonzero_slope,
+    some_order,
     tied_pair,
     two_chains,
 )
@@ -52,7 +52,7 @@ def _orders(x: NextTokenInstance, slope: Float[Array, " n"], outputs: Float[Arra
     return np.where(slope > FLAT, 1.0, (near - nearer) / 4)
 
 
-def _fall(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
+def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
     """How much faster the excess risk can fall than along W_svm: the ratio of the exponents, 1 where W_svm is best."""
     outputs = x.cyclic_outputs(part)
     with np.errstate(divide="ignore"):
@@ -90,7 +90,7 @@ def _search(x: NextTokenInstance, part: Float[Array, " D"]) -> _Searched:
     return _Searched((first, last), x.fin @ path.points[-1])
 
 
-def _nears(found: _Searched) -> Slack:
+def _nears_direction(found: _Searched) -> Slack:
     """Seen by search: an angle that falls like one over the radius is halved."""
     first, last = found.angles
     name = f"angle to W_svm at {RADII[1]:g}|W_svm|, over that at {RADII[0]:g}|W_svm|, or 1e-3"
@@ -103,7 +103,7 @@ def theorem3(x: NextTokenInstance) -> Findings:
     the set of cyclic components. (By the exponents of the excess risk; and the lowest minimum found over two balls.)"""
     low = cyclic_minimum(x)
     bounded = true("the set of cyclic components is bounded", low.inside)
-    hypotheses = (head_of_1(x), *falling(x), ordered(x), bounded if low.rays else sampled(bounded))
+    hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x), bounded if low.rays else sampled(bounded))
     if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
         return Findings(hypotheses, ())
     if not low.inside:
@@ -111,31 +111,31 @@ def theorem3(x: NextTokenInstance) -> Findings:
     found = _search(x, low.point)
     off = float(np.linalg.norm(found.projection - x.fin @ low.point)) * x.longest
     near = seen(below("distance of the projection to the cyclic component, in logits", off, 1e-2), FARTHER)
-    return Findings(hypotheses, (_fall(x, low.point), _nears(found), near))
+    return Findings(hypotheses, (_fall_ratio(x, low.point), _nears_direction(found), near))
 
 
 def theorem3_repaired(x: NextTokenInstance) -> Findings:
     """As Theorem 3, with a loss whose slope is nowhere zero on the outputs that can be reached."""
     found = theorem3(x)
-    return Findings((*found.hypotheses, steep(x)), found.conclusion)
+    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
 
 
 def lemma16(x: NextTokenInstance) -> Findings:
     """Under Assumptions 1 and 2, with a strictly decreasing loss of bounded slope and W_svm not zero: for every part in
     the cyclic subspace, the W across it with |W| <= R that is best beside it converges in direction to W_svm. (By the
     exponents of the excess risk, for three parts.)"""
-    hypotheses = (head_of_1(x), *falling(x), ordered(x))
+    hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x))
     if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
         return Findings(hypotheses, ())
     parts = (np.zeros_like(x.svm), *((W @ x.fin.T) @ x.fin for W in x.points(2, 0.3, 1.0)))
-    worst = max((_fall(x, part) for part in parts), key=lambda slack: slack.measured)
+    worst = max((_fall_ratio(x, part) for part in parts), key=lambda slack: slack.measured)
     return Findings(hypotheses, (worst,))
 
 
 def lemma16_repaired(x: NextTokenInstance) -> Findings:
     """As Lemma 16, with a loss whose slope is nowhere zero on the outputs that can be reached."""
     found = lemma16(x)
-    return Findings((*found.hypotheses, steep(x)), found.conclusion)
+    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
 
 
 def theorem4(x: NextTokenInstance) -> Findings:
@@ -143,31 +143,31 @@ def theorem4(x: NextTokenInstance) -> Findings:
     feasible, the minimisers over |W| <= R converge in direction to W_svm as R grows. (As Theorem 3.)"""
     several = int((x.problem.graph.sizes > 1).sum())
     acyclic = below("components of several tokens", several, 0)
-    hypotheses = (acyclic, assumption3(x.embeddings, x.head), *falling(x), feasible(x), ordered(x))
+    hypotheses = (acyclic, assumption3(x.embeddings, x.head), *decreasing_loss(x), feasible(x), some_order(x))
     if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
         return Findings(hypotheses, ())
-    found = _nears(_search(x, np.zeros_like(x.svm)))
+    found = _nears_direction(_search(x, np.zeros_like(x.svm)))
     return Findings(
-        hypotheses, (_fall(x, np.zeros_like(x.svm)), found) if hypotheses[1].holds and not several else (found,)
+        hypotheses, (_fall_ratio(x, np.zeros_like(x.svm)), found) if hypotheses[1].holds and not several else (found,)
     )
 
 
 def theorem4_repaired(x: NextTokenInstance) -> Findings:
     """As Theorem 4, with a loss whose slope is nowhere zero on the outputs that can be reached."""
     found = theorem4(x)
-    return Findings((*found.hypotheses, steep(x)), found.conclusion)
+    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
 
 
 def _two_heights() -> NextTokenInstance:
     """1 and 2 each ahead of 0, with best outputs 1, where the loss is flat, and 1/2, where it is not."""
-    problem = embedded([[1, 0], [2, 0]], [1, 2], np.eye(3))
+    problem = embedded_problem([[1, 0], [2, 0]], [1, 2], np.eye(3))
     return NextTokenInstance(problem, "outputs of 1 and 1/2, FlatLoss", FlatLoss(), np.diag([1.0, 1.0, 0.5]))
 
 
 def _other_best() -> NextTokenInstance:
     """3 scores best where 1 comes next after a 0."""
     head = np.array([[1.0, 0, 0, 0], [0, 1, 0, 2], [0, 0, 1, 0], [0, 0, 0, 1]])
-    problem = embedded([[1, 3, 0], [2, 0]], [1, 2], np.eye(4))
+    problem = embedded_problem([[1, 3, 0], [2, 0]], [1, 2], np.eye(4))
     return NextTokenInstance(problem, "another token scores best", ExponentialLoss(), head)
 
 

@@ -20,8 +20,8 @@ from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     assumption3,
     beside_a_tie,
-    embedded,
-    falling,
+    decreasing_loss,
+    embedded_problem,
     head_of_1,
     labels_alone,
     log_loss,
@@ -106,7 +106,7 @@ def lemma10(x: NextTokenInstance) -> Findings:
     """If f is (strictly) convex and T linear and invertible, f after T is (strictly) convex. (As it is used: f the risk
     of one-hot tokens in R^(K x K), T taking W to E W E'; Hessians at 20 points, and the directions of flatness.)"""
     K = x.problem.size
-    plain = NextTokenInstance(embedded_like(x.problem, np.eye(K)), seed=x.seed)
+    plain = NextTokenInstance(with_embeddings(x.problem, np.eye(K)), seed=x.seed)
     hypotheses = (below("dimensions that T loses", K**2 - _rank(x.embeddings) ** 2, 0), log_loss(x))
     T = np.kron(x.embeddings, x.embeddings)
     composed = NextTokenInstance(x.problem, loss=x.loss, seed=x.seed)
@@ -131,7 +131,7 @@ def _rank(rows: Float[Array, "K d"]) -> int:
     return int((np.linalg.svd(rows / np.where(lengths > 0, lengths, 1.0), compute_uv=False) > 1e-10).sum())
 
 
-def embedded_like(problem: NextTokenProblem, rows: Float[Array, "K d"]) -> NextTokenProblem:
+def with_embeddings(problem: NextTokenProblem, rows: Float[Array, "K d"]) -> NextTokenProblem:
     return NextTokenProblem(problem.tokens, problem.lengths, problem.labels, problem.vocabulary, rows)
 
 
@@ -148,7 +148,7 @@ def lemma11(x: NextTokenInstance) -> Findings:
 
 def _lemma3_hypotheses(x: NextTokenInstance) -> tuple[Slack, ...]:
     several = int((x.problem.graph.sizes > 1).sum())
-    return (below("components of several tokens", several, 0), assumption3(x.embeddings, x.head), *falling(x))
+    return (below("components of several tokens", several, 0), assumption3(x.embeddings, x.head), *decreasing_loss(x))
 
 
 def lemma3(x: NextTokenInstance) -> Findings:
@@ -166,7 +166,7 @@ def lemma3(x: NextTokenInstance) -> Findings:
     posed = x.objective.problem
     spread = float(np.ptp(posed.scores[posed.mask]))
     worst = -np.inf
-    for W in (x.svm, *(_pushed(x, V) for V in x.points(4))):
+    for W in (x.svm, *(_push_into_cone(x, V) for V in x.points(4))):
         size, sign = x.objective.excess(SURELY * W)
         worst = max(worst, float(size) if float(sign) > 0 else -np.inf)
     # The weight off the next token is at most T exp(-R): (46). W_svm has its margins to 1e-10.
@@ -175,7 +175,7 @@ def lemma3(x: NextTokenInstance) -> Findings:
     return Findings(hypotheses, (above_all, below(f"largest log(L(R W) - L*), R = {SURELY:g}", worst, bound + 1e-6)))
 
 
-def _pushed(x: NextTokenInstance, V: Float[Array, " D"]) -> Float[Array, " D"]:
+def _push_into_cone(x: NextTokenInstance, V: Float[Array, " D"]) -> Float[Array, " D"]:
     """V and enough of W_svm to satisfy every constraint."""
     if not len(x.behind):
         return V
@@ -277,7 +277,7 @@ def lemma7(x: NextTokenInstance) -> Findings:
     the cyclic subspace of L(W' + W), and the limit of L(W + R W_svm); (14b) so the infimum over W is that of the cyclic
     subdataset, and |I^c| loss(1) / n. (At 20 points, each with 5 such W'; (14b) with -log, W_fin certified.)"""
     left_out = int((~x.problem.with_label).sum())
-    hypotheses = (head_of_1(x), falling(x)[0], above("tokens left out of the cyclic subdataset", left_out, 1))
+    hypotheses = (head_of_1(x), decreasing_loss(x)[0], above("tokens left out of the cyclic subdataset", left_out, 1))
     if not x.graph_solution.is_optimal or not positive(x):
         return Findings(hypotheses, ())
     sign, lowest, off = np.inf, np.inf, 0.0
@@ -369,25 +369,29 @@ def equation22(x: NextTokenInstance) -> Findings:
 
 def _a_ring_and_a_label() -> NextTokenInstance:
     """0 and 1 tie; beside them a sequence of nothing but its next token."""
-    problem = embedded([[1, 0], [1, 0], [0]], [1, 0, 0], np.eye(2))
+    problem = embedded_problem([[1, 0], [1, 0], [0]], [1, 0, 0], np.eye(2))
     return NextTokenInstance(problem, "a tie, and a next token alone")
 
 
 def _in_too_few_dimensions() -> NextTokenInstance:
     """Three tokens on a line."""
-    return NextTokenInstance(embedded([[1, 2, 0]], [1], np.array([[1.0], [2.0], [-1.0]])), "three tokens, d = 1")
+    return NextTokenInstance(
+        embedded_problem([[1, 2, 0]], [1], np.array([[1.0], [2.0], [-1.0]])), "three tokens, d = 1"
+    )
 
 
 def _steep_scores() -> NextTokenInstance:
     """A head of large scores, without -log: the gradient is steeper than (22) allows."""
-    problem = embedded([[1, 0]], [1], np.eye(2))
+    problem = embedded_problem([[1, 0]], [1], np.eye(2))
     return NextTokenInstance(problem, "correlation loss", loss=CorrelationLoss(), head=30 * np.eye(2))
 
 
 def _other_best() -> NextTokenInstance:
     """A head that scores 0 above 1 where 1 comes next."""
     head = np.array([[1.0, 0.0], [2.0, 1.0]])
-    return NextTokenInstance(embedded([[1, 0]], [1], np.eye(2)), "another token scores best", ExponentialLoss(), head)
+    return NextTokenInstance(
+        embedded_problem([[1, 0]], [1], np.eye(2)), "another token scores best", ExponentialLoss(), head
+    )
 
 
 NOT_ALONE = "Lemma 9 has it for all independent embeddings; one-hot ones let its proof read logits off."
@@ -425,9 +429,10 @@ CLAIMS = (
     Claim("D.equation18", equation18, "exact", about="(18): the gradient with -log", example=tied_pair,
         outside=(tied_pair_with_head, lambda: tied_pair(CorrelationLoss()))),
     Claim("D.equation20", equation20, "exact", about="(20): weights move by at most M^2 |W - V|, step by step",
-        example=lambda: NextTokenInstance(embedded([[1, 0]], [1], np.eye(2)), "two unit vectors"),
+        example=lambda: NextTokenInstance(embedded_problem([[1, 0]], [1], np.eye(2)), "two unit vectors"),
         unconditional="it is about softmax alone.",
-        refutation=lambda: NextTokenInstance(embedded([[1, 1, 0]], [1], np.eye(2)), "two unit vectors, one twice"),
+        refutation=lambda: NextTokenInstance(
+            embedded_problem([[1, 1, 0]], [1], np.eye(2)), "two unit vectors, one twice"),
         note="|X (W - V) z| can be up to sqrt(T) M^2 |W - V|: the second step drops the root. From end to end it is "
         "true, and so is (22), which gains it back: softmax moves by the spread of logits (`D.equation22`)."),
     Claim("D.equation22", equation22, "sampled", about="(22): the gradient is Lipschitz with 2 M^4 sqrt(T_max)",

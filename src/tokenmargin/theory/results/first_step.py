@@ -125,14 +125,14 @@ def conditions(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _at(n: int, T: int, *, share: float = 1.0) -> EmbeddingInstance:
+def _corpus_at_share(n: int, T: int, *, share: float = 1.0) -> EmbeddingInstance:
     """A varied corpus at a share of the dimension that the sharp conditions ask for."""
     x = EmbeddingInstance.of(n, T, varied=True, draws=100, delta=0.05)
     least = sharp_dimension(x.corpus.size, x.step, x.delta)
     return EmbeddingInstance.about(x.corpus, dimension=float(np.ceil(share * least)), draws=100, delta=x.delta)
 
 
-def _ragged() -> EmbeddingInstance:
+def _ragged_corpus() -> EmbeddingInstance:
     """Sequences of 2 and 6 tokens: the step sees shares, not the frequencies (3)."""
     words = ["good film", "bad film film film film film"]
     return EmbeddingInstance.on(words, [1, -1], dimension=10**12, step=1.0, draws=100)
@@ -142,12 +142,12 @@ CLAIMS = (
     Claim("R.first-step", first_step, "sampled",
         about="Lemma 2 with the error's true order d^(-1/2), and its constant",
         example=lambda: EmbeddingInstance.of(8, 4, varied=True, dimension=10**6, step=1.0, draws=400),
-        outside=(_ragged,),
+        outside=(_ragged_corpus,),
         unneeded={
             "x = sqrt(2 Lambda/d)": "The constants are proven for x up to 1/20; in 400 draws at d = 20, where x is "
             "0.78, no error exceeded them."
         }),
     Claim("R.first-step-conditions", conditions, "sampled",
-        about="(10) with d of order eta_0^4 log instead of eta_0^16", example=lambda: _at(4, 3),
-        outside=(lambda: _at(4, 3, share=1e-9),)),
+        about="(10) with d of order eta_0^4 log instead of eta_0^16", example=lambda: _corpus_at_share(4, 3),
+        outside=(lambda: _corpus_at_share(4, 3, share=1e-9),)),
 )  # fmt: skip

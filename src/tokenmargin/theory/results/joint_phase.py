@@ -52,7 +52,7 @@ def _below_the_margin(x: ProblemInstance, phases: JointPhases) -> Slack:
     )
 
 
-def _posed(x: ProblemInstance) -> tuple[tuple[Slack, ...], JointPhases | None]:
+def _hypotheses(x: ProblemInstance) -> tuple[tuple[Slack, ...], JointPhases | None]:
     """What both statements ask of the problem, and its phases where there are any."""
     hypotheses = separable(Joint(x))
     if not all(slack.holds for slack in hypotheses):
@@ -95,7 +95,7 @@ def _unit(rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
     return rows / np.linalg.norm(rows, axis=1)[:, None]
 
 
-def _nearing(name: str, angles: list[float], norms: tuple[float, ...]) -> tuple[Slack, ...]:
+def _falls_like_inverse(name: str, angles: list[float], norms: tuple[float, ...]) -> tuple[Slack, ...]:
     """An angle that falls like 1/norm: at most 20/norm at the end, and by 0.8 of the factor over the last decade."""
     power = float(np.log10(angles[-1] / angles[-2])) if angles[-1] > 1e-7 else -1.0
     return (
@@ -112,7 +112,7 @@ def joint_phase(x: ProblemInstance) -> Findings:
     `(1/R) log(L/L_0 - 1)` tends to minus its value, where L_0 is the risk of the best head on alpha alone. It is the
     direction of p^relax for rho >= max (M - mu_i)/(m_i - 1), M and mu_i the margins of that direction. (Logistic loss;
     ours, proof in docs/results/joint-phase.md.)"""
-    hypotheses, phases = _posed(x)
+    hypotheses, phases = _hypotheses(x)
     if phases is None:
         return Findings(hypotheses, ())
     joint = Joint(x)
@@ -126,8 +126,8 @@ def joint_phase(x: ProblemInstance) -> Findings:
     p = [float(angle(keys, prompt, phase.solution.vector)) for prompt in path.prompts]
     v = [float(angle(values, head, phases.head.vector)) for head in path.heads]
     conclusion = (
-        *_nearing("p to the phase law", p, norms),
-        *_nearing("v to v^mm", v, norms),
+        *_falls_like_inverse("p to the phase law", p, norms),
+        *_falls_like_inverse("v to v^mm", v, norms),
         _exponent(x, phase, path.heads[-1], path.prompts[-1]),
         _convexity(x),
     )
@@ -153,7 +153,7 @@ def joint_descent(x: ProblemInstance) -> Findings:
     flow has `|p| <= (2/mu) log |v| + C` for every mu below the margin of u: it is at rho = infinity, where u is that of
     p^relax if the support inputs keep comparable slopes. (Ours; proof in docs/results/joint-phase.md. Here factor is
     the ratio of the steps; both are followed as flows.)"""
-    hypotheses, phases = _posed(x)
+    hypotheses, phases = _hypotheses(x)
     if phases is None:
         return Findings(hypotheses, ())
     problem, keys = scaled_values(x.problem, x.factor), x.problem.keys
@@ -174,7 +174,7 @@ def joint_descent(x: ProblemInstance) -> Findings:
     ends = [objective.prompt(path.final) / keys.norm(objective.prompt(path.final)) for path in (blocks, together)]
     least = min(float(least_margins(x.problem, end, x.alpha).min()) for end in ends)
     hypotheses = (*hypotheses, seen(above("least margin of p/|p| at the ends", least, 0, strict=True)))
-    return Findings(hypotheses, (*_nearing("p to the phase law", u, REACH), *_slow(x, phases, together)))
+    return Findings(hypotheses, (*_falls_like_inverse("p to the phase law", u, REACH), *_slow(x, phases, together)))
 
 
 def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:

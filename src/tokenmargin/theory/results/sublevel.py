@@ -99,7 +99,7 @@ def _margin_at(loss: AbstractLoss, value: float, low: float, high: float) -> flo
     return high if np.isneginf(low) or excess(high) >= 0 else float(brentq(excess, low, high, xtol=1e-14))
 
 
-def _followed(problem: TokenProblem, start: Float[Array, " D"], loss: AbstractLoss, norm: float) -> tuple[Slack, ...]:
+def _check_flow(problem: TokenProblem, start: Float[Array, " D"], loss: AbstractLoss, norm: float) -> tuple[Slack, ...]:
     """The flow from there: the direction, the outputs, the inequality."""
     found = Sublevel.of(problem, start, loss)
     if not found.named.solution.is_optimal or not found.named.solution.vector.any():
@@ -132,7 +132,7 @@ def sublevel(x: ProblemInstance) -> Findings:
         true("there are others", bool(found.named.solution.vector.any())),
         below("risk at the start", found.risk, found.level, strict=True),
     )
-    return Findings(hypotheses, _followed(x.problem, start, x.loss, 1e4))
+    return Findings(hypotheses, _check_flow(x.problem, start, x.loss, 1e4))
 
 
 def theorem5_plus(x: EmbeddingInstance) -> Findings:
@@ -156,12 +156,12 @@ def theorem5_plus(x: EmbeddingInstance) -> Findings:
         (
             true("the best tokens are the important ones", important),
             below("risk after the first step, against the level", found.risk, found.level, strict=True),
-            *_followed(after.problem(), after.prompt, loss, 1e4),
+            *_check_flow(after.problem(), after.prompt, loss, 1e4),
         ),
     )
 
 
-def _near(far: float) -> ProblemInstance:
+def _near_best(far: float) -> ProblemInstance:
     """A random problem whose best tokens are separable, from a start in their direction."""
     problem = random_problem(3, 4, 8, rng=np.random.default_rng(5))
     best = problem.scores.argmax(axis=1)
@@ -177,7 +177,8 @@ def _embeddings(seed: int = 0, dimension: float | None = None) -> EmbeddingInsta
 
 CLAIMS = (
     Claim("R.sublevel", sublevel, "sampled",
-        about="below a level of the risk, flow goes to the GMM direction from every start", example=lambda: _near(4.0),
+        about="below a level of the risk, flow goes to the GMM direction from every start",
+        example=lambda: _near_best(4.0),
         outside=(lambda: ProblemInstance(figure8(), "fig8", p=np.array([4.0, 0.0])),),
         unneeded={"the best tokens are separable": NO_SUBJECT, "there are others": NO_SUBJECT}),
     Claim("R.theorem5-plus", theorem5_plus, "sampled", about="Theorem 5 without assuming a limit, Lemma 19 without mu",
