@@ -27,7 +27,7 @@ DELTA, DRAWS = 0.9, 2
 
 def _instance(corpus: TokenCorpus, rng: np.random.Generator, **options: Any) -> EmbeddingInstance:
     selections = SELECTIONS if corpus.important.any(axis=1).all() else ("random", "tied", "everything")
-    return EmbeddingInstance.about(
+    return EmbeddingInstance.with_corpus(
         corpus,
         delta=DELTA,
         draws=DRAWS,

@@ -47,7 +47,7 @@ def at_the_dimension(rng: np.random.Generator) -> EmbeddingInstance:
     step = 4 * corpus.n**2 * corpus.T**2 * float(rng.choice([0.1, 1.0, 2.0], p=[0.1, 0.6, 0.3]))
     least = sharp_dimension(corpus.size, step, of_corpora.DELTA)
     d = float(np.ceil(least * rng.choice([0.5, 1.0, 2.0], p=[0.2, 0.5, 0.3])))
-    return EmbeddingInstance.about(
+    return EmbeddingInstance.with_corpus(
         corpus, dimension=d, step=step, delta=of_corpora.DELTA, draws=of_corpora.DRAWS, seed=int(rng.integers(1 << 30))
     )
 
@@ -56,7 +56,7 @@ def many_starts(rng: np.random.Generator) -> EmbeddingInstance:
     """Sequences of one length in many dimensions, 60 starts: enough for a mean and its standard error."""
     made = of_corpora.FAMILIES[int(rng.integers(len(of_corpora.FAMILIES)))](rng)
     d = float(np.ceil(10 ** rng.uniform(3.5, 7)))
-    return EmbeddingInstance.about(
+    return EmbeddingInstance.with_corpus(
         made.corpus,
         dimension=d,
         step=float(10 ** rng.uniform(-3, 3)),

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.classifier_suite import suite
 from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.evaluation import agreement, deletion_test
 from tokenmargin.classifier.explanation import Explanation
-from tokenmargin.classifier.trust import agreement, deletion_test
 
 TRAIN = 25_000
 WORDS = r"(?u)\b\w+\b"  # with words of one letter, as ours

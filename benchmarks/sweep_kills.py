@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenmargin._files import file_digest
 from tokenmargin.experiments.records import Run, runs_in
-from tokenmargin.experiments.sweep_rows import Parts
+from tokenmargin.experiments.sweep_rows import PartFolder
 
 
 def command(out: Path, cells: int) -> list[str]:
@@ -30,13 +30,13 @@ def command(out: Path, cells: int) -> list[str]:
 
 def done(out: Path, cells: int) -> int:
     """How many cells are on disk; reads every part."""
-    return sum(int(Parts(run.folder / "parts").done(cells).sum()) for run in runs_in(out) if not run.finished)
+    return sum(int(PartFolder(run.folder / "parts").done(cells).sum()) for run in runs_in(out) if not run.finished)
 
 
 def finished(out: Path) -> Run:
     (run,) = runs_in(out)
     assert run.finished
-    assert not run.damaged()
+    assert not run.damage()
     return run
 
 

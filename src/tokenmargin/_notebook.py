@@ -37,7 +37,7 @@ class Tabular(abc.ABC):
         return _html(repr(self), self._columns())
 
 
-class Drawn:
+class Drawable:
     """A result that can draw itself."""
 
     def plot(self, ax: Any = None, **settings: Any) -> Any:

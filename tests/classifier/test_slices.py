@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.slices import by_length, confined_tokens, name_slices
+from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
 from tokenmargin.cli import main
 
 

@@ -141,7 +141,7 @@ def test_effects_are_those_of_deleting_the_word_everywhere(repeats, exponent, cl
                 rest = masked(model, one.text, one.text[word.start : word.end].lower())[column]
                 # F - C and 1 - rho are sums of some fifty terms of size one, and rho stays below 0.999.
                 assert word.effect == pytest.approx(one.decision - rest, abs=1e-10)
-                assert word.spoken == 0 or word.spoken * word.effect > 0
+                assert word.shown_contribution == 0 or word.shown_contribution * word.effect > 0
 
 
 def test_what_if_edits_the_text():

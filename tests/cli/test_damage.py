@@ -15,7 +15,7 @@ from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
 from tokenmargin.data.rows import read_text_rows
 from tokenmargin.data.sources import SourceError, read_labelled
-from tokenmargin.experiments.sweep_rows import Parts
+from tokenmargin.experiments.sweep_rows import PartFolder
 
 ROWS = ("damaged record", "full", "readonly")
 
@@ -30,7 +30,7 @@ def test_a_sample_of_the_faults() -> None:
 
 
 def test_a_damaged_part_of_a_sweep_is_dropped(tmp_path) -> None:
-    parts = Parts(tmp_path)
+    parts = PartFolder(tmp_path)
     for cell in range(3):
         parts.append([{"cell": np.array([cell]), "row": np.array([0]), "x": np.array([0.5])}], [cell])
     assert parts.drop_damaged() == []

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenmargin.data.rows import read_text_rows
-from tokenmargin.data.sources import Rejected, SourceError, binary_labels, read_labelled
+from tokenmargin.data.sources import RejectedRow, SourceError, binary_labels, read_labelled
 
 ROWS = [("a good\nfilm", "pos"), ('so "bad", really', "neg"), ("naïve", "pos")]
 
@@ -54,8 +54,8 @@ def test_folder_of_files(tmp_path):
     found = read_labelled(tmp_path)
     assert sorted(zip(found.texts, found.labels, strict=True)) == sorted(ROWS)
     assert found.rejected == (
-        Rejected("pos/8.txt", "no text"),
-        Rejected("pos/9.txt", "not readable as UTF-8 (UnicodeDecodeError)"),
+        RejectedRow("pos/8.txt", "no text"),
+        RejectedRow("pos/9.txt", "not readable as UTF-8 (UnicodeDecodeError)"),
     )
 
 
@@ -65,10 +65,10 @@ def test_bad_csv_rows_are_reported_with_their_lines(tmp_path):
     found = read_labelled(path)
     assert found.texts == ["good", "two\nlines", "last"]
     assert found.rejected == (
-        Rejected("line 5", "1 fields where the header has 2"),
-        Rejected("line 6", "no text"),
-        Rejected("line 7", "no label"),
-        Rejected("line 8", "text is not UTF-8"),
+        RejectedRow("line 5", "1 fields where the header has 2"),
+        RejectedRow("line 6", "no text"),
+        RejectedRow("line 7", "no label"),
+        RejectedRow("line 8", "text is not UTF-8"),
     )
 
 

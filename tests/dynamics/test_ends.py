@@ -60,7 +60,7 @@ def test_equal_scores_keep_their_pull_where_weights_underflow():
     point = np.array([1000.0, 0.7])
     direction = PromptObjective(problem).descent(point).direction
     with mpmath.workdps(1000):
-        keys = mpmath.matrix(problem.keys.laid_out[0].tolist())
+        keys = mpmath.matrix(problem.keys.token_array[0].tolist())
         logits = keys * mpmath.matrix(point.tolist())
         weights = [mpmath.exp(x) for x in logits]
         total = sum(weights)
@@ -156,7 +156,7 @@ def test_a_flow_through_a_flat_region_in_closed_form(scale):
     for norm in (6.0, 8.0, 10.0):
         point = path.at_norm(norm / scale)
         # The second order is the square of the share, 0.02 of it at the most.
-        assert part.off(point) * scale == pytest.approx(0.375 * np.exp(-point[0] * scale) / c, rel=0.02)
+        assert part.distance_to_rest(point) * scale == pytest.approx(0.375 * np.exp(-point[0] * scale) / c, rel=0.02)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

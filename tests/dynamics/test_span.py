@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import of_attention, of_joint, rounding
 
-from tokenmargin.dynamics.span import Reduced, Span
+from tokenmargin.dynamics.span import ReducedObjective, Span
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.problem.instances import figure1c, random_problem, shared_vocabulary_problem
 
@@ -41,7 +41,7 @@ def test_logits_and_lengths_survive_the_reduction(name):
 def test_reduced_objective_has_the_same_risk_and_descent(objective_class, gram):
     problem = random_problem(2, 3, 20, rng=np.random.default_rng(0))
     objective = objective_class(problem.as_gram() if gram else problem)
-    reduced = Reduced.of(objective)
+    reduced = ReducedObjective.of(objective)
     theta = objective.start() + np.random.default_rng(1).standard_normal(objective.dimension)
     y = reduced.reduce(theta)
     # As many roundings as sums of 20 products take; bases add some ten for each of the six tokens (see above).

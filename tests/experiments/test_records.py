@@ -36,7 +36,7 @@ def test_a_record_keeps_everything(tmp_path: Path) -> None:
     assert details["figures"] == ["a.svg"]
     assert details["tables"]["draws"]["rows"] == 3
     assert details["findings"][0]["verdict"] == details["verdict"] == "as expected"
-    assert run.damaged() == []
+    assert run.damage() == []
 
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_two_processes_at_one_run_do_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "0\n"
     (run,) = runs_in(tmp_path / "runs")
     assert run.finished
-    assert run.damaged() == []
+    assert run.damage() == []
 
 
 def test_who_waits_is_told(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_runs_are_found_by_a_beginning_and_removed(tmp_path: Path) -> None:
 def test_damage_is_seen(tmp_path: Path) -> None:
     run = record(Study(), tmp_path)
     write_table(run.table_path("draws"), {"place": np.arange(3)})
-    assert run.damaged() == ["draws"]
+    assert run.damage() == ["draws"]
     run.table_path("findings").unlink()
-    assert run.damaged() == ["draws", "findings"]
+    assert run.damage() == ["draws", "findings"]
 
 
 def test_comparing_runs_names_what_differs(tmp_path: Path) -> None:

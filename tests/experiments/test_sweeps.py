@@ -16,7 +16,7 @@ from tests.experiments.studies import Study
 
 from tokenmargin._files import file_digest
 from tokenmargin.experiments import AbstractEngine, Axis, Grid, LocalEngine, sweep
-from tokenmargin.experiments.sweep_rows import Parts
+from tokenmargin.experiments.sweep_rows import PartFolder
 from tokenmargin.experiments.sweeps import Progress
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_fail_fast_stops_and_can_go_on(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("tokenmargin.experiments.sweeps.PIECE_SECONDS", 1e-6)
     run = sweep(grid(fail_at=4), tmp_path, engine=InOrder(), fail_fast=True)
     assert not run.finished
-    assert Parts(run.folder / "parts").done(40).sum() == 8
+    assert PartFolder(run.folder / "parts").done(40).sum() == 8
     assert sweep(grid(fail_at=4), tmp_path, engine=InOrder()).details()["failed"] == 2
 
 
@@ -159,7 +159,7 @@ def test_an_unknown_table_fails_every_cell_with_its_names(tmp_path: Path) -> Non
 
 
 def test_a_part_twice_is_refused(tmp_path: Path) -> None:
-    parts = Parts(tmp_path)
+    parts = PartFolder(tmp_path)
     for _ in range(2):
         parts.append([{"cell": np.array([3]), "row": np.array([0])}], [3])
     with pytest.raises(RuntimeError, match="another part holds too"):

@@ -32,7 +32,7 @@ def test_products_are_those_of_the_rows(d: int) -> None:
     squared = rounding(len(rows) + 4, float(np.abs((size.T * weights) @ size).max()))
     np.testing.assert_allclose(rows.times(q), A @ q, rtol=0, atol=rounding(d + 1, float((size @ np.abs(q)).max())))
     np.testing.assert_allclose(rows.adjoint(weights), A.T @ weights, rtol=0, atol=added)
-    np.testing.assert_allclose(rows.combined(weights), A.T @ weights, rtol=0, atol=added)
+    np.testing.assert_allclose(rows.combination(weights), A.T @ weights, rtol=0, atol=added)
     np.testing.assert_allclose(rows.lengths(), np.linalg.norm(A, axis=1), rtol=rounding(2 * d + 2))
     lower = np.tril_indices(d)
     mean = A.T @ weights / weights.sum()

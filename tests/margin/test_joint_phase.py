@@ -26,7 +26,7 @@ def test_the_critical_ratio_is_known(third, critical) -> None:
     phases = joint_phases(figure3a(third=third), ALL)
     # m_3 - 1 is at least 0.1: an error of p in it is at most |k_3| / 0.1 = 31 times as large beside it.
     assert phases.critical == pytest.approx(critical, rel=31 * apart(relaxed_max_margin(figure3a(third=third), ALL)))
-    assert phases.sharp
+    assert phases.jumps_below
     below, above = (phases.at(critical * share).solution.vector for share in (0.999, 1.001))
     assert above == pytest.approx([1.0, 0.0], abs=apart(phases.at(critical * 1.001).solution))
     assert below[1] > 1e-5
@@ -47,7 +47,7 @@ def test_every_phase_maximises_the_law(seed) -> None:
     rng = np.random.default_rng(seed)
     problem = random_joint_problem(5, 3, rng=rng)
     phases = joint_phases(problem, [1] * 5)
-    tokens = problem.keys.laid_out[:, 1]
+    tokens = problem.keys.token_array[:, 1]
     for share in (0.0, 0.4, 0.8, 1.3):
         phase = phases.at(share * phases.critical)
         assert phase.solution.is_optimal
@@ -92,7 +92,7 @@ def test_one_direction_for_all_ratios_is_not_sharp() -> None:
     """The third token lies on p^relax: p^mm has its direction, and no ratio changes it."""
     phases = joint_phases(_on_the_axis(), ALL)
     assert phases.critical > 0
-    assert not phases.sharp
+    assert not phases.jumps_below
     assert float(angle(_on_the_axis().keys, phases.prompt.vector, phases.relaxed.vector)) < 1e-9
 
 

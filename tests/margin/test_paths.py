@@ -14,7 +14,7 @@ from tokenmargin.margin.compiled.exchange import propose_by_exchange
 from tokenmargin.margin.compiled.systems import propose, solve_systems
 from tokenmargin.margin.single.proposals import propose_by_cuts, propose_from_many
 from tokenmargin.margin.single.refine import residuals_of
-from tokenmargin.margin.single.solver import Solved, solve_at_once
+from tokenmargin.margin.single.solver import ProvenVector, solve_at_once
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
     for _ in range(20):
         rows, bound = planted(rng, k, r), rng.uniform(0.5, 2, k)
         quick = solve_at_once(rows, bound)
-        assert isinstance(quick, Solved)
+        assert isinstance(quick, ProvenVector)
         multipliers, y, margin, certificate = quick
         systems = normalised_systems(rows[None], bound[None])
         scaled = multipliers * systems.lengths[0] / systems.scale[0]

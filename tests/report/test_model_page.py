@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.slices import Confined, Side, by_length
-from tokenmargin.classifier.trust import assess
+from tokenmargin.classifier.confined_tokens import ConfinedToken, TokenShares, by_length
+from tokenmargin.classifier.evaluation import assess
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_evidence import PartsFound, part_rows
@@ -27,8 +27,12 @@ def report():
     labels = [*made.labels, "1", "1", "-1"]
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
     trust = assess(model, texts, labels, rng=np.random.default_rng(0))
-    told = Confined("dreadful", "speaks", "up to 9 words", "-1", Side(9, 1.0, 0.4), Side(20, 0.5, 0.5), 0.1)
-    rare = Confined("zebra", "stands", "up to 9 words", "1", Side(2, 1.0, 0.5), Side(0, np.nan, 0.5), 0.1)
+    told = ConfinedToken(
+        "dreadful", "speaks", "up to 9 words", "-1", TokenShares(9, 1.0, 0.4), TokenShares(20, 0.5, 0.5), 0.1
+    )
+    rare = ConfinedToken(
+        "zebra", "stands", "up to 9 words", "1", TokenShares(2, 1.0, 0.5), TokenShares(0, np.nan, 0.5), 0.1
+    )
     return ModelReport(
         model, trust, list(model.explain(texts[-4:])), labels[-4:], texts,
         parts=PartsFound(by_length(texts), [told, rare]), provenance={"data": "sentences"},
@@ -83,7 +87,7 @@ def test_all_models_are_judged_on_the_same_texts(report):
     assert trust.models[0].accuracies[0] == pytest.approx(right.mean(), rel=1e-15)
     assert held.confusion.trace() == right.sum()
     assert held.confusion.sum() == len(held.rows)
-    gap, half = trust.models[0].less(trust.models[2])
+    gap, half = trust.models[0].lead_over(trust.models[2])
     # A mean of three differences of shares, or a difference of means.
     assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy, abs=1e-15)
     assert half >= 0

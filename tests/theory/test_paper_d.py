@@ -105,7 +105,7 @@ def test_descent_on_one_cycle_converges():
         W = W - 1 / x.smoothness() * x.objective.gradient(W)
     assert np.linalg.norm(x.objective.gradient(W)) < 1e-12
     assert np.linalg.norm(W) < 3
-    assert np.linalg.norm(W - x.limit.finite.point - x.across(x.start)) < 1e-9
+    assert np.linalg.norm(W - x.limit.finite.point - x.across_cyclic(x.start)) < 1e-9
 
 
 @pytest.mark.parametrize("length", [50.0, 100.0, 200.0])

@@ -27,7 +27,7 @@ def test_every_start_below_the_level_reaches_the_best_tokens(loss) -> None:
         path = flow(PromptObjective(problem, loss), start=start, until_norm=1e6)
         assert path.stop == "norm"
         assert float(angle(problem.keys, path.prompt, found.named.solution.vector)) < 1e-3  # c/|p| with c up to 1e3
-        assert found.spread(start, loss) <= found.constant
+        assert found.weighted_excess(start, loss) <= found.constant
 
 
 def test_the_gradient_is_a_positive_combination() -> None:

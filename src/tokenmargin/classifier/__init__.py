@@ -6,10 +6,10 @@ from tokenmargin.classifier.files import ModelFileError, load_model, save_model
 from tokenmargin.classifier.fitting import Validation
 from tokenmargin.classifier.importance import TokenTable
 from tokenmargin.classifier.token_model import TokenModel
-from tokenmargin.classifier.what_if import Edited, what_if
+from tokenmargin.classifier.what_if import EditedText, what_if
 
 __all__ = [
-    "Edited",
+    "EditedText",
     "Explanation",
     "Explanations",
     "ModelFileError",

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
-from tokenmargin.classifier.vocabulary import Encoded, segment_sum
+from tokenmargin.classifier.vocabulary import EncodedTexts, segment_sum
 
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
@@ -45,7 +45,7 @@ def in_chunks(
 
 
 def attribute(
-    encoded: Encoded, model: TokenModel, column: int | None = None
+    encoded: EncodedTexts, model: TokenModel, column: int | None = None
 ) -> tuple[Float[Array, "n k"], dict[str, Array]]:
     """f of every column, and the arrays of `Explanations` that follow from the tokens.
 
@@ -55,7 +55,7 @@ def attribute(
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
     logits, shares, log_Z = logits_and_shares(encoded, model)
     first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
-    _, token_values = model.padded
+    _, token_values = model.padded_arrays
     # Z^(1 - g) turns the softmax average into evidence that adds up: e^a / Z^g is its share times this.
     amount = np.exp((1 - model.exponent) * log_Z)
     spoken = np.zeros((n, len(model.intercept)))
@@ -81,10 +81,10 @@ def attribute(
     }
 
 
-def logits_and_shares(encoded: Encoded, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
+def logits_and_shares(encoded: EncodedTexts, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
     """Logit and share of the token that begins at each word, for each level, and log Z of each text."""
     offsets, segment = encoded.words.offsets, encoded.segment
-    token_logits, _ = model.padded
+    token_logits, _ = model.padded_arrays
     logits = [token_logits[ids] for ids in encoded.levels]
     top = np.maximum(np.max([_segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
@@ -96,7 +96,7 @@ def logits_and_shares(encoded: Encoded, model: TokenModel) -> tuple[list[Array],
     return logits, shares, np.log(Z) + top
 
 
-def token_parts(encoded: Encoded, model: TokenModel, names: Sequence[str], label: int) -> tuple[TokenPart, ...]:
+def token_parts(encoded: EncodedTexts, model: TokenModel, names: Sequence[str], label: int) -> tuple[TokenPart, ...]:
     """The tokens of one text in the order in which they begin, each once, with the f of the class `label`."""
     _, shares, log_Z = logits_and_shares(encoded, model)
     column = 0 if model.values.shape[1] == 1 else label
@@ -135,7 +135,7 @@ def _segment_max(values: Array, offsets: Array) -> Array:
     return largest
 
 
-def _repeats(encoded: Encoded) -> list[Array]:
+def _repeats(encoded: EncodedTexts) -> list[Array]:
     """How often the text holds the token that begins at each word, for each level; 1 where none begins.
 
     An n-gram occurs twice only where its first n-1 words and its last one do, so few have to be counted.
@@ -167,7 +167,7 @@ def _share_among_words(amounts: list[Array]) -> Array:
     return total
 
 
-def _select(encoded: Encoded, logits: list[Array], first: Array) -> dict[str, Array]:
+def _select(encoded: EncodedTexts, logits: list[Array], first: Array) -> dict[str, Array]:
     """The token with the largest logit in each text, where it first stands, and the best of the others."""
     offsets, segment = encoded.words.offsets, encoded.segment
     selected, places = _holders(encoded, logits, first)
@@ -193,7 +193,7 @@ def _select(encoded: Encoded, logits: list[Array], first: Array) -> dict[str, Ar
     }
 
 
-def _holders(encoded: Encoded, logits: list[Array], largest: Array) -> tuple[Array, Array]:
+def _holders(encoded: EncodedTexts, logits: list[Array], largest: Array) -> tuple[Array, Array]:
     """The token with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
     # Every level has an entry per word: the n-gram that begins there. `minimum.at` keeps the smallest id of each text.
     none, segment = np.iinfo(np.int64).max, encoded.segment
@@ -210,7 +210,7 @@ def _holders(encoded: Encoded, logits: list[Array], largest: Array) -> tuple[Arr
     return np.where(tokens == none, -1, tokens), places
 
 
-def per_original_word(encoded: Encoded, by_piece: Sequence[Array], chosen: dict[str, Array]) -> dict[str, Array]:
+def per_original_word(encoded: EncodedTexts, by_piece: Sequence[Array], chosen: dict[str, Array]) -> dict[str, Array]:
     """Merge the pieces of one word."""
     words, new = encoded.words, original_words(encoded)
     weights, contributions = by_piece
@@ -227,7 +227,7 @@ def per_original_word(encoded: Encoded, by_piece: Sequence[Array], chosen: dict[
     }  # fmt: skip
 
 
-def original_words(encoded: Encoded) -> Bool[Array, " pieces"]:
+def original_words(encoded: EncodedTexts) -> Bool[Array, " pieces"]:
     """Where a word begins: pieces of one word are neighbours in a text with the same characters."""
     words, segment = encoded.words, encoded.segment
     new = np.ones(len(words.starts), bool)
@@ -238,7 +238,7 @@ def original_words(encoded: Encoded) -> Bool[Array, " pieces"]:
 
 
 def deletion_effects(
-    encoded: Encoded, model: TokenModel, shares: list[Array], columns: Int[Array, " n"],
+    encoded: EncodedTexts, model: TokenModel, shares: list[Array], columns: Int[Array, " n"],
     decided: tuple[Float[Array, " n"], Float[Array, " n"]], log_Z: Float[Array, " n"],
 ) -> Float[Array, " words"]:  # fmt: skip
     """`f` less what it is without the word, for every word of every text.
@@ -253,7 +253,7 @@ def deletion_effects(
         return np.zeros(0)
     text_of = np.zeros(kinds.max() + 1, np.int64)
     text_of[kinds] = segment
-    _, values = model.padded
+    _, values = model.padded_arrays
     rho, gone = np.zeros(len(text_of)), np.zeros(len(text_of))
     pairs = [_tokens_with_words(encoded, n, kinds, whole_words=bool(new.all())) for n in range(len(shares))]
     for ids, share, (at, kind) in zip(encoded.levels, shares, pairs, strict=True):
@@ -279,7 +279,7 @@ def _rows_of(at: Array, kind: Array, asked: Array) -> list[Array]:
     return [at[order[a:b]] for a, b in zip(low.tolist(), high.tolist(), strict=True)]
 
 
-def _word_kinds(encoded: Encoded, new: Bool[Array, " pieces"]) -> Int[Array, " pieces"]:
+def _word_kinds(encoded: EncodedTexts, new: Bool[Array, " pieces"]) -> Int[Array, " pieces"]:
     """A number for each piece, equal for the pieces of equal words of one text."""
     import pyarrow as pa
 
@@ -294,7 +294,7 @@ def _word_kinds(encoded: Encoded, new: Bool[Array, " pieces"]) -> Int[Array, " p
 
 
 def _tokens_with_words(
-    encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_words: bool
+    encoded: EncodedTexts, n: int, kinds: Int[Array, " pieces"], *, whole_words: bool
 ) -> tuple[Array, Array]:
     """Where tokens of n + 1 pieces begin, beside the kinds of word that they go with; a token once for each kind."""
     at = np.flatnonzero(encoded.levels[n] >= 0)
@@ -318,7 +318,7 @@ def _tokens_with_words(
 
 
 def _output_without(
-    encoded: Encoded, model: TokenModel, lost: list[Array], text: int, columns: Int[Array, " n"]
+    encoded: EncodedTexts, model: TokenModel, lost: list[Array], text: int, columns: Int[Array, " n"]
 ) -> float:
     """f of a text without the tokens that begin at `lost`, summed anew."""
     low, high = encoded.words.offsets[text : text + 2]

@@ -28,11 +28,11 @@ from tokenmargin.classifier.fitting import (
 )
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_statistics, token_table
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
-from tokenmargin.classifier.penalties import Chosen
-from tokenmargin.classifier.solver import Labelled, join_labelled, ones_like
+from tokenmargin.classifier.model_choice import FitChoice
+from tokenmargin.classifier.solver import LabelledTexts, join_labelled, ones_like
 from tokenmargin.classifier.token_model import TokenModel, decided_classes, probabilities
 from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_tokens
-from tokenmargin.classifier.vocabulary import Encoded, Vocabulary
+from tokenmargin.classifier.vocabulary import EncodedTexts, Vocabulary
 from tokenmargin.data.words import Words
 
 
@@ -86,7 +86,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     validation_: Validation | None
     loss_curve_: list[float]
     _fit: Fit
-    _seen: list[Labelled]
+    _seen: list[LabelledTexts]
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        data = self._labelled(encoded, codes, weight)
+        data = self._labelled_texts(encoded, codes, weight)
         seed = check_random_state(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
             texts, self.n_duplicates_ = distinct_texts(documents, data, seed)
@@ -213,12 +213,12 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         """A vocabulary, without training: some classes have not been seen yet."""
         check_settings(self)
         self.vocabulary_, _ = self._learn_words(read_tokens(documents, self.tokenizer), None)
-        self.chosen_ = Chosen(**self._settings().given)
+        self.chosen_ = FitChoice(**self._settings().given)
         self.classes_, self.validation_, self.loss_curve_, self.n_duplicates_ = classes, None, [], 0
         self._seen = []
         self.__dict__.pop("_fit", None)  # of another vocabulary
 
-    def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary, Encoded]:
+    def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary, EncodedTexts]:
         return Vocabulary.learn(
             words,
             ngrams=self.ngrams,
@@ -229,17 +229,17 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             known=self.vocabulary,
         )
 
-    def _labelled(self, encoded: Encoded, codes: Array, weight: Array) -> Labelled:
+    def _labelled_texts(self, encoded: EncodedTexts, codes: Array, weight: Array) -> LabelledTexts:
         counts = encoded.presence(len(self.vocabulary_), repeats=True)
-        return Labelled(ones_like(counts), codes, weight, len(self.classes_), counts if self.repeats else None)
+        return LabelledTexts(ones_like(counts), codes, weight, len(self.classes_), counts if self.repeats else None)
 
-    def _part(self, documents: Sequence[Any], labels: Array, weight: Array) -> Labelled:
+    def _part(self, documents: Sequence[Any], labels: Array, weight: Array) -> LabelledTexts:
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             shown = repr(unknown.tolist()[0])
             raise ValueError(f"the label {shown} is none of the classes; give all classes in the first partial_fit")
         codes = np.searchsorted(self.classes_, labels)
-        return self._labelled(self._encode(documents), codes, weight)
+        return self._labelled_texts(self._encode(documents), codes, weight)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
         """The spelling of every token, in the order of the columns of `transform`."""
@@ -277,15 +277,15 @@ class TokenSelectionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             self.progress,
         )  # fmt: skip
 
-    def _keep(self, fit: Fit, data: Labelled, occurrences: Array) -> None:
+    def _keep(self, fit: Fit, data: LabelledTexts, occurrences: Array) -> None:
         """The attributes that every fit leaves."""
         self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
         self.n_iter_, self.n_texts_ = len(fit.losses), len(data.codes)
-        presence = data.counted(fit.model.repeats).matrix
+        presence = data.with_counts(fit.model.repeats).matrix
         self.token_statistics_ = token_statistics(presence, occurrences, data.codes, fit.model)
         self.__dict__.pop("token_importance_", None)
 
-    def _encode(self, documents: Sequence[Any]) -> Encoded:
+    def _encode(self, documents: Sequence[Any]) -> EncodedTexts:
         return self.vocabulary_.encode(read_tokens(documents, self.tokenizer))
 
     def _outputs(self, X: Any) -> Array:

@@ -40,7 +40,7 @@ class WordPart:
     effect: float
 
     @property
-    def spoken(self) -> float:
+    def shown_contribution(self) -> float:
         """The contribution; 0 where deleting the word would move the decision the other way."""
         return self.contribution if self.contribution * self.effect > 0 else 0.0
 
@@ -102,17 +102,17 @@ class Explanation:
         return {**plain, "label": label, "words": words, "tokens": tokens}
 
     def __repr__(self) -> str:
-        leading = sorted(self.words, key=lambda word: -abs(word.spoken))[:5]
-        words = ", ".join(f"{self.text[word.start : word.end]} {word.spoken:+.2f}" for word in leading)
+        leading = sorted(self.words, key=lambda word: -abs(word.shown_contribution))[:5]
+        words = ", ".join(f"{self.text[word.start : word.end]} {word.shown_contribution:+.2f}" for word in leading)
         return f"<Explanation {str(self.label)!r} {self.probability:.1%}: {words}>"
 
     def _repr_html_(self) -> str:
         """The text with its words coloured: green speaks for the decision's sign +, orange for -."""
-        largest = max((abs(word.spoken) for word in self.words), default=0.0) or 1.0
+        largest = max((abs(word.shown_contribution) for word in self.words), default=0.0) or 1.0
         out, place = [], 0
         for word in self.words:
-            strength = abs(word.spoken) / largest
-            colour = f"rgba({'0,150,110' if word.spoken > 0 else '220,95,0'},{0.75 * strength:.3f})"
+            strength = abs(word.shown_contribution) / largest
+            colour = f"rgba({'0,150,110' if word.shown_contribution > 0 else '220,95,0'},{0.75 * strength:.3f})"
             note = f"contribution {word.contribution:+.4f}, deleting it takes {word.effect:+.4f}"
             out.append(html.escape(self.text[place : word.start]))
             shown = html.escape(self.text[word.start : word.end])

@@ -25,7 +25,7 @@ from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.fitting import Validation
 from tokenmargin.classifier.importance import TokenStatistics
-from tokenmargin.classifier.penalties import Chosen, Partner
+from tokenmargin.classifier.model_choice import FitChoice, Partner
 from tokenmargin.classifier.token_model import SMALLEST, TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
@@ -256,13 +256,13 @@ def _in_range(model: TokenModel) -> TokenModel:
     return model
 
 
-def _choices_of_file(config: dict[str, Any]) -> Chosen:
+def _choices_of_file(config: dict[str, Any]) -> FitChoice:
     """What training used; format 3 called the log loss `loss`, and its temperature stretched f about the prior."""
     found = dict(config.get("chosen", {"exponent": 1.0}))
     if config["format"] == 3:
         found |= {"log_loss": found.pop("loss"), "offset": 1 - found["temperature"]}
     partners = tuple(Partner(**one) for one in found.pop("partners", ()))
-    return Chosen(**found, partners=partners)
+    return FitChoice(**found, partners=partners)
 
 
 def _classes(names: list[Any], kind: str) -> Array:

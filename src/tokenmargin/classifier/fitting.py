@@ -16,8 +16,8 @@ from numpy import ndarray as Array
 from scipy.stats import binomtest
 
 from tokenmargin._statistics import wilson_interval
-from tokenmargin.classifier.penalties import Chosen, Partner, choose_penalties, number_of_folds
-from tokenmargin.classifier.solver import Labelled, Penalty, Start, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.model_choice import FitChoice, Partner, choose_penalties, number_of_folds
+from tokenmargin.classifier.solver import LabelledTexts, Penalty, Start, TokenObjective, fit_token_model, start_model
 from tokenmargin.classifier.token_model import TokenModel, decided_classes
 
 CHOSEN = ("value_penalty", "start_power", "exponent", "loss", "repeats")  # what may be "auto"
@@ -100,12 +100,12 @@ class DistinctTexts(NamedTuple):
     - `chance`: its random number. `strata`: one class per text, also where it has two labels.
     """
 
-    data: Labelled
+    data: LabelledTexts
     chance: Array
     strata: Int[Array, " n"]
 
 
-def distinct_texts(documents: Sequence[Any], data: Labelled, seed: int) -> tuple[DistinctTexts, int]:
+def distinct_texts(documents: Sequence[Any], data: LabelledTexts, seed: int) -> tuple[DistinctTexts, int]:
     """The distinct texts, and how many were copies of others."""
     group = document_numbers(documents)
     _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
@@ -119,7 +119,7 @@ def distinct_texts(documents: Sequence[Any], data: Labelled, seed: int) -> tuple
 
 def fit_and_judge(
     texts: DistinctTexts, settings: FitSettings, *, before: Fit | None
-) -> tuple[Fit, Chosen, Validation | None]:
+) -> tuple[Fit, FitChoice, Validation | None]:
     """Choose what is to be chosen, train on the texts not held out, judge on the others, and go on with all.
 
     **Arguments**
@@ -139,9 +139,11 @@ def fit_and_judge(
     return Fit(found, changes, losses + more), chosen, validation
 
 
-def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings) -> tuple[Chosen, TokenModel | None]:
+def _choose(
+    data: LabelledTexts, strata: Array, chance: Array, settings: FitSettings
+) -> tuple[FitChoice, TokenModel | None]:
     """What `auto` becomes, and where to start from; what was given stays."""
-    first, free = Chosen(**settings.given), {*CHOSEN} - {*settings.given}
+    first, free = FitChoice(**settings.given), {*CHOSEN} - {*settings.given}
     if settings.attention == "uniform":
         first, free = replace(first, start_power=None), free - {"start_power"}
     if data.counts is None or (data.counts.data > 1).sum() <= FEW_REPEATS * data.counts.nnz:
@@ -157,12 +159,12 @@ def _choose(data: Labelled, strata: Array, chance: Array, settings: FitSettings)
 
 
 def lower_loss(
-    data: Labelled, chosen: Chosen, settings: FitSettings, changes: Sequence[TokenModel], iterations: int
+    data: LabelledTexts, chosen: FitChoice, settings: FitSettings, changes: Sequence[TokenModel], iterations: int
 ) -> Fit:
     """Lower the loss by so many iterations at most, from the start and what an earlier fit changed; add partners."""
-    data, fixed = data.counted(chosen.repeats), settings.attention != "learned"
+    data, fixed = data.with_counts(chosen.repeats), settings.attention != "learned"
     fits, curves, after = list[TokenModel](), list[list[float]](), list[TokenModel]()
-    members: list[Chosen | Partner] = [chosen, *chosen.partners]
+    members: list[FitChoice | Partner] = [chosen, *chosen.partners]
     for number, member in enumerate(members):
         origin, units = start_model(data, Start(member.start_power, chosen.exponent))
         penalty = Penalty(np.inf if fixed else settings.logit_penalty, member.value_penalty)

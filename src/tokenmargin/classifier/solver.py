@@ -58,7 +58,7 @@ class Start:
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class LabelledTexts:
     """Which text holds which token, the class of each text (of `k`), and as how many texts it counts.
 
     `counts` says how often a token stands where `presence` is 1; without it every token of a text counts once.
@@ -70,26 +70,26 @@ class Labelled:
     k: int
     counts: sp.csr_matrix | None = None
 
-    def part(self, rows: Array) -> Labelled:
+    def part(self, rows: Array) -> LabelledTexts:
         """Some of the texts."""
-        return replace(self._of(self.matrix[rows]), codes=self.codes[rows], weight=self.weight[rows])
+        return replace(self._with_matrix(self.matrix[rows]), codes=self.codes[rows], weight=self.weight[rows])
 
-    def of_tokens(self, kept: Int[Array, " kept"]) -> Labelled:
+    def of_tokens(self, kept: Int[Array, " kept"]) -> LabelledTexts:
         """The texts in some of the tokens."""
-        return self._of(self.matrix[:, kept])
+        return self._with_matrix(self.matrix[:, kept])
 
-    def _of(self, matrix: sp.csr_matrix) -> Labelled:
+    def _with_matrix(self, matrix: sp.csr_matrix) -> LabelledTexts:
         """The same with another `matrix`."""
         if self.counts is None:
             return replace(self, presence=matrix)
         return replace(self, presence=ones_like(matrix), counts=matrix)
 
-    def counted(self, repeats: bool) -> Labelled:
+    def with_counts(self, repeats: bool) -> LabelledTexts:
         """The texts with every occurrence of a token counted, or every token once."""
         return self if repeats else replace(self, counts=None)
 
     @cached_property
-    def telling(self) -> tuple[Float[Array, " m"], Float[Array, "m columns"]]:
+    def token_weights(self) -> tuple[Float[Array, " m"], Float[Array, "m columns"]]:
         """How well each token tells the classes apart: for the attention, and smoothed less for the units."""
         texts = np.stack([self.presence.T @ (self.weight * (self.codes == c)) for c in range(self.k)], axis=1)
         attention = SOFT + np.abs(naive_bayes(texts, SMOOTHING)).max(axis=1, initial=0.0)
@@ -106,9 +106,9 @@ class Labelled:
         return self.presence if self.counts is None else self.counts
 
     @cached_property
-    def products(self) -> Halves:
+    def products(self) -> ThreadedMatrix:
         """For products with the matrix and its transpose."""
-        return Halves(self.matrix)
+        return ThreadedMatrix(self.matrix)
 
     @property
     def shares(self) -> Float[Array, " k"]:
@@ -121,10 +121,10 @@ def ones_like(counts: sp.csr_matrix) -> sp.csr_matrix:
     return sp.csr_matrix((np.ones(counts.nnz), counts.indices, counts.indptr), shape=counts.shape)
 
 
-def join_labelled(parts: Sequence[Labelled]) -> Labelled:
+def join_labelled(parts: Sequence[LabelledTexts]) -> LabelledTexts:
     """Texts of several parts, in one vocabulary."""
     codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
-    whole = parts[0]._of(sp.vstack([part.matrix for part in parts], format="csr"))
+    whole = parts[0]._with_matrix(sp.vstack([part.matrix for part in parts], format="csr"))
     return replace(whole, codes=codes, weight=weight)
 
 
@@ -145,12 +145,12 @@ def class_prior(shares: Float[Array, " k"]) -> Float[Array, " columns"]:
     return np.asarray(np.log(shares[1:] / shares[0]) if len(shares) == 2 else np.log(shares) - np.log(shares).mean())
 
 
-def start_model(data: Labelled, start: Start) -> tuple[TokenModel, Float[Array, "m columns"]]:
+def start_model(data: LabelledTexts, start: Start) -> tuple[TokenModel, Float[Array, "m columns"]]:
     """The attention that training starts from with values of zero (every text has the base rate), and units of b."""
     m, prior = data.presence.shape[1], class_prior(data.shares)
     logits, units = np.zeros(m), np.ones((m, 1))
     if start.power is not None:
-        attention, telling = data.telling
+        attention, telling = data.token_weights
         logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**start.power
     typical = _median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
     sink = np.log(max(typical * start.exponent**SINK_POWER, 1e-9))
@@ -170,7 +170,7 @@ def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
 
 
 @dataclass(eq=False)
-class Halves:
+class ThreadedMatrix:
     """A sparse matrix and its transpose, cut into two blocks of rows for two threads; the cut changes no digit."""
 
     matrix: sp.csr_matrix
@@ -178,9 +178,9 @@ class Halves:
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._rows, self._columns = self._cut(self.matrix), self._cut(self.matrix.T.tocsr())
+        self._rows, self._columns = self._blocks(self.matrix), self._blocks(self.matrix.T.tocsr())
 
-    def _cut(self, matrix: sp.csr_matrix) -> list[sp.csr_matrix]:
+    def _blocks(self, matrix: sp.csr_matrix) -> list[sp.csr_matrix]:
         if matrix.nnz < 1 << 18:
             return [matrix]
         bounds = np.searchsorted(matrix.indptr, np.linspace(0, matrix.nnz, self.threads + 1)[1:-1])
@@ -194,11 +194,11 @@ class Halves:
             self._pool = ThreadPoolExecutor(self.threads)
         return np.concatenate(list(self._pool.map(lambda block: block @ dense, blocks)))
 
-    def sums(self, columns: Array) -> Array:
+    def product(self, columns: Array) -> Array:
         """Product with the matrix."""
         return self._times(self._rows, columns)
 
-    def back(self, dense: Array) -> Array:
+    def transpose_product(self, dense: Array) -> Array:
         """Product with the transpose."""
         return self._times(self._columns, dense)
 
@@ -249,7 +249,7 @@ class TokenObjective:
 
     def __init__(
         self,
-        data: Labelled,
+        data: LabelledTexts,
         *,
         origin: TokenModel,
         units: Float[Array, "m columns"],
@@ -263,9 +263,9 @@ class TokenObjective:
         self._scale = 1 / max(_of_base_rate(loss, shares), 1e-3)
         self._origin, self._fixed = origin, bool(np.isinf(penalty.logits))
         self._e = np.exp(origin.logits)
-        Z = self._data.sums(self._e) + np.exp(origin.sink_logit)
+        Z = self._data.product(self._e) + np.exp(origin.sink_logit)
         self._power = (Z**-origin.exponent)[:, None]  # of the attention that stays
-        squares = self._data.sums if data.counts is None else data.counts.power(2).dot
+        squares = self._data.product if data.counts is None else data.counts.power(2).dot
         lengths = squares((self._e[:, None] * units) ** 2).mean(1) * self._power[:, 0] ** 2
         self._unit = units / max(float(np.sqrt(self._share @ lengths)), 1e-12)
         self._scaled = self._unit * self._e[:, None]
@@ -299,8 +299,8 @@ class TokenObjective:
         """A convex problem: the features of a text stay as they are."""
         w, intercept = np.split(flat, self._split)
         values = self._scaled * w.reshape(self._origin.values.shape)
-        loss, g = self._loss(intercept + self._data.sums(values) * self._power, self._classes, self._share)
-        back = self._scaled * self._data.back(g * self._power)
+        loss, g = self._loss(intercept + self._data.product(values) * self._power, self._classes, self._share)
+        back = self._scaled * self._data.transpose_product(g * self._power)
         return (
             loss + 0.5 * self._value_ridge * float(w @ w),
             np.concatenate([back.ravel() + self._value_ridge * w, g.sum(0)]),
@@ -309,13 +309,13 @@ class TokenObjective:
     def _with_attention(self, flat: Array) -> tuple[float, Array]:
         model, k = self.model(flat), self._origin.values.shape[1]
         columns, sink, top = model.exponentials()
-        sums, e = self._data.sums(columns), columns[:, -1]
+        sums, e = self._data.product(columns), columns[:, -1]
         Z = sums[:, -1:] + sink
         power = np.exp((1 - model.exponent) * top) * Z**-model.exponent
         spoken = sums[:, :-1] * power
         loss, g = self._loss(model.intercept + spoken, self._classes, self._share)
         pulled = -model.exponent * (g * spoken).sum(1, keepdims=True) / Z
-        h = self._data.back(np.concatenate([g * power, pulled], axis=1))
+        h = self._data.transpose_product(np.concatenate([g * power, pulled], axis=1))
         w, _, da, (ds,) = np.split(flat, self._split)
         along = e * ((model.values * h[:, :k]).sum(1) + h[:, k]) + self._ridge * da
         values = (self._unit * e[:, None] * h[:, :k]).ravel() + self._value_ridge * w

@@ -94,7 +94,7 @@ class TokenModel:
         return replace(self, values=values, intercept=intercept)
 
     @cached_property
-    def padded(self) -> tuple[Float[Array, " m_plus_1"], Float[Array, "m_plus_1 k"]]:
+    def padded_arrays(self) -> tuple[Float[Array, " m_plus_1"], Float[Array, "m_plus_1 k"]]:
         """Logits and values with a last row for what is no token, so that id -1 has logit -inf and value 0."""
         k = self.values.shape[1]
         return np.append(self.logits, -np.inf), np.concatenate([self.values, np.zeros((1, k))])

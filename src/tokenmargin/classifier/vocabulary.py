@@ -19,7 +19,7 @@ from tokenmargin.data.words import Words
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedTexts:
     """Known tokens of documents.
 
     **Attributes**
@@ -101,7 +101,7 @@ class Vocabulary:
         most: int | None = None,
         weight: Float[Array, " n"] | None = None,
         known: Sequence[str] | None = None,
-    ) -> tuple[Vocabulary, Encoded]:
+    ) -> tuple[Vocabulary, EncodedTexts]:
         """The vocabulary of documents, and the documents in it.
 
         **Arguments**
@@ -118,7 +118,7 @@ class Vocabulary:
         row_of = {word: row for row, word in enumerate(kept)}
         rank = np.array([row_of.get(word, -1) for word in words.distinct] + [-1], np.int32)
         keys: list[Array] = []
-        encoded = Encoded([rank[words.codes]], words)
+        encoded = EncodedTexts([rank[words.codes]], words)
         for n in range(2, ngrams + 1):
             numbers, places = _numbers(encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0))
             found, level = _count(numbers, minimum_gram, None if times is None else times[places])
@@ -150,10 +150,10 @@ class Vocabulary:
             names = names + before
         return names
 
-    def encode(self, words: Words) -> Encoded:
+    def encode(self, words: Words) -> EncodedTexts:
         """Documents in this vocabulary."""
         rows = np.array([self._rows.get(word, -1) for word in words.distinct] or [-1], np.int32)
-        encoded = Encoded([rows[words.codes]], words)
+        encoded = EncodedTexts([rows[words.codes]], words)
         below, base = 0, len(self.words)
         for n, keys in enumerate(self.keys, start=2):
             numbers, places = _numbers(encoded, n, len(self.words), below)
@@ -213,7 +213,7 @@ class _HashTable:
         return rows
 
 
-def _numbers(encoded: Encoded, n: int, size: int, below: int) -> tuple[Array, Array]:
+def _numbers(encoded: EncodedTexts, n: int, size: int, below: int) -> tuple[Array, Array]:
     """The number of the n-gram that begins at each of the returned places; `below` ids precede the (n-1)-grams."""
     first, last, segment = encoded.levels[-1], encoded.levels[0], encoded.segment
     stop = max(len(last) - n + 1, 0)

@@ -15,7 +15,7 @@ from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.explanation import LEAST
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
-from tokenmargin.classifier.vocabulary import Encoded
+from tokenmargin.classifier.vocabulary import EncodedTexts
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Edited:
+class EditedText:
     """A text before and after an edit, and the probability of each class (in the order of `classes_`) for both."""
 
     text: str
@@ -72,7 +72,7 @@ class Edited:
 
 def what_if(
     model: TokenSelectionClassifier, text: str, *, delete: Iterable[str] = (), replace: Mapping[str, str] | None = None
-) -> Edited:
+) -> EditedText:
     """Decide a text as it is, and with words deleted or replaced wherever they stand (capital letters do not matter).
 
     >>> model = TokenSelectionClassifier().fit(["fine film", "dull film"] * 10, ["good", "bad"] * 10)
@@ -89,7 +89,7 @@ def what_if(
         place, changed = end, changed + 1
     edited = " ".join("".join([*parts, text[place:]]).split()) if changed else text
     before, after = model.predict_proba([text, edited])
-    return Edited(text, edited, tuple(before.tolist()), tuple(after.tolist()), changed)
+    return EditedText(text, edited, tuple(before.tolist()), tuple(after.tolist()), changed)
 
 
 def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: Iterable[int] = ()) -> Decision:
@@ -124,7 +124,7 @@ def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: It
     )  # fmt: skip
 
 
-def _word_numbers(encoded: Encoded) -> Int[Array, " pieces"]:
+def _word_numbers(encoded: EncodedTexts) -> Int[Array, " pieces"]:
     """The number of the original word of each piece: neighbours read from the same characters are one word."""
     starts, ends = encoded.words.starts, encoded.words.ends
     new = np.ones(len(starts), bool)
@@ -132,7 +132,7 @@ def _word_numbers(encoded: Encoded) -> Int[Array, " pieces"]:
     return np.cumsum(new) - 1
 
 
-def _leave_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
+def _leave_out(encoded: EncodedTexts, gone: Bool[Array, " pieces"]) -> EncodedTexts:
     """The same without the tokens that cover a piece that is gone."""
     levels = []
     for n, ids in enumerate(encoded.levels, start=1):
@@ -144,7 +144,7 @@ def _leave_out(encoded: Encoded, gone: Bool[Array, " pieces"]) -> Encoded:
 
 
 def _outputs_without(
-    encoded: Encoded, word_of: Int[Array, " pieces"], model: TokenModel, output: float
+    encoded: EncodedTexts, word_of: Int[Array, " pieces"], model: TokenModel, output: float
 ) -> Float[Array, " words"]:
     """The output with each word left out."""
     found = np.full(int(word_of.max(initial=-1)) + 1, output)

@@ -31,7 +31,7 @@ from tokenmargin.cli._texts import command_line, open_model
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from tokenmargin.classifier import Edited, Explanation, TokenSelectionClassifier
+    from tokenmargin.classifier import EditedText, Explanation, TokenSelectionClassifier
     from tokenmargin.data.rows import TextRows
 
 
@@ -104,7 +104,7 @@ def _class(model: TokenSelectionClassifier, name: str | None) -> object:
     return None if name is None else named.get(name, name)
 
 
-def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, replace: str) -> list[Edited]:
+def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, replace: str) -> list[EditedText]:
     if not delete and not replace:
         return []
     from tokenmargin.classifier import what_if
@@ -117,8 +117,8 @@ def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, r
     return [what_if(model, text, delete=gone, replace=changes) for text in texts]
 
 
-def _beside(found: list[Explanation], edits: list[Edited]) -> list[tuple[Explanation, Edited | None]]:
-    beside: Sequence[Edited | None] = edits or [None] * len(found)
+def _beside(found: list[Explanation], edits: list[EditedText]) -> list[tuple[Explanation, EditedText | None]]:
+    beside: Sequence[EditedText | None] = edits or [None] * len(found)
     return list(zip(found, beside, strict=True))
 
 
@@ -127,12 +127,12 @@ def _colour_words(one: Explanation) -> Text:
     from rich.text import Text
 
     text = Text(printable(one.text))  # as long as it was: the places of words stay
-    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
+    largest = max((abs(word.shown_contribution) for word in one.words), default=0.0) or 1.0
     for word in one.words:
-        strength = abs(word.spoken) / largest
+        strength = abs(word.shown_contribution) / largest
         if strength > 0.05:
             shade = round(60 + 150 * strength)
-            colour = f"rgb(0,{shade},80)" if word.spoken > 0 else f"rgb({shade},60,0)"
+            colour = f"rgb(0,{shade},80)" if word.shown_contribution > 0 else f"rgb({shade},60,0)"
             text.stylize(f"white on {colour}", word.start, word.end)
     return text
 
@@ -163,7 +163,7 @@ def _tell_words(one: Explanation) -> None:
     show_table((("word", "<"), ("contribution", ">"), ("lost without it", ">"), ("", "<")), rows)
 
 
-def _edit_lines(model: TokenSelectionClassifier, edit: Edited) -> list[str]:
+def _edit_lines(model: TokenSelectionClassifier, edit: EditedText) -> list[str]:
     if not edit.changed:
         return ["what if: none of these words stands in the text"]
     names = [str(value) for value in model.classes_]

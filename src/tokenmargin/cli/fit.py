@@ -203,9 +203,9 @@ def report(
     with needs_extra("report"):
         import numpy as np
 
+        from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
+        from tokenmargin.classifier.evaluation import assess
         from tokenmargin.classifier.files import model_notes
-        from tokenmargin.classifier.slices import by_length, confined_tokens, name_slices
-        from tokenmargin.classifier.trust import assess
         from tokenmargin.report.figures import save_figure
         from tokenmargin.report.model_evidence import PartsFound
         from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
@@ -244,14 +244,14 @@ def _column(
 ) -> list[Any]:
     """The values of one more column, of the rows that have a text and a label."""
     from tokenmargin.data.rows import read_text_rows
-    from tokenmargin.data.sources import Rejected, usable
+    from tokenmargin.data.sources import RejectedRow, usable
 
     table = read_text_rows(source, text=columns[0], encoding=encoding, delimiter=delimiter).columns
     if name not in table:
         raise UsageError(f"{source}: no column {name!r} for --slice; it has {', '.join(map(repr, table))}")
     found = []
     for number, row in enumerate(zip(table[columns[0]], table.get(columns[1], []), table[name], strict=False)):
-        if not isinstance(usable((number, *row[:2])), Rejected):
+        if not isinstance(usable((number, *row[:2])), RejectedRow):
             found.append((row[0], row[2]))
     if [text for text, _ in found] != rows.texts:
         raise UsageError(f"{source}: rows with an open quote cannot be sliced; mend its quotes, or leave --slice out")

@@ -116,7 +116,7 @@ def _components(found: NextTokenLimit, last: int) -> list[dict[str, Any]]:
                 "rank": rank,
                 "tokens": [found.problem.vocabulary[part.token[k]] for k in members],
                 "logit": round(float(hard[members[0]]), 12) + 0.0,  # no negative zero
-                "count": int(part.spoken[number]),
+                "count": int(part.component_counts[number]),
                 "shares": np.exp(soft[members] - np.logaddexp.reduce(soft[members])).tolist(),
             }
         )

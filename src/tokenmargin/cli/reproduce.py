@@ -225,7 +225,7 @@ def _verdict(result: Result) -> str:
     }
     for finding in result.findings:
         mark = marks[finding.verdict]
-        bounds = f" (expected {finding.expected}; {finding.bounds_from})" if finding.judged else ""
+        bounds = f" (expected {finding.expected}; {finding.bounds_from})" if finding.has_bounds else ""
         lines.append(f"  {mark}  {escape(finding.what)}: {finding.measured:.6g}{bounds}")
     return "\n".join(lines)
 

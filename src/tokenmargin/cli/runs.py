@@ -97,7 +97,7 @@ def _row(run: Run) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     if not run.finished:
         return {"id": run.id, "verdict": "unfinished", "seconds": None, "started": "", "bytes": size, "command": ""}
-    if (damaged := run.damaged()) and "run.json" in damaged:
+    if (damaged := run.damage()) and "run.json" in damaged:
         return {"id": run.id, "verdict": "damaged", "seconds": None, "started": "", "bytes": size, "command": ""}
     details = run.details()
     verdict = f"{details['failed']} of {details['cells']} failed" if details.get("failed") else details["verdict"]
@@ -128,7 +128,7 @@ def _print_csv(run: Run, table: str) -> None:
     import csv
     import sys
 
-    if table in run.damaged():
+    if table in run.damage():
         raise UsageError(f"{run.table_path(table)}: damaged, its checksum is another; run its command again")
     try:
         columns = run.table(table)
@@ -178,7 +178,7 @@ def _compare(first: Run, second: Run, *, json: bool) -> int:
 
 
 def _check(chosen: list[Run]) -> int:
-    damaged = {run.id: run.damaged() for run in chosen if run.finished}
+    damaged = {run.id: run.damage() for run in chosen if run.finished}
     for name, tables in damaged.items():
         print(f"{name}  {'damaged: ' + ', '.join(tables) if tables else 'whole'}")
     return 1 if any(damaged.values()) else 0

@@ -253,7 +253,7 @@ def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> 
 
     try:
         from tokenmargin.classifier.files import save_model
-        from tokenmargin.classifier.trained import classifier_of_training
+        from tokenmargin.classifier.training_runs import classifier_of_training
     except ImportError:
         print_message(
             "no model for predict, explain and report is written: they need pip install 'tokenmargin[classify]'"

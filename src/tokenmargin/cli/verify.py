@@ -213,7 +213,7 @@ def _instance(
             raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
         from tokenmargin.cli._texts import read_corpus
 
-        return EmbeddingInstance.about(read_corpus(size["corpus"]), name=size["corpus"], **options)
+        return EmbeddingInstance.with_corpus(read_corpus(size["corpus"]), name=size["corpus"], **options)
     return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)
 
 

@@ -34,7 +34,7 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedRow:
     """A row that was set aside: its line (or file), and why."""
 
     place: str
@@ -47,7 +47,7 @@ class LabelledText:
 
     texts: list[str]
     labels: list[str]
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedRow, ...] = ()
 
 
 def read_labelled(
@@ -122,17 +122,17 @@ def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[
     return np.where(np.array(labels) == positive, 1, -1).astype(np.int8)
 
 
-def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
+def _collect(rows: Iterable[Row | RejectedRow]) -> LabelledText:
     """Keep what is a text with a label; say why the rest is not."""
     texts: list[str] = []
     labels: list[str] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedRow] = []
     for row in rows:
-        if isinstance(row, Rejected):
+        if isinstance(row, RejectedRow):
             rejected.append(row)
             continue
         found = usable(row)
-        if isinstance(found, Rejected):
+        if isinstance(found, RejectedRow):
             rejected.append(found)
         else:
             texts.append(found[0])
@@ -143,7 +143,7 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
     return LabelledText(texts, labels, tuple(rejected))
 
 
-def usable(row: Row) -> tuple[str, str] | Rejected:
+def usable(row: Row) -> tuple[str, str] | RejectedRow:
     """Text and label of a row, or why it has none.
 
     >>> usable((3, "Good.", 1.0)), usable((4, " ", 1)).reason
@@ -151,18 +151,18 @@ def usable(row: Row) -> tuple[str, str] | Rejected:
     """
     line, text, label = row
     if not isinstance(text, str) or not text.strip():
-        return Rejected(f"line {line}", "no text")
+        return RejectedRow(f"line {line}", "no text")
     if label is None or label != label or not str(label).strip():  # a float that is not a number is no label either
-        return Rejected(f"line {line}", "no label")
+        return RejectedRow(f"line {line}", "no label")
     for what, written in (("text", text), ("label", label)):
         if isinstance(written, str) and not written.isascii() and UNDECODED.search(written):
-            return Rejected(f"line {line}", f"{what} is not UTF-8")
+            return RejectedRow(f"line {line}", f"{what} is not UTF-8")
     if isinstance(label, float) and not math.isfinite(label):
-        return Rejected(f"line {line}", "label is not finite")
+        return RejectedRow(f"line {line}", "label is not finite")
     return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
 
 
-def _first(rejected: list[Rejected]) -> str:
+def _first(rejected: list[RejectedRow]) -> str:
     return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
 
 
@@ -203,7 +203,7 @@ def read_header(reader: Any, path: Path, wanted: Sequence[str], delimiter: str) 
     return header
 
 
-def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None) -> Iterator[Row | Rejected]:
+def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None) -> Iterator[Row | RejectedRow]:
     with open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = read_header(reader, path, (text, label), delimiter)
@@ -212,13 +212,13 @@ def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None
     labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
     for first, last, row in rows:
         if isinstance(row, str):
-            yield Rejected(_lines(first, last), row)
+            yield RejectedRow(_lines(first, last), row)
             continue
         swallowed = (
             sum(_swallowed_rows(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
         )
         if swallowed:
-            yield Rejected(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
+            yield RejectedRow(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
         else:
             yield first, row[columns[0]], row[columns[1]]
 
@@ -253,12 +253,12 @@ def _swallowed_rows(field: str, columns: Sequence[int], delimiter: str, width: i
     return count
 
 
-def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | Rejected]:
+def _json_lines(path: Path, text: str, label: str) -> Iterator[Row | RejectedRow]:
     with open_bytes(path) as file:
         yield from json_rows(file, text, label)
 
 
-def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | Rejected]:
+def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | RejectedRow]:
     """The rows of JSON lines, numbered from 1."""
     for line, content in enumerate(lines, start=1):
         if not content.strip():
@@ -266,10 +266,10 @@ def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | R
         try:
             row = json.loads(content)
         except (ValueError, RecursionError) as error:
-            yield Rejected(f"line {line}", f"not JSON ({error})")
+            yield RejectedRow(f"line {line}", f"not JSON ({error})")
             continue
         if not isinstance(row, dict):
-            yield Rejected(f"line {line}", f"a {type(row).__name__} where an object is wanted")
+            yield RejectedRow(f"line {line}", f"a {type(row).__name__} where an object is wanted")
             continue
         yield line, row.get(text), row.get(label)
 
@@ -330,7 +330,7 @@ def _class_names(info: Path, label: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def _folder(path: Path) -> Iterator[Row | Rejected]:
+def _folder(path: Path) -> Iterator[Row | RejectedRow]:
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     if not folders:
         raise SourceError(f"{path}: a folder of text holds one folder of .txt files for each label")
@@ -339,12 +339,12 @@ def _folder(path: Path) -> Iterator[Row | Rejected]:
             try:
                 content = file.read_text(encoding="utf-8")
             except (UnicodeDecodeError, OSError) as error:
-                yield Rejected(f"{folder.name}/{file.name}", f"not readable as UTF-8 ({error.__class__.__name__})")
+                yield RejectedRow(f"{folder.name}/{file.name}", f"not readable as UTF-8 ({error.__class__.__name__})")
                 continue
             if content.strip():
                 yield number, content, folder.name
             else:
-                yield Rejected(f"{folder.name}/{file.name}", "no text")
+                yield RejectedRow(f"{folder.name}/{file.name}", "no text")
 
 
 def _hugging_face(name: str, text: str, label: str) -> Iterator[Row]:

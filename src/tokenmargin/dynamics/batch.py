@@ -237,7 +237,7 @@ class _Group:
         logits = np.full((here[0].n, T, len(here) * count), -np.inf)
         for j, (pose, first) in enumerate(zip(here, begin, strict=True)):
             logits[:, : pose.T, j * count : (j + 1) * count] = np.moveaxis(pose.keys.logits(first), 0, -1)
-        prepared = [method.prepared(PromptObjective(pose, loss)) for pose in here]
+        prepared = [method.for_objective(PromptObjective(pose, loss)) for pose in here]
         same = all(rule == prepared[0] for rule in prepared)
         if not (same or along):
             raise ValueError(
@@ -245,14 +245,14 @@ class _Group:
             )
         methods = (prepared[0],) if same else tuple(rule for rule in prepared for _ in range(count))
         if len(here) > 1 and count > 1:
-            tokens = tokens.kept(np.repeat(np.arange(len(here)), count))
+            tokens = tokens.subset(np.repeat(np.arange(len(here)), count))
         taken = result.steps[chunk].flatten()
         ends = BatchState(tokens, loss, logits, np.zeros_like(logits), taken, batch=result.batch, rng=result.rng)
         if not along:
             ends.points = np.concatenate(begin)
             states = result.memory[chunk[0]]
             ends.memory = {name: np.concatenate([state[name][chunk[1]] for state in states]) for name in states[0]}
-        return cls(ends.kept(np.ones(len(taken), dtype=bool)), ends, methods, np.zeros(len(taken), int))
+        return cls(ends.subset(np.ones(len(taken), dtype=bool)), ends, methods, np.zeros(len(taken), int))
 
     def run(self, budget: Int[Array, " runs"], until: float | None, tell: Callable[[int], None] | None) -> bool:
         """Advance until every run is finished; True when interrupted."""
@@ -277,8 +277,8 @@ class _Group:
         return False
 
     def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:
-        self.ends.put(active[finished], self.lanes.kept(finished))
-        self.lanes = self.lanes.kept(~finished)
+        self.ends.write_ends(active[finished], self.lanes.subset(finished))
+        self.lanes = self.lanes.subset(~finished)
         if len(self.methods) > 1:
             self.methods = tuple(rule for rule, gone in zip(self.methods, finished, strict=True) if not gone)
 

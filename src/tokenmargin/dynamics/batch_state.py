@@ -54,7 +54,7 @@ class Tokens:
         matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
         return cls(_lanes_last(matrix), gram, _lanes_last(scores), tied)
 
-    def kept(self, lanes: Bool[Array, " lanes"] | Int[Array, " kept"]) -> Tokens:
+    def subset(self, lanes: Bool[Array, " lanes"] | Int[Array, " kept"]) -> Tokens:
         """The tokens of some of the runs (by mask), or of each run (by number)."""
         if self.matrix.shape[-1] == 1:
             return self
@@ -65,10 +65,10 @@ class Tokens:
         if self.gram:
             moved = self._times(self.matrix, weights)
             return moved, np.sqrt(np.maximum(np.einsum("kl,kl->l", weights, moved), 0.0))
-        vector = self.combined(weights)
+        vector = self.weighted_sums(weights)
         return self.logits(vector), np.sqrt(np.einsum("rl,rl->l", vector, vector))
 
-    def combined(self, weights: Float[Array, "nT lanes"]) -> Float[Array, "r lanes"]:
+    def weighted_sums(self, weights: Float[Array, "nT lanes"]) -> Float[Array, "r lanes"]:
         """The vector `sum w k` of every run, in coordinates."""
         return self._times(self.matrix.swapaxes(0, 1), weights)
 
@@ -183,7 +183,7 @@ class BatchState:
         """A step to a point of the method's choice."""
         weights, log_scale = self.descent_weights()
         n, T, lanes = weights.shape
-        vector = self.tokens.combined(weights.reshape(n * T, lanes)).T
+        vector = self.tokens.weighted_sums(weights.reshape(n * T, lanes)).T
         length = np.sqrt(np.einsum("lr,lr->l", vector, vector))[:, None]
         with np.errstate(divide="ignore"):
             descent = Descent(vector / np.where(length > 0, length, 1.0), log_scale[:, None] + np.log(length))
@@ -191,7 +191,7 @@ class BatchState:
         logits = self.tokens.logits(np.ascontiguousarray(self.points.T)).reshape(n, T, lanes)
         self.logits = np.where(np.isneginf(self.logits), -np.inf, logits)
 
-    def _unseen(self) -> Bool[Array, "n lanes"] | None:
+    def _left_out_inputs(self) -> Bool[Array, "n lanes"] | None:
         """The inputs that the next step does not go by; None where it goes by all."""
         if self.batch is None or self.rng is None:
             return None
@@ -203,7 +203,7 @@ class BatchState:
         top = self.logits.max(axis=1)
         if self._pivots is None or (self.logits.ravel()[self._pivots.flat] < top).any():
             self._pivots = _Pivots(self.logits, self.tokens.scores)
-        unseen = self._unseen()
+        unseen = self._left_out_inputs()
         if self._pivots.tied:
             return self._descent_weights_with_ties(unseen)
         flat, best, ahead = self._pivots.flat, self._pivots.best, self._pivots.ahead
@@ -244,11 +244,11 @@ class BatchState:
         weights, log_scale = descent_weights(state, log_slope)
         return _lanes_last(weights), log_scale - np.log(self.batch or logits.shape[1])
 
-    def kept(self, lanes: Bool[Array, " lanes"]) -> BatchState:
+    def subset(self, lanes: Bool[Array, " lanes"]) -> BatchState:
         """Some of the runs."""
         return replace(
             self,
-            tokens=self.tokens.kept(lanes),
+            tokens=self.tokens.subset(lanes),
             logits=self.logits[..., lanes],
             weights=self.weights[..., lanes],
             taken=self.taken[lanes],
@@ -256,7 +256,7 @@ class BatchState:
             memory={name: array[lanes] for name, array in self.memory.items()},
         )
 
-    def put(self, places: Int[Array, " runs"], ended: BatchState) -> None:
+    def write_ends(self, places: Int[Array, " runs"], ended: BatchState) -> None:
         """Write the ends of some runs into their places."""
         self.logits[..., places], self.weights[..., places] = ended.logits, ended.weights
         self.taken[places] = ended.taken

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
@@ -54,7 +54,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(Tabular, Drawn):
+class Trajectory(Tabular, Drawable):
     """Where a run ended and what was kept on the way.
 
     **Attributes**
@@ -173,7 +173,7 @@ def evolve(
     wanted = _observables(keep)
     theta = _checked_start(objective, start)
     seen_at = _minibatches(objective, batch, rng)
-    method = method.prepared(objective)
+    method = method.for_objective(objective)
     first, states = (0, _initial(method, objective, theta)) if memory is None else memory
 
     rows: list[tuple[int, list[Array]]] = []

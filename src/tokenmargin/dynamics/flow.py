@@ -18,13 +18,13 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.optimize import brentq
 
-from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin.dynamics.events import AbstractEvent, Crossing
 from tokenmargin.dynamics.integrate import FlowSettings, Integration, Stop, UnitField, norm_limit
 from tokenmargin.dynamics.log_integral import log_integral
-from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, Divergent, FinitePart, Piece, polish
+from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, DivergentRisk, FinitePart, Piece, polish
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
-from tokenmargin.dynamics.span import Reduced
+from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.problem.abstract_geometry import as_array
@@ -35,7 +35,7 @@ Progress = Callable[[float], None] | None
 
 
 @dataclass(frozen=True, eq=False)
-class FlowPath(Tabular, Drawn):
+class FlowPath(Tabular, Drawable):
     """A piece of gradient flow: call it with an arc length to get the point there.
 
     **Attributes**
@@ -127,7 +127,7 @@ class FlowPath(Tabular, Drawn):
         """
         if len(self.arcs) == 1:
             return np.array([-np.inf])
-        if self.objective.kinked:  # Euler's steps take their length over the gradient where they begin
+        if self.objective.has_kinks:  # Euler's steps take their length over the gradient where they begin
             steps = np.log(np.diff(self.arcs)) + self._log_slowness(self.arcs[:-1])
             return np.append(-np.inf, np.logaddexp.accumulate(steps))
         return log_integral(self._log_slowness, self.arcs)
@@ -140,13 +140,13 @@ class FlowPath(Tabular, Drawn):
     def _log_slowness(self, arcs: Float[Array, " k"]) -> Float[Array, " k"]:
         """Minus the logarithm of the gradient norm at some arcs."""
         slow = -np.logaddexp.reduce(2 * self.objective.descent(self(arcs)).log_norm, axis=-1) / 2
-        if self.tail is not None and (late := arcs > self._settled).any():
+        if self.tail is not None and (late := arcs > self._tail_start).any():
             unit = self.unit
-            slow[late] = self.tail._log_slowness((arcs[late] - self._settled) / unit) + np.log(unit)
+            slow[late] = self.tail._log_slowness((arcs[late] - self._tail_start) / unit) + np.log(unit)
         return np.asarray(slow)
 
     @property
-    def _settled(self) -> float:
+    def _tail_start(self) -> float:
         """Arc length from which the tail is followed; infinite without one."""
         return np.inf if self.tail is None else float(self.arcs[len(self.arcs) - len(self.tail.arcs)])
 
@@ -156,7 +156,7 @@ class FlowPath(Tabular, Drawn):
         if self.tail is None:
             return self
         knots = len(self.arcs) - len(self.tail.arcs) + 1
-        before = tuple(crossing for crossing in self.crossings if crossing.arc <= self._settled)
+        before = tuple(crossing for crossing in self.crossings if crossing.arc <= self._tail_start)
         return replace(self, arcs=self.arcs[:knots], _pieces=self._pieces[: knots - 1], crossings=before, tail=None)
 
     @cached_property
@@ -168,7 +168,9 @@ class FlowPath(Tabular, Drawn):
             return found
         late = self.tail.rounding
         unit = self.unit
-        return late if not late.decided else replace(late, arc=unit * late.arc + self._settled, norm=unit * late.norm)
+        return (
+            late if not late.decided else replace(late, arc=unit * late.arc + self._tail_start, norm=unit * late.norm)
+        )
 
     @property
     def rounding_growth(self) -> float:
@@ -195,21 +197,21 @@ class FlowPath(Tabular, Drawn):
         rates = np.linalg.eigvals(relative).real
         return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
 
-    def _through(self, until_norm: float, events: tuple[AbstractEvent, ...], progress: Progress) -> FlowPath:
+    def _continue_past_rest(self, until_norm: float, events: tuple[AbstractEvent, ...], progress: Progress) -> FlowPath:
         """Go on where nothing but the finite part has come to rest."""
         if self.finite_part is None or self.stop != "finite part":
             return self
         whole = self._with_tail(
             self.finite_part.follow(until_norm=until_norm, events=events, settings=self.settings, progress=progress)
-        )._rested()
-        if whole.finite_part is None or isinstance(self.objective, Divergent):
+        )._rest_point()
+        if whole.finite_part is None or isinstance(self.objective, DivergentRisk):
             return whole
         # A tail holds the others to first order in their weights. Where these grow again it is no path of this risk,
         # which flow never raises; what the tail leaves out of it is below a thousandth.
         before, after = (float(self.objective.value(point)) for point in (self.final, whole.final))
         return whole if after <= before + 1e-3 * abs(before) else replace(self, stop="flat", finite_part=None)
 
-    def _rested(self) -> FlowPath:
+    def _rest_point(self) -> FlowPath:
         """Where the tail rests too there was no finite part but a stationary point: the one near it, if it is found.
 
         The tail holds the others' weights, at most 3e-4, to first order, and is off by about as much of its length.
@@ -295,7 +297,7 @@ class FlowPath(Tabular, Drawn):
             _pieces=(*self._pieces, *run.pieces),
             finite_part=run.finite,
         )
-        return path._through(run.until, watched, progress)
+        return path._continue_past_rest(run.until, watched, progress)
 
 
 def flow(
@@ -344,7 +346,7 @@ def flow(
         )
     if not np.isfinite(theta).all():
         raise ValueError("start must be finite")
-    along = UnitField(Reduced.of(objective, in_units=True), theta, settings.coupling)
+    along = UnitField(ReducedObjective.of(objective, in_units=True), theta, settings.coupling)
     watched = tuple(events)
     run = Integration(along, settings, until_norm, watched, progress)
     run.follow(along.reduce(theta), 0.0)
@@ -352,4 +354,4 @@ def flow(
         objective, run.settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces),
         run.finite,
     )  # fmt: skip
-    return path._through(run.until, watched, progress)
+    return path._continue_past_rest(run.until, watched, progress)

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from tokenmargin.dynamics.euler import MOST_STEPS, Euler
 from tokenmargin.dynamics.events import AbstractEvent, Crossing, first_change, note_interrupt
 from tokenmargin.dynamics.rest import NEAR_FINITE, NEAR_STATIONARY, STATIONARY, FinitePart, finite_part, polish
-from tokenmargin.dynamics.span import Reduced, longest_difference
+from tokenmargin.dynamics.span import ReducedObjective, longest_difference
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.problem.geometry import Coordinates
 
@@ -100,7 +100,7 @@ class UnitField:
     Coordinates are in the unit of the span; norms and arc lengths are those of the parameter.
     """
 
-    def __init__(self, reduced: Reduced, theta: Float[Array, " D"], coupling: str) -> None:
+    def __init__(self, reduced: ReducedObjective, theta: Float[Array, " D"], coupling: str) -> None:
         self.reduced = reduced
         self.objective = reduced.objective
         self.joint = coupling == "joint" and len(reduced.spans) > 1
@@ -204,7 +204,7 @@ class Integration:
     def _attempts(self) -> tuple[tuple[str, float], ...]:
         """Solvers and their tolerances, each to go on from where the last one stalled; a field with kinks has one."""
         asked = self.settings.tolerance
-        if self.field.original.kinked:
+        if self.field.original.has_kinks:
             return (("Euler", asked),)
         if self.settings.solver != "auto":
             return ((self.settings.solver, asked),)
@@ -262,7 +262,7 @@ class Integration:
         length = self.field.unit + self.field.norm(self._y)
         end = min(end, begin + length + self.until)  # farther out it does not matter
         grown = (end - begin) / length
-        if self.field.original.kinked or not _LOOKED_AT < grown < np.inf:
+        if self.field.original.has_kinks or not _LOOKED_AT < grown < np.inf:
             return None
         count = int(np.log1p(grown) / np.log1p(_LOOKED_AT))
         inside = begin + length * np.expm1(np.arange(1, count + 1) * np.log1p(_LOOKED_AT))
@@ -279,7 +279,7 @@ class Integration:
         with np.errstate(invalid="ignore", over="ignore"):  # of trials that lead nowhere; what is taken is looked at
             solver.step()
         if solver.status == "failed":
-            if not self._at_rest(solver.y, cornered=self.field.original.kinked):
+            if not self._at_rest(solver.y, cornered=self.field.original.has_kinks):
                 self.stop = "stalled"
             return False
         piece, end = solver.dense_output(), float(solver.t)
@@ -339,7 +339,9 @@ class Integration:
         if self.field.objective.has_exact_weights(y):
             self.stop = "saturated"
             return True
-        if self.field.original.kinked and not cornered:  # the steps are long: they come to no rest before they shrink
+        if (
+            self.field.original.has_kinks and not cornered
+        ):  # the steps are long: they come to no rest before they shrink
             return False
         self._balance = float(self.field.objective.linearise(y).balance.max())
         if not cornered and self._balance > NEAR_FINITE:

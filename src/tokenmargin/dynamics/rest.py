@@ -62,7 +62,7 @@ def polish(objective: AbstractObjective, y: Float[Array, " r"]) -> tuple[Float[A
 
 
 @dataclass(frozen=True)
-class Divergent(PromptObjective):
+class DivergentRisk(PromptObjective):
     """What is left of a risk when its finite part is settled: the other tokens against the tied ones, merged into one.
 
     The logits are `<k, z> + offset` with keys across the tied span.
@@ -99,7 +99,7 @@ class FinitePart:
     curvature: float
     drift: Float[Array, " D"]
     drift_balance: float
-    _divergent: Divergent
+    _divergent: DivergentRisk
     _start: Float[Array, " q"]
     _across: Float[Array, "q r"]
     _settled: Float[Array, " r"]
@@ -134,8 +134,8 @@ class FinitePart:
         from tokenmargin.dynamics.flow import flow  # flow finds finite parts
 
         return flow(
-            self._divergent, start=self._start, until_norm=self._farther(until_norm), settings=settings,
-            events=self._watched(events), progress=self._reported(progress),
+            self._divergent, start=self._start, until_norm=self._remaining_norm(until_norm), settings=settings,
+            events=self._lift_events(events), progress=self._lift_progress(progress),
         )  # fmt: skip
 
     def resume(
@@ -147,18 +147,20 @@ class FinitePart:
     ) -> FlowPath:
         """Go on with a path that `follow` began."""
         return tail.resume(
-            until_norm=self._farther(until_norm), events=self._watched(events), progress=self._reported(progress)
+            until_norm=self._remaining_norm(until_norm),
+            events=self._lift_events(events),
+            progress=self._lift_progress(progress),
         )
 
-    def _farther(self, until_norm: float) -> float:
+    def _remaining_norm(self, until_norm: float) -> float:
         """How long the diverging part is, in its unit, where the whole parameter has length `until_norm`."""
         far, beside = until_norm / self.unit, self._along.norm(self._settled) / self.unit
         return float(np.sqrt(max(far**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
 
-    def _watched(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
-        return tuple(_Lifted(event, self) for event in events)
+    def _lift_events(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
+        return tuple(_LiftedEvent(event, self) for event in events)
 
-    def _reported(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+    def _lift_progress(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
         beside = self._along.norm(self._settled)
         return None if progress is None else lambda norm: progress(float(np.hypot(self.unit * norm, beside)))
 
@@ -175,7 +177,7 @@ class FinitePart:
         """As `lift`, in the coordinates of the flow."""
         return np.asarray(self._settled + z @ self._across)
 
-    def off(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
+    def distance_to_rest(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
         """How far the part of `theta` in the tied span is from w."""
         apart = self._along.reduce(theta) - self._settled
         return np.asarray(self.unit * np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
@@ -195,7 +197,7 @@ class BesidePiece:
 
 
 @dataclass(frozen=True, eq=False)
-class _Lifted(AbstractEvent):
+class _LiftedEvent(AbstractEvent):
     """An event of the whole parameter, watched on the diverging part."""
 
     event: AbstractEvent
@@ -284,7 +286,7 @@ def _divergent(
     w: Float[Array, " r"],
     tied: Bool[Array, "n T"],
     across: Float[Array, "q r"],
-) -> Divergent:
+) -> DivergentRisk:
     """The others against the merged token, which stands at the pivot's place with the output of the tied tokens.
 
     To first order in their weights the others pull by `c_i s_it (gamma_it - f_i)`, with the slope `c_i` of the loss and
@@ -300,12 +302,12 @@ def _divergent(
     reached = alone.outputs(w) if isinstance(alone, HeadObjective) else state.output
     ahead = state.log_weights[state.pivot] + objective.loss.log_slope(reached)
     lean = away @ (w - across.T @ (across @ w)) + ahead[:, None]
-    if isinstance(objective, Divergent):
+    if isinstance(objective, DivergentRisk):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
     scores = np.where(state.pivot, state.output[:, None], _scores(objective, state))
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
-    return Divergent(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
+    return DivergentRisk(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 
 
 def _with_mask(problem: TokenProblem, mask: Bool[Array, "n T"]) -> TokenProblem:

@@ -102,13 +102,13 @@ class Span:
 
 def longest_difference(tokens: Coordinates) -> float:
     """Longest difference of two tokens of an input, up to a factor of two: the first one is in the middle."""
-    apart = np.where(tokens.mask[..., None], tokens.laid_out - tokens.laid_out[:, :1], 0.0)
+    apart = np.where(tokens.mask[..., None], tokens.token_array - tokens.token_array[:, :1], 0.0)
     largest = float(np.abs(apart).max(initial=0.0)) or 1.0  # squares of lengths may not be numbers
     return 2 * largest * float(np.linalg.norm(apart / largest, axis=-1).max(initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
-class Reduced:
+class ReducedObjective:
     """An objective written in the spans of its blocks, and the way there and back.
 
     **Attributes**
@@ -122,7 +122,7 @@ class Reduced:
     spans: tuple[Span, ...]
 
     @classmethod
-    def of(cls, original: AbstractObjective, *, in_units: bool = False) -> Reduced:
+    def of(cls, original: AbstractObjective, *, in_units: bool = False) -> ReducedObjective:
         """Reduce every trained block; what is not trained stays as it is. A prompt alone may have its own unit."""
         problem = original.problem
         if isinstance(original, ProductObjective):
@@ -135,7 +135,7 @@ class Reduced:
         return cls(original, replace(original, problem=reduced), tuple(spans.values()))
 
     @classmethod
-    def _product(cls, original: ProductObjective) -> Reduced:
+    def _product(cls, original: ProductObjective) -> ReducedObjective:
         """The columns of K move in the span of the keys, those of Q in that of the queries; other factors anywhere."""
         keys, problem = original.problem.keys, original.problem
         if not (isinstance(original, FactoredObjective) and isinstance(keys, Bilinear)):

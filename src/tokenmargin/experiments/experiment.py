@@ -54,26 +54,26 @@ class Finding:
     basis: Basis = "ours"
 
     @property
-    def judged(self) -> bool:
+    def has_bounds(self) -> bool:
         """Whether there are bounds to judge it by."""
         return self.low > -np.inf or self.high < np.inf
 
     @property
     def holds(self) -> bool:
         """Whether the measured value lies in the expected range, if there is one."""
-        return not self.judged or bool(self.low <= self.measured <= self.high)
+        return not self.has_bounds or bool(self.low <= self.measured <= self.high)
 
     @property
     def verdict(self) -> Verdict:
         """As expected, different for a reason that is known, different, or measured and not judged."""
-        if not self.judged:
+        if not self.has_bounds:
             return "measured"
         return "as expected" if self.holds else "explained" if self.explanation else "not as expected"
 
     @property
     def bounds_from(self) -> str:
         """Where the bounds come from, in words; nothing for a finding without any."""
-        return BASES[self.basis] if self.judged else ""
+        return BASES[self.basis] if self.has_bounds else ""
 
     def without_bounds(self) -> Finding:
         """The number without bounds, which are for the paper's data and not for what stood in; `source` names them."""
@@ -82,7 +82,7 @@ class Finding:
     @property
     def expected(self) -> str:
         """The expected range in words."""
-        if not self.judged:
+        if not self.has_bounds:
             return "not judged"
         if self.low == self.high:
             return f"{self.low:g}"

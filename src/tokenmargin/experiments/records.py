@@ -68,7 +68,7 @@ class Run:
     @property
     def whole(self) -> bool:
         """Whether everything is there as it was written."""
-        return self.finished and not self.damaged()
+        return self.finished and not self.damage()
 
     def details(self) -> dict[str, Any]:
         """The contents of `run.json`."""
@@ -103,7 +103,7 @@ class Run:
         findings = tuple(Finding(*row) for row in rows)
         return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
-    def damaged(self) -> list[str]:
+    def damage(self) -> list[str]:
         """What is not as it was written: the record itself, or tables whose bytes are others."""
         try:
             tables = self.details()["tables"]
@@ -180,7 +180,7 @@ def record(
     run = Run(root / run_id(experiment))
     with hold(run, waiting=waiting):
         if run.finished and not again:
-            damaged = run.damaged()
+            damaged = run.damage()
             if not damaged:
                 return run
             if found_damaged is not None:

@@ -125,7 +125,7 @@ DIGITS = 16  # of a checksum
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartFolder:
     """A folder of parts. Only the process that holds the run's lock may use it."""
 
     folder: Path

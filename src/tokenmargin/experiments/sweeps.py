@@ -20,7 +20,16 @@ from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
 from tokenmargin.experiments.experiment import FINDINGS
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
-from tokenmargin.experiments.sweep_rows import CELL, ROW, CellRunner, Failure, Outcome, Parts, describe_settings, spans
+from tokenmargin.experiments.sweep_rows import (
+    CELL,
+    ROW,
+    CellRunner,
+    Failure,
+    Outcome,
+    PartFolder,
+    describe_settings,
+    spans,
+)
 
 FAILURES = "failures"
 FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
@@ -74,7 +83,7 @@ def sweep(
         if run.whole and not (retry_failed and run.details()["failed"]):
             state.clear()
             return run
-        damaged = [*(run.damaged() if run.finished else ()), *state.prepare(retry_failed=retry_failed)]
+        damaged = [*(run.damage() if run.finished else ()), *state.prepare(retry_failed=retry_failed)]
         if damaged and found_damaged is not None:
             found_damaged(damaged)
         if state.work(fail_fast=fail_fast):
@@ -101,12 +110,12 @@ class _State:
     busy: float = 0.0
 
     @property
-    def results(self) -> Parts:
-        return Parts(self.run.folder / "parts")
+    def results(self) -> PartFolder:
+        return PartFolder(self.run.folder / "parts")
 
     @property
-    def failures(self) -> Parts:
-        return Parts(self.run.folder / "failed")
+    def failures(self) -> PartFolder:
+        return PartFolder(self.run.folder / "failed")
 
     def prepare(self, *, retry_failed: bool) -> list[str]:
         """Remove what a killed process left half written, failures to try again, damaged parts; returns the last."""

@@ -227,7 +227,7 @@ def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> Limi
     )  # fmt: skip
     chosen = attended & problem.mask
     if not solution.is_optimal:
-        return LimitDirection.unsolved(chosen.argmax(axis=1), chosen, solution)
+        return LimitDirection.without_direction(chosen.argmax(axis=1), chosen, solution)
     right = side * problem.scores > 0
     near = asked & (side * np.where(asked, problem.keys.logits(solution.vector), 0.0) <= 1 + NEIGHBOUR_TOLERANCE)
     kind: Kind = "GMM" if right[asked].all() else "LMM" if right[near].all() else "not locally optimal"

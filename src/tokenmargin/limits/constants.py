@@ -70,7 +70,7 @@ class _Terms(NamedTuple):
         others = ~active & ~equal
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             weights = self.copies * np.exp(-leads)  # beside that of the selected token, at most
-            mixed, turn, error = self._inexact(weights, margins)
+            mixed, turn, error = self._output_errors(weights, margins)
             slopes = self.loss.log_slope(self.scores)[inputs]
             least = np.logaddexp.reduce((slopes + np.log(self.gaps * self.copies) - rows @ settled)[active])
             size = slopes + np.log(self.copies * (np.abs(self.gaps) + mixed[:, inputs]) * (1 + turn[:, inputs]))
@@ -80,7 +80,7 @@ class _Terms(NamedTuple):
             bound = float(q @ q) * float(sizes.max()) * total
         return np.where(np.isfinite(bound) & (along > 0), bound, np.inf)
 
-    def _inexact(
+    def _output_errors(
         self, weights: Float[Array, "m k"], margins: Float[Array, " k"]
     ) -> tuple[Float[Array, "m n"], Float[Array, "m n"], Float[Array, " m"]]:
         """How far the output of each input can be from its selected score, how much this turns the slope of the loss,
@@ -121,7 +121,7 @@ class LimitConstants:
       are independent.
     - `critical_step`: normalised descent with a longer step than this does not settle at w but goes back and forth.
     - `spans`: whether the active differences span all differences. Where they do not, flow and descent keep what the
-      start has across them (`across`), beside w.
+      start has across them (`length_across`), beside w.
     """
 
     named: LimitDirection
@@ -141,7 +141,7 @@ class LimitConstants:
         """Number of independent active differences."""
         return len(self._active)
 
-    def across(self, p: Float[Array, " D"]) -> float:
+    def length_across(self, p: Float[Array, " D"]) -> float:
         """Length of the part of `p` that is orthogonal to every active difference; it converges along the flow.
 
         What `p` has outside of the span of the tokens, which training never moves, is a part of it.
@@ -178,7 +178,7 @@ class LimitConstants:
 
     def of_flow(self, p: Float[Array, " D"]) -> float:
         """The limit of `angle(p_t, p^) |p_t|` for the flow that has come to `p`, far out: `sqrt(c^2 + across^2)`."""
-        return float(np.hypot(self.constant, self.across(p)))
+        return float(np.hypot(self.constant, self.length_across(p)))
 
 
 def limit_constants(problem: TokenProblem, selected: Selection, *, loss: AbstractLoss | None = None) -> LimitConstants:
@@ -249,7 +249,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
 
 def _rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
     """The differences of selected and other tokens, in coordinates of the span."""
-    laid = span.tokens.laid_out
+    laid = span.tokens.token_array
     inputs, positions = tokens.T
     return np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._notebook import Drawn, Tabular, select_columns
+from tokenmargin._notebook import Drawable, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.limits.by_method import (
     SATURATED,
@@ -48,7 +48,7 @@ _FITTED = 3.0  # decades of the norm over which the rate is fitted
 
 
 @dataclass(frozen=True, eq=False)
-class Limit(NamedLimit, Tabular, Drawn):
+class Limit(NamedLimit, Tabular, Drawable):
     """Where a path of gradient flow goes.
 
     **Attributes**
@@ -93,7 +93,7 @@ class Limit(NamedLimit, Tabular, Drawn):
         if self.finite is None:
             return np.nan
         path = self.path
-        off = self.finite.off(path(path.arcs))
+        off = self.finite.distance_to_rest(path(path.arcs))
         begin, end = (
             np.flatnonzero(off > FALLING[0]).max(initial=-1) + 1,
             np.flatnonzero(off > FALLING[1]).max(initial=-1),
@@ -101,7 +101,7 @@ class Limit(NamedLimit, Tabular, Drawn):
         if not 0 < begin <= end:
             return np.nan
         arcs = np.linspace(path.arcs[begin - 1], path.arcs[end], 17)[1:]
-        off = self.finite.off(path(arcs))
+        off = self.finite.distance_to_rest(path(arcs))
         kept = (off < FALLING[0]) & (off > FALLING[1])
         return float(np.polyfit(path.log_time_at(arcs)[kept], np.log(off[kept]), 1)[0]) if kept.sum() > 2 else np.nan
 

@@ -161,7 +161,7 @@ def rates(path: FlowPath | Trajectory) -> Rates:
         return Rates(named, (), np.nan, np.nan, f"there is no direction to compare with: {named.solution.status}")
     prompts = objective.prompt(samples.points)
     sizes = size_in(norm, problem, prompts)
-    far = _Far(np.log(sizes), sizes)
+    far = _FittedNorms(np.log(sizes), sizes)
     angles = (
         np.asarray(angle(problem.keys, prompts, named.solution.vector)) if norm == L2 else np.full(len(sizes), np.nan)
     )
@@ -180,7 +180,7 @@ def rates(path: FlowPath | Trajectory) -> Rates:
     return Rates(named, found, constant, predicted, reason)
 
 
-class _Far(NamedTuple):
+class _FittedNorms(NamedTuple):
     """Norms of the points that are fitted."""
 
     log_sizes: Float[Array, " k"]
@@ -206,13 +206,15 @@ def _log(values: Float[Array, " k"], least: float) -> Float[Array, " k"]:
     return np.log(np.where((values > least) & (values < SMALL), values, np.nan))
 
 
-def _growth(samples: _Samples, far: _Far, margin: float) -> Rate | None:
+def _growth(samples: _Samples, far: _FittedNorms, margin: float) -> Rate | None:
     if samples.logarithmic:
         return far.fitted("|p| against log t, times margin", samples.log_time, far.sizes * margin, 1.0)
     return far.fitted("log |p| against log t", samples.log_time, far.log_sizes, _power(samples.method))
 
 
-def _sparsification(samples: _Samples, far: _Far, log_left: Float[Array, " k"], named: LimitDirection) -> Rate | None:
+def _sparsification(
+    samples: _Samples, far: _FittedNorms, log_left: Float[Array, " k"], named: LimitDirection
+) -> Rate | None:
     """How the unselected weight falls: like `1 / t` where the norm grows with log t, else by a fixed factor a step."""
     if samples.logarithmic:
         return far.fitted("log unselected against log t", samples.log_time, log_left, -1.0)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
@@ -46,7 +46,7 @@ class Basin(NamedLimit):
 
 
 @dataclass(frozen=True, eq=False)
-class Basins(Tabular, Drawn):
+class Basins(Tabular, Drawable):
     """The limits reached from many starts, largest basin first.
 
     - `starts`: where the runs began, shape (starts, D).
@@ -166,19 +166,19 @@ class _Names:
     known: dict[bytes, LimitDirection] = field(default_factory=dict)
     constants: dict[bytes, LimitConstants] = field(default_factory=dict)
 
-    def named(self, selected: Int[Array, " n"]) -> LimitDirection:
+    def direction_of(self, selected: Int[Array, " n"]) -> LimitDirection:
         """The direction of a selection, in the norm of the method."""
         name = selected.tobytes()
         if name not in self.known:
             self.known[name] = limit_direction(self.problem, selected, loss=self.loss, norm=self.norm)
         return self.known[name]
 
-    def proven(self, selected: Int[Array, "runs n"], points: Float[Array, "runs D"]) -> Bool[Array, " runs"]:
+    def proves_limit(self, selected: Int[Array, "runs n"], points: Float[Array, "runs D"]) -> Bool[Array, " runs"]:
         """Of runs that stand at `points`: from which flow is proven to converge to the direction of their tokens."""
         found = np.zeros(len(points), dtype=bool)
         distinct, which = np.unique(selected, axis=0, return_inverse=True)
         for number, one in enumerate(distinct):
-            if not self.named(one).is_limit:
+            if not self.direction_of(one).is_limit:
                 continue
             here, name = which.ravel() == number, one.tobytes()
             if name not in self.constants:
@@ -195,7 +195,7 @@ def _run_until_proven(
     settled, elsewhere = runs.saturation[0] >= SATURATED, {}
     open_ = settled & (runs.method.margin_norm == L2)
     while open_.any() and not runs.interrupted:
-        open_[open_] = ~names.proven(runs.selected[0][open_], runs.finals[0][open_])
+        open_[open_] = ~names.proves_limit(runs.selected[0][open_], runs.finals[0][open_])
         # Looks are at the same steps whatever `steps` is, so that a run that is resumed is the one that was not.
         until = _LOOK * 2 ** np.ceil(np.log2((runs.steps[0] + 1) / _LOOK)).clip(min=0).astype(int)
         going = open_ & (until <= steps)
@@ -223,7 +223,7 @@ def _by_limit(
     limits: dict[tuple[bytes, str], LimitDirection] = {}
     labels = np.full(len(settled), -1)
     for start in np.flatnonzero(settled).tolist():
-        named = elsewhere[start] if start in elsewhere else names.named(runs.selected[0][start])
+        named = elsewhere[start] if start in elsewhere else names.direction_of(runs.selected[0][start])
         limits.setdefault((named.chosen.tobytes(), named.solution.status), named)
         labels[start] = list(limits).index((named.chosen.tobytes(), named.solution.status))
     found = []

@@ -134,7 +134,7 @@ def atlas(
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
     blocks = [iter([walk.root()])]
-    while blocks and not walk.spent:
+    while blocks and not walk.budget_is_spent:
         block = next(blocks[-1], None)
         if progress is not None:
             progress(walk.feasible + walk.infeasible)
@@ -215,7 +215,7 @@ class _Walk:
         self.limits: list[LimitDirection] = []
 
     @property
-    def spent(self) -> bool:
+    def budget_is_spent(self) -> bool:
         return self.solves >= self.budget
 
     def root(self) -> _Block:
@@ -230,7 +230,7 @@ class _Walk:
         most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
         together = max(most // len(block.prefixes), 1)
         for begin in range(0, size, together):
-            if self.spent and begin:
+            if self.budget_is_spent and begin:
                 return
             children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
@@ -249,7 +249,7 @@ class _Walk:
             prefixes=np.column_stack([block.prefixes[parents], np.tile(chosen, len(block.prefixes))]),
             multipliers=np.concatenate([block.multipliers[parents], np.zeros((len(parents), others))], axis=1),
             vectors=block.vectors[parents],
-            residuals=self._inherited(block, self.inputs[j], chosen).reshape(-1, 4),
+            residuals=self._parent_residuals(block, self.inputs[j], chosen).reshape(-1, 4),
         )
         alive = np.ones(len(parents), dtype=bool)
         leaf, share = j + 1 == self.problem.n, 1 / (others + 1)
@@ -257,7 +257,7 @@ class _Walk:
             alive = self._solve(children, np.flatnonzero(~children.known))
         return _Block(*(array[alive] for array in children))
 
-    def _inherited(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
+    def _parent_residuals(self, block: _Block, tokens: _Input, chosen: Int[Array, " t"]) -> Float[Array, "B t 4"]:
         """The parent's residuals for children that its vector already separates; infinity for the others."""
         if not isinstance(self.problem.keys, Coordinates) and len(tokens.order) > 1:
             return np.full((len(block.vectors), len(chosen), 4), np.inf)  # margins are not known so simply
@@ -298,7 +298,7 @@ class _Walk:
                         verdicts.farkas.residual[b] = np.inf
             scale = systems.scale[:, None]
             return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
-        verdicts = StackResult.nothing(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
+        verdicts = StackResult.empty(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
         multipliers = np.zeros_like(verdicts.multipliers)
         for b, prefix in enumerate(prefixes):
             own = self._constraints(prefix).systems()

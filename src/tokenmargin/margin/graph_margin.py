@@ -204,7 +204,7 @@ def _certify(
     )  # fmt: skip
 
 
-class _Merged(NamedTuple):
+class _MergedProblem(NamedTuple):
     """The problem with twins moved together.
 
     - `weights`, `order`: of what is left.
@@ -220,7 +220,7 @@ class _Merged(NamedTuple):
     share: Float[Array, " given"]
 
 
-def _merge_twins(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _Merged:
+def _merge_twins(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _MergedProblem:
     """Ends with the same tokens ahead of them have the same logit: they become one that weighs as much.
 
     Sets of tokens are told apart by the sum of random 62-bit marks; that two sets share one has a chance of 1e-6 among
@@ -236,10 +236,10 @@ def _merge_twins(weights: Float[Array, " m"], order: Int[Array, "pairs 2"]) -> _
     heavier = np.bincount(node, weights)
     codes, pair = np.unique(node[above] * np.int64(len(heavier)) + node[below], return_inverse=True)
     pairs = np.stack([codes // len(heavier), codes % len(heavier)], axis=1)
-    return _Merged(heavier, pairs, node, pair, weights[below] / heavier[node[below]])
+    return _MergedProblem(heavier, pairs, node, pair, weights[below] / heavier[node[below]])
 
 
-def _interior(problem: _Merged) -> tuple[Float[Array, " m"], Float[Array, " pairs"]]:
+def _interior(problem: _MergedProblem) -> tuple[Float[Array, " m"], Float[Array, " pairs"]]:
     """Logits and multipliers by Mehrotra's predictor and corrector; every step solves sparse systems in the logits."""
     from scipy.sparse import csc_array, diags_array  # loaded where an order needs it
 

@@ -110,7 +110,7 @@ def tie_of_equals(
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
         verdict: Verdict = "not held" if solution.certificate.farkas <= NARROW else "unknown"
-        return LimitDirection.unsolved(selected, tied, solution), verdict
+        return LimitDirection.without_direction(selected, tied, solution), verdict
     logits = problem.keys.logits(solution.vector)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
@@ -144,9 +144,9 @@ class _Ties:
         self.rank = int(np.linalg.matrix_rank(self.rows, tol=1e-3 * self.smallest)) if self.rows.size else 0
 
     def __iter__(self) -> Iterator[Bool[Array, "n T"]]:
-        return self._extended((), np.zeros((0, self.rows.shape[1])))
+        return self._extend((), np.zeros((0, self.rows.shape[1])))
 
-    def _extended(self, chosen: tuple[tuple[int, ...], ...], differences: Float[Array, "e r"]) -> Iterator[Array]:
+    def _extend(self, chosen: tuple[tuple[int, ...], ...], differences: Float[Array, "e r"]) -> Iterator[Array]:
         i = len(chosen)
         if i == self.problem.n:
             if any(len(tokens) > 1 for tokens in chosen):
@@ -162,7 +162,7 @@ class _Ties:
             if whole or self._never_ahead(longer):
                 self.left -= self._ties_below(longer)
             else:
-                yield from self._extended(longer, tied)
+                yield from self._extend(longer, tied)
 
     def _ties_below(self, chosen: tuple[tuple[int, ...], ...]) -> int:
         """Number of ties that begin with these sets."""

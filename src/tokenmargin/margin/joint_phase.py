@@ -63,7 +63,7 @@ class JointPhases:
         """The inputs whose selected token is a support vector of the head."""
         return np.asarray(self.room == 0)
 
-    def lowered(self, sigma: float) -> MarginSolution:
+    def at_sigma(self, sigma: float) -> MarginSolution:
         """The shortest p with `mu_i(p) >= max(1 - (m_i - 1) sigma, 0)`: p^mm at 0, p^relax at infinity."""
         room = self.room[self._constraints.token[:, 0]]
         with np.errstate(invalid="ignore"):
@@ -73,29 +73,29 @@ class JointPhases:
     @cached_property
     def prompt(self) -> MarginSolution:
         """p^mm: the phase at rho = 0."""
-        return self.lowered(0.0)
+        return self.at_sigma(0.0)
 
     @cached_property
     def relaxed(self) -> MarginSolution:
         """p^relax: the phase from the critical ratio on."""
-        return self.lowered(np.inf)
+        return self.at_sigma(np.inf)
 
     @property
     def critical(self) -> float:
         """The ratio from which on p goes to p^relax: `max (M - mu_i)/(m_i - 1)` over inputs without a support vector,
         with M the margin of p^relax and mu_i the margin of its direction in input i."""
-        lacking, room = self._lacking
+        lacking, room = self._missing_margins
         return float(np.max(lacking[room > 0] / room[room > 0], initial=0.0))
 
     @property
-    def sharp(self) -> bool:
+    def jumps_below(self) -> bool:
         """Whether p goes elsewhere just below the critical ratio. It does not where p^relax is held by the inputs that
         set the ratio alone, as where p^mm and p^relax have one direction."""
         from scipy.optimize import nnls  # it takes half a second to load
 
         if self.critical <= 0:
             return False
-        lacking, room = self._lacking
+        lacking, room = self._missing_margins
         with np.errstate(divide="ignore", invalid="ignore"):
             setting = (room > 0) & (lacking / room >= self.critical * (1 - SUPPORT))
         setting &= room >= room[setting].max() * (1 - SUPPORT)  # just below, the one with most room falls behind most
@@ -115,7 +115,7 @@ class JointPhases:
         return np.asarray(vector / np.linalg.norm(vector))
 
     @property
-    def _lacking(self) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
+    def _missing_margins(self) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
         """`M - <d_j, p^relax>/|p^relax|` for every difference, and the room of its input."""
         return self.relaxed.margin - self._rows @ self._unit, self.room[self._constraints.token[:, 0]]
 
@@ -132,11 +132,11 @@ class JointPhases:
         low, high = rho / self.relaxed.margin, rho / self.prompt.margin  # |p| lies between those of the two ends
 
         def excess(sigma: float) -> float:
-            return sigma * self.lowered(sigma).margin - rho
+            return sigma * self.at_sigma(sigma).margin - rho
 
         inside = excess(low) < 0 < excess(high)
         sigma = float(brentq(excess, low, high, xtol=1e-15 * high, rtol=1e-14)) if inside else low
-        solution = self.lowered(sigma)
+        solution = self.at_sigma(sigma)
         return Phase(sigma * solution.margin, sigma, solution)
 
 

@@ -92,7 +92,7 @@ def read_direction(
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
     if not solution.is_optimal:
-        return LimitDirection.unsolved(selected, np.arange(problem.T) == selected[:, None], solution)
+        return LimitDirection.without_direction(selected, np.arange(problem.T) == selected[:, None], solution)
     # Copies have the first one's logit, whatever the rounding of their own.
     lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
@@ -129,7 +129,7 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     alike &= ~(tied & ~alike).any(axis=1, keepdims=True)
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
-        return LimitDirection.unsolved(selected, tied, solution)
+        return LimitDirection.without_direction(selected, tied, solution)
     logits = problem.keys.logits(solution.vector)
     level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
     tied = tied | (alike & level)

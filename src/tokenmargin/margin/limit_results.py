@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.selection import named_sets, selection_text
 
@@ -44,7 +44,7 @@ class LimitDirection(Tabular):
     kind: Kind
 
     @classmethod
-    def unsolved(
+    def without_direction(
         cls, selected: Int[Array, " n"], chosen: Bool[Array, "n T"], solution: MarginSolution
     ) -> LimitDirection:
         """A selection without a certified direction: none exists ("infeasible"), or it is not known ("inaccurate")."""
@@ -87,7 +87,7 @@ class LimitDirection(Tabular):
 
 
 @dataclass(frozen=True, eq=False)
-class Atlas(Tabular, Drawn):
+class Atlas(Tabular, Drawable):
     """What was found, and how much of the tree was seen.
 
     **Attributes**

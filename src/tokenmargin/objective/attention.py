@@ -52,7 +52,7 @@ class AbstractObjective(abc.ABC):
         return None
 
     @property
-    def kinked(self) -> bool:
+    def has_kinks(self) -> bool:
         """Whether the field has kinks, so that gradient flow goes by plain steps."""
         return False
 
@@ -274,7 +274,7 @@ def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
     """The smallest W with `k = W x`, transposed, after its relative residual; None where values are not coordinates."""
     if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates):
         return None
-    keys, values = problem.keys.laid_out[problem.mask], problem.values.laid_out[problem.mask]
+    keys, values = problem.keys.token_array[problem.mask], problem.values.token_array[problem.mask]
     transposed = np.linalg.lstsq(values, keys, rcond=None)[0]
     return float(np.linalg.norm(values @ transposed - keys) / max(float(np.linalg.norm(keys)), 1e-300)), transposed
 

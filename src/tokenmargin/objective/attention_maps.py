@@ -133,14 +133,14 @@ class Entmax(AttentionMap):
         return low
 
     def vjp(self, logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
-        tilted, centred = self._tilted(logits, scores)
+        tilted, centred = self._support_weights(logits, scores)
         return np.asarray(tilted * centred)
 
     def curvature(
         self, logits: Float[Array, "n T"], scores: Float[Array, "n T"], log_scale: Float[Array, " n"]
     ) -> Float[Array, "n T T"]:
         weights = self.weights(logits)
-        tilted, centred = self._tilted(logits, scores)
+        tilted, centred = self._support_weights(logits, scores)
         with np.errstate(divide="ignore"):
             bend = np.where(weights > 0, weights, 1.0) ** (3 - 2 * self.alpha) * (2 - self.alpha) * centred
         bend = np.where(weights > 0, bend, 0.0)
@@ -151,7 +151,7 @@ class Entmax(AttentionMap):
     def _power(self, x: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
         return np.asarray(np.maximum(x, 0.0) ** (1 / (self.alpha - 1)))
 
-    def _tilted(
+    def _support_weights(
         self, logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]
     ) -> tuple[Float[Array, "... n T"], Float[Array, "... n T"]]:
         """`s^(2 - alpha)` on the support, and the scores less their mean under it."""
@@ -266,11 +266,11 @@ class MapObjective(AbstractObjective):
         return self.problem.shared_scores
 
     @property
-    def kinked(self) -> bool:
+    def has_kinks(self) -> bool:
         return bool(np.isfinite(self.attention.margin))
 
     def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
-        return self.kinked and bool(((self.weights(theta) > 0).sum(axis=-1) == 1).all())
+        return self.has_kinks and bool(((self.weights(theta) > 0).sum(axis=-1) == 1).all())
 
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         return self.attention.weights(self.problem.keys.logits(theta))

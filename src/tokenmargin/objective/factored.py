@@ -130,7 +130,7 @@ class FactoredObjective(ProductObjective):
         key[:, :kept], query[:, :kept] = right[:kept].T, left[:, :kept]
         return self.point(key * root, query * root)
 
-    def pulled(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
+    def pull_back(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
         """`G' Q` and `G K`."""
         key, query = self.factors(theta)
         G = as_matrix(self.problem.keys, unit)
@@ -175,7 +175,7 @@ class ManyFactored(FactoredObjective):
         shapes = {(problem.n, problem.T, problem.keys.matrix_shape, problem.keys.is_full) for problem in family}
         if len(shapes) != 1 or not next(iter(shapes))[-1]:
             raise ValueError("the problems must have one shape and no masked tokens; train others one by one")
-        keys = [problem.keys.laid_out for problem in family if isinstance(problem.keys, Coordinates)]
+        keys = [problem.keys.token_array for problem in family if isinstance(problem.keys, Coordinates)]
         tokens = np.stack(keys).reshape(len(family), family[0].n * family[0].T, -1)
         loss = LogisticLoss() if loss is None else loss
         return cls(family[0], loss, rank=rank, family=tuple(family), _tokens=tokens)
@@ -283,17 +283,17 @@ class MultiHeadObjective(AbstractObjective):
         return tuple(np.split(theta, ends, axis=-1))
 
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
-        return self._summed(self._forward(theta).output)
+        return self._sum_over_heads(self._forward(theta).output)
 
     def descent(self, theta: Float[Array, "... D"]) -> Descent:
         state = self._forward(theta)
-        log_slope = self._to_heads(self.loss.log_slope(self._summed(state.output)))
+        log_slope = self._to_heads(self.loss.log_slope(self._sum_over_heads(state.output)))
         direction, log_norm = prompt_descent(self.problem.keys, state, log_slope)
         return Descent(direction, log_norm + np.log(len(self.heads)))  # a mean over n inputs, not over n heads
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self._forward(theta)
-        state = state._replace(output=self._to_heads(self._summed(state.output)))
+        state = state._replace(output=self._to_heads(self._sum_over_heads(state.output)))
         seen = differences_from_pivot(self.problem.keys, state, self.loss)
         apart = seen.slope.reshape(len(self.heads), -1, self.dimension)
         slope = np.tile(apart.sum(axis=0), (len(self.heads), 1))
@@ -303,7 +303,7 @@ class MultiHeadObjective(AbstractObjective):
         logits = self.problem.keys.logits(theta)
         return attend(logits, np.broadcast_to(self.problem.scores, logits.shape))
 
-    def _summed(self, of_heads: Float[Array, "... hn"]) -> Float[Array, "... n"]:
+    def _sum_over_heads(self, of_heads: Float[Array, "... hn"]) -> Float[Array, "... n"]:
         return np.asarray(of_heads.reshape(*of_heads.shape[:-1], len(self.heads), -1).sum(axis=-2))
 
     def _to_heads(self, of_inputs: Float[Array, "... n"]) -> Float[Array, "... hn"]:

@@ -127,7 +127,7 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
     return unit_descent(keys, coefficients, log_scale[..., None] - np.log(keys.n))
 
 
-class Pivoted(NamedTuple):
+class PivotedAttention(NamedTuple):
     """One forward pass at one point, seen from the token of largest weight in each input."""
 
     keys: Float[Array, "n T r"]  # k_t - k_pivot
@@ -194,7 +194,7 @@ def block_of(
 
 
 def prompt_block(
-    state: Pivoted,
+    state: PivotedAttention,
     *,
     features: Float[Array, "n d"] | None = None,
     spread: Float[Array, "n T d"] | None = None,
@@ -233,7 +233,7 @@ def prompt_block(
     return block_of(pull.sum(axis=0), pulls, log_scale, rows)
 
 
-def head_block(state: Pivoted, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
+def head_block(state: PivotedAttention, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
     """The block of the head: `sum_i c_i Y_i x_i` with the attended `x_i`, and its derivative in head and prompt."""
     slopes, scale = exp_shifted(state.log_slope, (0,))
     pulls = slopes[:, None] * features
@@ -248,9 +248,9 @@ def from_pivot(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Flo
     return vectors - vectors[pivot][:, None]
 
 
-def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> Pivoted:
+def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> PivotedAttention:
     """The forward pass with every key as its difference to the selected one's, and the loss's slope and bend."""
-    return Pivoted(
+    return PivotedAttention(
         keys=from_pivot(in_coordinates(keys), state.pivot),
         weights=state.weights,
         log_weights=state.log_weights,

@@ -20,7 +20,7 @@ from tokenmargin.objective.forward import (
     Block,
     Descent,
     Linearisation,
-    Pivoted,
+    PivotedAttention,
     attend,
     differences_from_pivot,
     exp_shifted,
@@ -144,13 +144,13 @@ class SquareObjective(AbstractLocalObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
         keys = from_pivot(in_coordinates(self.problem.keys), state.pivot)
-        seen = Pivoted(
+        seen = PivotedAttention(
             keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
             self.log_slopes(state), np.zeros(self.problem.n),
         )  # fmt: skip
         return linearisation((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
 
-    def _with_residuals(self, block: Block, seen: Pivoted) -> Block:
+    def _with_residuals(self, block: Block, seen: PivotedAttention) -> Block:
         """The block with `-2 g g'`, what a residual changes by, and terms weighed by what residuals are left of.
 
         Where the tokens of an input meet its target together, every term of the gradient vanishes with the residual. So
@@ -173,10 +173,10 @@ class SquareObjective(AbstractLocalObjective):
         off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
         state = attend(self.problem.keys.logits(theta), off)
         sign = _log_sum(state, off)[1]
-        return self.problem.seen_from(np.where(sign == 0, np.nan, -sign))
+        return self.problem.sides_given(np.where(sign == 0, np.nan, -sign))
 
 
-def with_weights(block: Block, seen: Pivoted, log_pulls: Float[Array, "n T"]) -> Block:
+def with_weights(block: Block, seen: PivotedAttention, log_pulls: Float[Array, "n T"]) -> Block:
     """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
     sizes = _exponentials(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
     total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())
@@ -188,7 +188,7 @@ def _exponentials(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."
     return np.asarray(np.exp(np.minimum(logs - block.log_scale, 300.0)))
 
 
-def _idle(seen: Pivoted) -> Bool[Array, "n T"]:
+def _idle(seen: PivotedAttention) -> Bool[Array, "n T"]:
     return np.asarray((seen.keys == 0).all(axis=-1))
 
 

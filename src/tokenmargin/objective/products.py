@@ -49,7 +49,7 @@ class ProductObjective(AbstractObjective):
         """The two factors."""
 
     @abc.abstractmethod
-    def pulled(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
+    def pull_back(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
         """The chain rule: what a direction of the product is for each factor, flat."""
 
     @abc.abstractmethod
@@ -97,7 +97,7 @@ class ProductObjective(AbstractObjective):
     def _from_product(self, theta: Float[Array, "... D"], of_product: Descent) -> Descent:
         parts = self.split(theta)
         directions, logs = [], []
-        for product, other in zip(self.pulled(of_product.direction, theta), ("query", "key"), strict=True):
+        for product, other in zip(self.pull_back(of_product.direction, theta), ("query", "key"), strict=True):
             length, known = (np.linalg.norm(flat, axis=-1, keepdims=True) for flat in (product, parts[other]))
             length = np.where(length > _NOISE * known, length, 0.0)
             directions.append(np.where(length > 0, product, 0.0) / np.where(length > 0, length, 1.0))
@@ -192,7 +192,7 @@ class DiagonalObjective(ProductObjective):
         d = self.problem.keys.dimension
         return self.point(np.full(d, scale), np.zeros(d))
 
-    def pulled(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
+    def pull_back(self, unit: Float[Array, "... D_keys"], theta: Float[Array, "... D"]) -> tuple[Array, Array]:
         """`g * q` and `g * k`."""
         key, query = self.factors(theta)
         return unit * query, unit * key

@@ -73,7 +73,7 @@ class TiedChoice:
         return np.searchsorted(self.rows, np.arange(len(self.labels)))
 
     @cached_property
-    def _seen(self) -> Float[Array, " all"]:
+    def _label_counts(self) -> Float[Array, " all"]:
         return np.bincount(self.labels, minlength=len(self.classes)).astype(float)
 
     @cached_property
@@ -127,11 +127,11 @@ class TiedChoice:
             shares, losses = after
             if fall <= known and length == 1.0:
                 break
-        return self._judged(logits, shares, losses)
+        return self._to_soft_part(logits, shares, losses)
 
     def pull(self, shares: Float[Array, " entries"]) -> Float[Array, " all"]:
         """Minus the gradient in the logits: how often each token came next, less how often it was expected to."""
-        return np.asarray(self._seen - np.bincount(self.nodes, shares, len(self.classes)))
+        return np.asarray(self._label_counts - np.bincount(self.nodes, shares, len(self.classes)))
 
     def _newton(self, shares: Float[Array, " entries"], pull: Float[Array, " all"]) -> Float[Array, " all"]:
         hessian = self.hessian(shares)
@@ -147,7 +147,7 @@ class TiedChoice:
         move[free] = splu(inner.tocsc()).solve(pull[free])
         return move
 
-    def _judged(
+    def _to_soft_part(
         self, logits: Float[Array, " all"], shares: Float[Array, " entries"], losses: Float[Array, " choices"]
     ) -> SoftPart:
         pull, terms = self.pull(shares), self._terms(shares)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from tokenmargin.problem.abstract_geometry import as_array
 
 
-class EndToEnd:
+class FlatSequences:
     """Sequences as one array of ids and their lengths, so that they cost their tokens and not the longest of them."""
 
     tokens: Int[Array, " N"]
@@ -96,7 +96,7 @@ class Assumption4:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenCorpus(EndToEnd, CountedByLabel):
+class TokenCorpus(FlatSequences, CountedByLabel):
     """Sequences of token ids with labels.
 
     **Arguments**

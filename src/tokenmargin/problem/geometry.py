@@ -84,7 +84,7 @@ class Coordinates(AbstractGeometry):
         return np.where(self.mask[..., None], self.vectors[self.index], 0.0)
 
     @cached_property
-    def laid_out(self) -> Float[Array, "n T d"]:
+    def token_array(self) -> Float[Array, "n T d"]:
         """As `tokens`, kept: for algorithms that read all coordinates of every token at each step."""
         return read_only(self.tokens)
 
@@ -157,7 +157,7 @@ def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
     """The tokens as an array, for derivatives of the field."""
     if not isinstance(geometry, Coordinates):
         raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
-    return geometry.laid_out
+    return geometry.token_array
 
 
 class KnownProducts(NamedTuple):

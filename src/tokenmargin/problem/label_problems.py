@@ -252,9 +252,9 @@ class RegressionProblem(TokenProblem):
         weights = given if given.ndim == 2 else (np.arange(self.T) == given[:, None]).astype(np.float64)
         off = np.where(self.mask, self.scores - self.targets[:, None], 0.0)
         side = -np.sign((weights * off).sum(axis=1))
-        return self.seen_from(np.where(side == 0, np.nan, side))
+        return self.sides_given(np.where(side == 0, np.nan, side))
 
-    def seen_from(self, side: Float[Array, " n"]) -> TokenProblem:
+    def sides_given(self, side: Float[Array, " n"]) -> TokenProblem:
         """The same, given the sides; NaN where the target is met exactly."""
         off = self.scores - self.targets[:, None]
         scores = np.where(np.isnan(side)[:, None], -np.abs(off), np.nan_to_num(side)[:, None] * off)

@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
-from tokenmargin.problem.corpus import EndToEnd
+from tokenmargin.problem.corpus import FlatSequences
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
 from tokenmargin.problem.problem_files import ProblemFileError
@@ -28,7 +28,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 
 
 @dataclass(frozen=True, eq=False)
-class NextTokenProblem(EndToEnd):
+class NextTokenProblem(FlatSequences):
     """Sequences of token ids and their next tokens.
 
     **Arguments**

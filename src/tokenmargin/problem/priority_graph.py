@@ -128,7 +128,7 @@ class PriorityGraph:
         return ranks
 
     @cached_property
-    def spoken(self) -> Int[Array, " components"]:
+    def component_counts(self) -> Int[Array, " components"]:
         """How many sequences speak of each component: the counts of the edges that lead from or to it, added up."""
         ends = (self.component[self.source], self.component[self.target])
         return sum((np.bincount(end, self.count, len(self.sizes)) for end in ends), np.zeros(len(self.sizes))).astype(

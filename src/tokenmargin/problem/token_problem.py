@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._files import atomic_path
-from tokenmargin._notebook import Drawn, Tabular
+from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
@@ -29,7 +29,7 @@ SHOWN_COORDINATES = 8  # a table lists the coordinates of the keys up to this di
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class TokenProblem(Tabular, Drawn):
+class TokenProblem(Tabular, Drawable):
     """Inputs, keys, values, labels and scores of a one-layer attention problem.
 
     **Arguments**

@@ -12,9 +12,9 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation
+from tokenmargin.classifier.confined_tokens import ConfinedToken, Slices
+from tokenmargin.classifier.evaluation import Trust
 from tokenmargin.classifier.fitting import Validation
-from tokenmargin.classifier.slices import Confined, Slices
-from tokenmargin.classifier.trust import Trust
 
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
 MOST_CLASSES = 20
@@ -29,7 +29,7 @@ class PartsFound:
     """The parts of the data, and the words that decide in one of them only."""
 
     slices: Slices
-    confined: Sequence[Confined]
+    confined: Sequence[ConfinedToken]
 
 
 def in_plain_words(trust: Trust) -> str:
@@ -44,7 +44,7 @@ def in_plain_words(trust: Trust) -> str:
     )
     usual = others[-1]
     if np.isfinite(usual.accuracy):
-        gap, half = ours.less(usual)
+        gap, half = ours.lead_over(usual)
         word = "as good as" if abs(gap) <= half else "better than" if gap > 0 else "worse than"
         text += (
             f" On the same texts and words it is {word} the usual method, {usual.name} "
@@ -60,7 +60,7 @@ def compared_rows(trust: Trust) -> list[tuple[str, ...]]:
     for one in trust.models:
         lead = ""
         if one is not ours and np.isfinite(one.accuracy):
-            gap, half = ours.less(one)
+            gap, half = ours.lead_over(one)
             lead = f"{100 * gap:+.2f} \u00b1 {100 * half:.2f}"
         each = ", ".join(f"{100 * value:.1f}%" for value in one.accuracies)
         rows.append((one.name, f"{one.accuracy:.1%}", each, f"{one.losses.mean():.3f}", lead))
@@ -215,16 +215,16 @@ def trial_context(
 
 def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str, Any]:
     """A text with its words coloured by what they say, and how it was decided; `called` names the classes."""
-    largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
+    largest = max((abs(word.shown_contribution) for word in one.words), default=0.0) or 1.0
     parts: list[dict[str, Any]] = []
     place = 0
     for word in one.words:
         if word.start > place:
             parts.append({"text": one.text[place : word.start], "style": ""})
-        colour = "plus" if word.spoken > 0 else "minus"
+        colour = "plus" if word.shown_contribution > 0 else "minus"
         parts.append({
             "text": one.text[word.start : word.end],
-            "style": f"rgba(var(--{colour}), {0.7 * abs(word.spoken) / largest:.3f})",
+            "style": f"rgba(var(--{colour}), {0.7 * abs(word.shown_contribution) / largest:.3f})",
             "note": f"contribution {word.contribution:+.3f}, deleting it takes {word.effect:+.3f}",
             "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
         })  # fmt: skip

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._version import __version__
 from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
-from tokenmargin.classifier.trust import Trust
+from tokenmargin.classifier.evaluation import Trust
 from tokenmargin.report.explore.page import join_modules
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,

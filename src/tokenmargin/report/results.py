@@ -240,7 +240,7 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
     for height, layer in enumerate(layers):
         # Below what is ahead of them, so that few arrows cross.
         ahead = {c: [places[a][0] for a, b in arrows if b == c and a in places] for c in layer}
-        layer.sort(key=lambda c: (np.mean(ahead[c]) if ahead[c] else 0.5, -graph.spoken[c]))
+        layer.sort(key=lambda c: (np.mean(ahead[c]) if ahead[c] else 0.5, -graph.component_counts[c]))
         places |= {c: ((k + 1) / (len(layer) + 1), -float(height)) for k, c in enumerate(layer)}
     hard, soft = limit.logits[here], limit.finite.logits[here]
     boxes = {}
@@ -264,7 +264,7 @@ def draw_priority_graph(limit: NextTokenLimit, last: int, ax: Axes, *, most: int
 
 def _busiest_components(graph: PriorityGraph, most: int) -> Int[Array, " c"]:
     """The components that most edges, counted with their sequences, lead from or to."""
-    return np.sort(np.argsort(-graph.spoken, kind="stable")[:most])
+    return np.sort(np.argsort(-graph.component_counts, kind="stable")[:most])
 
 
 def _arrows(graph: PriorityGraph, kept: Int[Array, " c"]) -> list[tuple[int, int]]:

@@ -82,7 +82,7 @@ class EmbeddingInstance:
             raise ValueError(f"delta is a probability: it must lie in 0..1 and not be 0, got {self.delta}")
 
     @classmethod
-    def about(
+    def with_corpus(
         cls,
         corpus: TokenCorpus,
         *,
@@ -116,13 +116,13 @@ class EmbeddingInstance:
             if varied
             else selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=repeats)
         )
-        return cls.about(corpus, seed=seed, **options)
+        return cls.with_corpus(corpus, seed=seed, **options)
 
     @classmethod
     def on(cls, sequences: list[str], labels: list[int], **options: Any) -> EmbeddingInstance:
         """A corpus of sequences of words."""
         corpus = TokenCorpus.of([sequence.split() for sequence in sequences], labels)
-        return cls.about(corpus, name=", ".join(sequences), **options)
+        return cls.with_corpus(corpus, name=", ".join(sequences), **options)
 
     def starts(self) -> Iterator[Embeddings]:
         """The random starts."""
@@ -142,9 +142,9 @@ class EmbeddingInstance:
     @cached_property
     def problems_and_choices(self) -> tuple[tuple[TokenProblem, Bool[Array, "n T"]], ...]:
         """The problem of training p after the first step, and the selection that `selection` asks for."""
-        return tuple((step.after.problem(), self._chosen(k)) for k, step in enumerate(self.steps))
+        return tuple((step.after.problem(), self._selected_mask(k)) for k, step in enumerate(self.steps))
 
-    def _chosen(self, k: int) -> Bool[Array, "n T"]:
+    def _selected_mask(self, k: int) -> Bool[Array, "n T"]:
         if self.selection == "important":
             return self.corpus.important
         if self.selection == "everything":

@@ -17,7 +17,7 @@ from tokenmargin.data.prepared import PreparedText
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
+class RaggedBatch:
     """A batch: the tokens of its rows end to end, the row of each token, and the rows' labels."""
 
     ids: Tensor
@@ -41,7 +41,7 @@ class Sequences(Protocol):
     def device(self) -> torch.device:
         """Where batches are."""
 
-    def batch(self, rows: Tensor) -> Ragged:
+    def batch(self, rows: Tensor) -> RaggedBatch:
         """The tokens of some rows, in the given order."""
 
     def cast(self, dtype: torch.dtype) -> Sequences:
@@ -98,14 +98,14 @@ class TokenData:
         """The same with labels of another type."""
         return self if self.labels.dtype == dtype else replace(self, labels=self.labels.to(dtype))
 
-    def batch(self, rows: Tensor) -> Ragged:
+    def batch(self, rows: Tensor) -> RaggedBatch:
         """The tokens of some rows, in the given order."""
         begin = self.offsets[rows]
         lengths = self.offsets[rows + 1] - begin
         ends = lengths.cumsum(0)
         segment = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), lengths)
         place = torch.arange(len(segment), device=rows.device) + (begin - ends + lengths)[segment]
-        return Ragged(self.ids[place], segment, self.labels[rows])
+        return RaggedBatch(self.ids[place], segment, self.labels[rows])
 
 
 def truncate(data: Sequences, tokens: int) -> Sequences:
@@ -174,7 +174,7 @@ class MappedSequences:
         """The same with labels of another type."""
         return replace(self, dtype=dtype)
 
-    def batch(self, rows: Tensor) -> Ragged:
+    def batch(self, rows: Tensor) -> RaggedBatch:
         """The tokens of some rows, in the given order."""
         wanted = rows.cpu().numpy()
         shards = np.searchsorted(self.firsts, wanted, side="right") - 1
@@ -186,7 +186,7 @@ class MappedSequences:
         lengths = torch.tensor([len(piece) for piece in pieces[1:]], dtype=torch.long)
         segment = torch.repeat_interleave(torch.arange(len(wanted)), lengths)
         ids = torch.from_numpy(np.concatenate(pieces).astype(np.int64))
-        return Ragged(
+        return RaggedBatch(
             ids.to(self.device), segment.to(self.device), torch.from_numpy(labels).to(self.device, self.dtype)
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import Conventions
-from tokenmargin.training.one_layer import ScoresKept, attend
+from tokenmargin.training.one_layer import WithScores, attend
 from tokenmargin.training.parameters import AdamW, State, initial_state
 from tokenmargin.training.ranks import ByTexts
 
@@ -48,7 +48,7 @@ def check_dimension(d: int) -> None:
         )
 
 
-class OneLayerCuda(ScoresKept):
+class OneLayerCuda(WithScores):
     """`f(X) = softmax(p' E_X') E_X v` on an NVIDIA GPU, float32.
 
     Sums over tokens use atomic additions, so two runs agree to rounding, not to the bit; with torch's deterministic
@@ -125,13 +125,13 @@ class OneLayerCuda(ScoresKept):
     def _graph(self, name: str, batch: int, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Captured launches; captured once, after a rehearsal that compiles the kernels."""
         if (name, batch) not in self._graphs:
-            saved = {key: tensor.clone() for key, tensor in self._everything().items()}
+            saved = {key: tensor.clone() for key, tensor in self._all_tensors().items()}
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._launch(batch)
             torch.cuda.current_stream().wait_stream(stream)
-            for key, tensor in self._everything().items():
+            for key, tensor in self._all_tensors().items():
                 tensor.copy_(saved[key])
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -139,7 +139,7 @@ class OneLayerCuda(ScoresKept):
             self._graphs[name, batch] = graph
         return self._graphs[name, batch]
 
-    def _everything(self) -> dict[str, Tensor]:
+    def _all_tensors(self) -> dict[str, Tensor]:
         return self.tensors() | {
             "weights": self._weights,
             "before": self._before,

@@ -25,7 +25,7 @@ Status = Literal["finished", "loss reached", "out of time", "interrupted", "dive
 Row = dict[str, float | int]
 
 
-class Counted(Protocol):
+class StepCounter(Protocol):
     """A state that knows how many steps have been taken."""
 
     step: int
@@ -35,7 +35,7 @@ class Trainable(Protocol):
     """What the loop asks of a model."""
 
     @property
-    def state(self) -> Counted:
+    def state(self) -> StepCounter:
         """Where it stands."""
 
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:

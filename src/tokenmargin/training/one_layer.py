@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from tokenmargin.training.batches import Ragged, Sequences
+from tokenmargin.training.batches import RaggedBatch, Sequences
 from tokenmargin.training.config import Conventions
 from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.ranks import AbstractSplit, ByTexts
@@ -97,7 +97,7 @@ class Model(Protocol):
         """Go on from saved tensors."""
 
 
-def attend(scores: Tensor, batch: Ragged, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def attend(scores: Tensor, batch: RaggedBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """Softmax weights, outputs f, and `b - f` for every token of a ragged batch.
 
     `b - f` is taken from the selected token's b, which keeps its direction when one weight has rounded to 1. Logits are
@@ -116,7 +116,7 @@ def attend(scores: Tensor, batch: Ragged, *, temperature: float = 1.0) -> tuple[
     return weights, pivot + mean, gap - mean[batch.segment]
 
 
-class ScoresKept:
+class WithScores:
     """A model whose state in files is its parameters and the scores of all tokens, kept up to date."""
 
     state: State
@@ -132,7 +132,7 @@ class ScoresKept:
         self._scores.copy_(tensors["scores"])
 
 
-class OneLayer(ScoresKept):
+class OneLayer(WithScores):
     """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels.
 
     `split` says what this process does of each step when it is one of several ranks.
@@ -167,7 +167,7 @@ class OneLayer(ScoresKept):
         batch = self.data.batch(rows)
         return attend(self.split.complete(self._scores, batch), batch, temperature=self.conventions.temperature)[1]
 
-    def gradient(self, batch: Ragged, *, among: int | None = None) -> tuple[Tensor, Tensor]:
+    def gradient(self, batch: RaggedBatch, *, among: int | None = None) -> tuple[Tensor, Tensor]:
         """Losses of the rows, and their part of the vectors c and e of the mean loss over `among` rows."""
         scores = self.split.complete(self._scores, batch)
         weights, f, gap = attend(scores, batch, temperature=self.conventions.temperature)

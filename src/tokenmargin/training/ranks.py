@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous as torch_rendezvous
 
-from tokenmargin.training.batches import Ragged
+from tokenmargin.training.batches import RaggedBatch
 from tokenmargin.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, whole_steps
 
 PAUSE = 0.01  # seconds between two looks at the store
@@ -209,7 +209,7 @@ class AbstractSplit(abc.ABC):
         """The columns of the embeddings that this rank holds."""
 
     @abc.abstractmethod
-    def complete(self, scores: Tensor, batch: Ragged) -> Tensor:
+    def complete(self, scores: Tensor, batch: RaggedBatch) -> Tensor:
         """The scores of the batch's tokens from this rank's part of them."""
 
     @abc.abstractmethod
@@ -256,7 +256,7 @@ class ByTexts(AbstractSplit):
     def columns(self, d: int) -> slice:
         return slice(0, d)
 
-    def complete(self, scores: Tensor, batch: Ragged) -> Tensor:
+    def complete(self, scores: Tensor, batch: RaggedBatch) -> Tensor:
         return scores
 
     def gather(self, weights: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class ByDimension(AbstractSplit):
             raise ValueError(f"a dimension of {d} cannot be split over {self.ranks.size} ranks; use fewer ranks")
         return self.ranks.portion(d)
 
-    def complete(self, scores: Tensor, batch: Ragged) -> Tensor:
+    def complete(self, scores: Tensor, batch: RaggedBatch) -> Tensor:
         """Only the tokens of the batch are exchanged; the others' scores are not filled in."""
         seen = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
         seen[batch.ids] = True

@@ -39,7 +39,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, eq=False)
-class Projected:
+class Projections:
     """What the sequences need of the parameters.
 
     **Attributes**
@@ -116,7 +116,7 @@ def _add_products(into: Tensor, ids: Tensor, S: Tensor, X: Tensor) -> None:
         into.index_add_(0, rows, times_transposed(s, x.T))
 
 
-def _forward(params: Projected, bucket: Bucket) -> _Forward:
+def _forward(params: Projections, bucket: Bucket) -> _Forward:
     d = params.centred.shape[1]
     ids = bucket.ids.reshape(-1)
     X, Y = (matrix.index_select(0, ids).view(*bucket.ids.shape, -1) for matrix in (params.centred, params.columns))
@@ -151,7 +151,7 @@ class Gradient:
             tensor.zero_()
 
 
-def bucket_gradient(params: Projected, bucket: Bucket, *, into: Gradient) -> Tensor:
+def bucket_gradient(params: Projections, bucket: Bucket, *, into: Gradient) -> Tensor:
     """Losses of a bucket's rows; the gradients of their weighted sum are added to `into`."""
     d = params.centred.shape[1]
     x = _forward(params, bucket)
@@ -204,7 +204,7 @@ class TwoLayer:
         self.group, self.multiple = group or min(max(fitting, 1), 16), multiple
         centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
         offset = state.heads.new_zeros(())
-        self._params = Projected(centred, columns, offset, self.conventions.temperature)
+        self._params = Projections(centred, columns, offset, self.conventions.temperature)
         self._gradient = Gradient(torch.zeros_like(centred), torch.zeros_like(columns), torch.zeros_like(offset))
         self._step = torch.tensor(float(state.step), device=state.heads.device)
         on_cpu = state.embeddings.device.type == "cpu"

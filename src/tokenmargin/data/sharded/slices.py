@@ -22,7 +22,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, open_sealed
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
-from tokenmargin.data.sources import Rejected, Row, SourceError, json_rows, usable
+from tokenmargin.data.sources import RejectedRow, Row, SourceError, json_rows, usable
 from tokenmargin.problem.corpus import CountedByLabel
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -68,8 +68,8 @@ def read_slice(part: Slice, *, text: str = "text", label: str = "label") -> Iter
     rejected: list[tuple[int, str]] = []
     size = before = 0
     for row in source.rows(text, label):
-        found = row if isinstance(row, Rejected) else usable(row)
-        if isinstance(found, Rejected):
+        found = row if isinstance(row, RejectedRow) else usable(row)
+        if isinstance(found, RejectedRow):
             rejected.append((int(found.place.removeprefix("line ")), found.reason))
         else:
             texts.append(found[0])
@@ -126,10 +126,10 @@ class _JsonLines:
     part: Slice
     lines: int = 0
 
-    def rows(self, text: str, label: str) -> Iterator[Row | Rejected]:
-        return json_rows(self._read(), text, label)
+    def rows(self, text: str, label: str) -> Iterator[Row | RejectedRow]:
+        return json_rows(self._lines(), text, label)
 
-    def _read(self) -> Iterator[bytes]:
+    def _lines(self) -> Iterator[bytes]:
         with Path(self.part.path).open("rb") as file:
             file.seek(self.part.begin)
             while file.tell() < self.part.end:

@@ -64,7 +64,7 @@ class AbstractMethod(abc.ABC):
 
     coordinates: ClassVar[bool] = False
 
-    def prepared(self, objective: AbstractObjective) -> AbstractMethod:
+    def for_objective(self, objective: AbstractObjective) -> AbstractMethod:
         """The same method with everything that depends on the objective settled, once per run."""
         if self.coordinates and not all(isinstance(geometry, Coordinates) for _, geometry in objective.blocks):
             raise ValueError(
@@ -168,7 +168,7 @@ class GradientDescent(AbstractLengths):
         if self.step is not None:
             checked_step(self.step)
 
-    def prepared(self, objective: AbstractObjective) -> GradientDescent:
+    def for_objective(self, objective: AbstractObjective) -> GradientDescent:
         if self.step is not None:
             return self
         if not isinstance(objective, PromptObjective):
@@ -235,7 +235,7 @@ class Polyak(AbstractLengths):
         checked_step(self.step)
         checked_step(self.longest)
 
-    def prepared(self, objective: AbstractObjective) -> Polyak:
+    def for_objective(self, objective: AbstractObjective) -> Polyak:
         if len(objective.blocks) > 1:
             raise ValueError("Polyak's step is one length for one gradient; train the prompt alone")
         if self.infimum is None:

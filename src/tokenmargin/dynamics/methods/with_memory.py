@@ -86,8 +86,8 @@ class SteepestDescent(AbstractMethod):
         if isinstance(self.norm, str):
             object.__setattr__(self, "norm", norm_named(self.norm))
 
-    def prepared(self, objective: AbstractObjective) -> SteepestDescent:
-        super().prepared(objective)
+    def for_objective(self, objective: AbstractObjective) -> SteepestDescent:
+        super().for_objective(objective)
         return replace(self, norm=for_blocks(self.margin_norm, objective))
 
     def initial(self, theta: Float[Array, "... D"]) -> State:

@@ -18,7 +18,7 @@ from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
-from tokenmargin.dynamics.span import Reduced
+from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import select
 
@@ -143,7 +143,7 @@ def regularisation_path(
     if starts < 0:
         raise ValueError(f"starts must be at least 0, got {starts}")
     grid = checked_radii(radii)
-    reduced = Reduced.of(objective)
+    reduced = ReducedObjective.of(objective)
     ball = _Ball(reduced.objective)
     guided = reduced.reduce(np.zeros((0, objective.dimension)) if directions is None else directions)
     branches: list[list[Minimum | None]] = []
@@ -177,7 +177,7 @@ def minimum_along(objective: AbstractObjective, direction: Float[Array, " D"], r
     >>> minimum_along(PromptObjective(figure1b()), np.array([1.0, 0.0, 0.0]), 1e3).round(3) + 0.0
     array([1000.,    0.,    0.])
     """
-    reduced = Reduced.of(objective)
+    reduced = ReducedObjective.of(objective)
     start = reduced.reduce(direction)
     local = prompt_landscape(reduced.objective, select(reduced.objective.problem.keys, reduced.objective.prompt(start)))
     start = start * (radius / np.linalg.norm(start))
@@ -291,7 +291,7 @@ def _file(
             branches.append([*opened, minimum])
 
 
-def _branch(minima: Sequence[Minimum | None], reduced: Reduced) -> Branch:
+def _branch(minima: Sequence[Minimum | None], reduced: ReducedObjective) -> Branch:
     missing = np.full(reduced.objective.dimension, np.nan)
     points = np.stack([missing if minimum is None else minimum.point for minimum in minima])
     return Branch(

@@ -20,7 +20,7 @@ from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.paths.ball import checked_radii
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
-from tokenmargin.dynamics.span import Reduced
+from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.selection import angle, select
 
@@ -101,7 +101,7 @@ def cone_path(
     rng = generator(rng)
     if not 0 < width < 1:
         raise ValueError(f"width must lie between 0 and 1, got {width}")
-    reduced = Reduced.of(objective)
+    reduced = ReducedObjective.of(objective)
     q = reduced.reduce(np.asarray(direction, dtype=np.float64))
     length = float(np.linalg.norm(q))
     if length == 0 or length < (1 - 1e-9) * float(np.linalg.norm(objective.norms(direction))):

@@ -19,7 +19,7 @@ from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.paths.ball import prompt_landscape
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
-from tokenmargin.dynamics.span import Reduced
+from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import as_array
@@ -93,7 +93,7 @@ def ridge_path(
         raise ValueError(f"radii must be pairs (r, R), got shape {pairs.shape}")
     if not np.isfinite(pairs).all() or (pairs[0] <= 0).any() or (np.diff(pairs, axis=0) < 0).any():
         raise ValueError(f"radii must be pairs (r, R) of positive numbers that do not shrink, got {radii!r}")
-    reduced = Reduced.of(objective)
+    reduced = ReducedObjective.of(objective)
     inner = reduced.objective
     assert isinstance(inner, JointObjective), "a reduced objective is of its own kind"
     given = [] if also is None else list(reduced.reduce(also))
@@ -152,7 +152,7 @@ def _alternate(
 def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> SecondOrderFunction:
     """Logarithm of the risk as a function of the head, at the features that `p` attends to."""
     weights = attention_weights(problem.keys, p)
-    values = problem.values.laid_out  # type: ignore[attr-defined]  # reduced problems have coordinates
+    values = problem.values.token_array  # type: ignore[attr-defined]  # reduced problems have coordinates
     features = problem.labels[:, None] * np.einsum("nt,ntd->nd", weights, values)
 
     def landscape(v: Float[Array, " a"]) -> tuple[float, Array, Array]:

@@ -38,7 +38,7 @@ def random_joint_problem(n: int, d: int, *, rng: np.random.Generator) -> TokenPr
         except ValueError:
             continue
         least = float((tokens[:, 1] @ phases.relaxed.vector).min())  # in units of the margin
-        if phases.sharp and least > 0.1:
+        if phases.jumps_below and least > 0.1:
             return problem
 
 

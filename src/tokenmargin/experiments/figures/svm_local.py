@@ -80,7 +80,7 @@ class _Local(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         tell = progress if progress is not None else lambda _share: None
-        rows, means, known = [], [], _Known(self.problems)
+        rows, means, known = [], [], _KnownDirections(self.problems)
         for k, settings in enumerate(("printed", "ours")):
             points = self.train(settings)  # type: ignore[arg-type]  # one of the two
             tell((2 * k + 1) / 5)
@@ -100,7 +100,7 @@ class _Local(AbstractExperiment):
         return Result(self, tables, findings)
 
 
-class _Known:
+class _KnownDirections:
     """Certified directions of the selections that occur, each solved once."""
 
     def __init__(self, problems: list[TokenProblem]) -> None:
@@ -180,7 +180,7 @@ class SvmW(_Local):
         return np.stack(points)
 
     def follow(self) -> Table:
-        rows, known = [], _Known(self.problems)
+        rows, known = [], _KnownDirections(self.problems)
         for seed, start in enumerate(self.starts(self.d**2)[: self.followed]):
             path = flow(PromptObjective(self.problems[seed]), start=start, settings=FlowSettings(tolerance=1e-8))
             row, _ = known.row(seed, path.final[None])
@@ -250,7 +250,7 @@ class SvmKQ(_Local):
         return np.stack(points)
 
     def follow(self) -> Table:
-        rows, known = [], _Known(self.problems)
+        rows, known = [], _KnownDirections(self.problems)
         for seed, problem in enumerate(self.problems[: self.followed]):
             objective = FactoredObjective(problem)
             start, settings = objective.aligned_start(0.1), FlowSettings(tolerance=1e-8, solver="Radau")

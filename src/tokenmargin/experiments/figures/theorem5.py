@@ -242,7 +242,7 @@ class FirstStepSharp(AbstractExperiment):
     def _holds(self, seed: int, part: float, d: int) -> bool:
         """Theorem 5's conclusion on one corpus."""
         corpus = EmbeddingInstance.of(4, 3, varied=True, seed=seed).corpus
-        x = EmbeddingInstance.about(corpus, dimension=d, step=part * enough_step(corpus), seed=seed)
+        x = EmbeddingInstance.with_corpus(corpus, dimension=d, step=part * enough_step(corpus), seed=seed)
         return conclusion_holds(x, self.norm)
 
 
@@ -303,7 +303,7 @@ def _curve(seed: int) -> list[dict[str, object]]:
     """The flow after the first step of a varied corpus, at the dimension of the sharp condition."""
     x = EmbeddingInstance.of(4, 3, varied=True, seed=seed)
     d = np.ceil(sharp_dimension(x.corpus.size, x.step, x.delta))
-    after = EmbeddingInstance.about(x.corpus, dimension=float(d), seed=seed).steps[0].after
+    after = EmbeddingInstance.with_corpus(x.corpus, dimension=float(d), seed=seed).steps[0].after
     problem = after.problem()
     found = Sublevel.of(problem, after.prompt, LogisticLoss())
     direction, nu = found.named.solution.vector, found.named.solution.margin
@@ -311,7 +311,7 @@ def _curve(seed: int) -> list[dict[str, object]]:
     points = [path.at_norm(norm / nu) for norm in NORMS.tolist()]
     h = np.array([float(problem.keys.inner(direction, p)) for p in points])
     r = NORMS / nu
-    spread = max(found.spread(p, LogisticLoss()) for p in points)  # in the place of C_1, which is far larger
+    spread = max(found.weighted_excess(p, LogisticLoss()) for p in points)  # in the place of C_1, which is far larger
     beyond = r[0] - nu * h[0] + spread / nu * np.log(h / h[0])
     angles = np.array([float(angle(problem.keys, p, direction)) for p in points])
     return [

@@ -53,7 +53,7 @@ class StackResult(NamedTuple):
     tolerance: float = TOLERANCE
 
     @classmethod
-    def nothing(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> StackResult:
+    def empty(cls, B: int, k: int, r: int, *, tolerance: float = TOLERANCE) -> StackResult:
         """Nothing is known."""
         table = ResidualTable(np.full((B, 4), np.inf), np.zeros(B), np.zeros((B, r)))
         return cls(np.zeros((B, k)), table, Farkas(np.zeros((B, k)), np.full(B, np.inf)), tolerance)
@@ -104,7 +104,7 @@ def _replace(verdicts: StackResult, which: Int[Array, " c"], others: StackResult
 
 def _one_by_one(systems: Systems) -> StackResult:
     """As `solve_systems`: daqp proposes, one system after the other, and what fails is refined or refuted."""
-    verdicts = StackResult.nothing(*systems.rows.shape, tolerance=systems.tolerance)
+    verdicts = StackResult.empty(*systems.rows.shape, tolerance=systems.tolerance)
     if not systems.rows.shape[1]:  # nothing to separate
         verdicts.residuals.table[:] = 0.0
         return verdicts

@@ -296,7 +296,7 @@ class Differences:
             [np.linalg.norm(self.dense(slice(first, first + FORMED)), axis=1) for first in range(0, len(self), FORMED)]
         )
 
-    def combined(self, weights: Float[Array, " k"]) -> Float[Array, " d"]:
+    def combination(self, weights: Float[Array, " k"]) -> Float[Array, " d"]:
         """`A' weights` from the rows themselves: slower than `adjoint`, and exact where tokens nearly coincide."""
         total = np.zeros(self.vectors.shape[1])
         for first in range(0, len(self), FORMED):

@@ -176,7 +176,7 @@ class PairCertifier:
         """The residuals of the optimality conditions, in the units of `Certificate`."""
         logits, squared = self.vectors @ p, float(p @ p)
         apart = np.abs(logits[self.pairs.ties[:, 0]] - logits[self.pairs.ties[:, 1]]).max(initial=0.0)
-        combined = rows.combined(multipliers)
+        combined = rows.combination(multipliers)
         combined = combined - self._across(combined)
         slack = rows.times(p) - 1
         bound = float(multipliers.sum() / np.linalg.norm(combined))
@@ -205,7 +205,7 @@ class PairCertifier:
             plus[None], (~tied).astype(float)[None], tied if len(ties) else None, minus=minus[None]
         )
         rows = Differences(self.vectors, plus=pairs[:, 0], minus=pairs[:, 1])
-        scaled = np.concatenate([weights, -self.ties.multipliers(rows.combined(weights))]) * systems.lengths[0]
+        scaled = np.concatenate([weights, -self.ties.multipliers(rows.combination(weights))]) * systems.lengths[0]
         proven = proof(systems, scaled)
         if proven is None:
             residual = farkas_residual(systems.rows[0], systems.bound[0], scaled, systems.equality)
@@ -224,7 +224,7 @@ class PairCertifier:
         """The answer: its pairs first, then the ties."""
         heads, rivals, ties = self.pairs.plus(numbers), self.pairs.rivals[numbers], self.pairs.ties
         rows = Differences(self.vectors, plus=heads, minus=rivals)
-        weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.combined(found.multipliers))])
+        weights = np.concatenate([found.multipliers, -self.ties.multipliers(rows.combination(found.multipliers))])
         p = np.zeros(self.vectors.shape[1]) if found.vector is None else found.vector
         norm = float(np.linalg.norm(p))
         return MarginSolution(

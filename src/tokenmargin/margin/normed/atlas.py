@@ -41,7 +41,7 @@ def atlas_in_norm(
     """
     began = time.perf_counter()
     walk = _Walk(problem, norm, math.inf if budget is None else budget, loss)
-    for _ in walk.below(np.zeros(0, dtype=np.intp)):
+    for _ in walk.decide_below(np.zeros(0, dtype=np.intp)):
         if progress is not None:
             progress(walk.feasible + walk.infeasible)
     fixed = problem.has_fixed_scores
@@ -72,7 +72,7 @@ class _Walk:
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
 
-    def below(self, prefix: Int[Array, " j"]) -> Iterator[None]:
+    def decide_below(self, prefix: Int[Array, " j"]) -> Iterator[None]:
         """Decide all selections that begin so; a step for each that was asked about."""
         if self.solves >= self.budget:
             return
@@ -81,14 +81,14 @@ class _Walk:
             self._leaf(prefix)
             yield
             return
-        if j and self._ruled_out(prefix):
+        if j and self._is_ruled_out(prefix):
             self.infeasible += self.leaves[j]
             yield
             return
         for token in self.tokens[j]:
-            yield from self.below(np.append(prefix, token))
+            yield from self.decide_below(np.append(prefix, token))
 
-    def _ruled_out(self, prefix: Int[Array, " j"]) -> bool:
+    def _is_ruled_out(self, prefix: Int[Array, " j"]) -> bool:
         """Whether the inputs decided so far cannot be separated together."""
         alpha = np.array([tokens[0] for tokens in self.tokens])
         alpha[: len(prefix)] = prefix

@@ -22,7 +22,7 @@ MATRIX_GAP = 1e-8
 """The same for norms of singular values."""
 
 
-class Judged(NamedTuple):
+class CertifiedVector(NamedTuple):
     """A vector and multipliers with `|rows' multipliers|_* = |vector|`, and what they prove.
 
     - `gap`: no feasible vector is shorter by more than this share, in exact arithmetic; infinite if nothing is proven.
@@ -52,7 +52,7 @@ def gap_tolerance(norm: AbstractNorm) -> float:
 
 def judge_proposal(
     one: Systems, norm: AbstractNorm, vector: Float[Array, " r"], multipliers: Float[Array, " k"]
-) -> Judged:
+) -> CertifiedVector:
     """What a proposal proves about the first system of a stack, once scaled.
 
     An inner product of r terms, each a rounded difference times a rounded number, is off by at most `(r + 4) eps` times
@@ -61,7 +61,7 @@ def judge_proposal(
     rows, bound = one.rows[0], one.bound[0]
     k, r = rows.shape
     tied = np.zeros(k, dtype=bool) if one.equality is None else one.equality
-    nothing = Judged(np.zeros(r), np.zeros(k), 0.0, np.inf, np.inf)
+    nothing = CertifiedVector(np.zeros(r), np.zeros(k), 0.0, np.inf, np.inf)
     if not (np.isfinite(vector).all() and np.isfinite(multipliers).all() and vector.any()):
         return nothing
     size = np.abs(rows)
@@ -81,5 +81,5 @@ def judge_proposal(
     dual = float(norm.dual_value(m @ rows)) * (1 + norm.rounding(r)) + norm.dual_bound(blur)
     gained = float(bound @ m) - (k + 2) * EPS * float(bound @ weights)
     if not (0 < dual < np.inf and gained > 0 and 0 < upper < np.inf):
-        return Judged(x, np.zeros(k), upper, np.inf, primal)
-    return Judged(x, m * (upper / dual), upper, abs(1 - gained / dual / upper), primal)
+        return CertifiedVector(x, np.zeros(k), upper, np.inf, primal)
+    return CertifiedVector(x, m * (upper / dual), upper, abs(1 - gained / dual / upper), primal)

@@ -34,7 +34,7 @@ _NEAR = 0.98  # share of the way to the boundary
 _VANISHED = 1e-13  # share of the largest singular value below which a direction is not one of the data's
 
 
-class Reduced(NamedTuple):
+class ReducedMatrices(NamedTuple):
     """Matrices in the coordinates of their own rows and columns: `M_j = left core_j right'`.
 
     Where all are outer products, as constraints of attention are, `core_j = u_j v_j'`; u and v are empty elsewhere.
@@ -60,18 +60,18 @@ def matrix_proposals(
         yield (small.left @ w @ small.right.T).ravel(), m
 
 
-def reduce_matrices(matrices: Float[Array, "k q d"]) -> Reduced:
+def reduce_matrices(matrices: Float[Array, "k q d"]) -> ReducedMatrices:
     """The matrices with the directions left out that none of them has."""
     outer = _outer_factors(matrices)
     if outer is not None:
         left, right = _basis(outer[0].T), _basis(outer[1].T)
         u, v = outer[0] @ left, outer[1] @ right
-        return Reduced(left, u[:, :, None] * v[:, None, :], right, u, v)
+        return ReducedMatrices(left, u[:, :, None] * v[:, None, :], right, u, v)
     left, right = (
         _basis(side.transpose(1, 0, 2).reshape(side.shape[1], -1)) for side in (matrices, matrices.transpose(0, 2, 1))
     )
     core = np.ascontiguousarray(np.einsum("kqd,qa,db->kab", matrices, left, right, optimize=True))
-    return Reduced(left, core, right, np.empty((0, left.shape[1])), np.empty((0, right.shape[1])))
+    return ReducedMatrices(left, core, right, np.empty((0, left.shape[1])), np.empty((0, right.shape[1])))
 
 
 def _basis(columns: Float[Array, "q c"]) -> Float[Array, "q a"]:
@@ -108,7 +108,7 @@ class _Best:
 
 
 def _nuclear_proposals(
-    small: Reduced, bound: Float[Array, " k"], tied: Bool[Array, " k"]
+    small: ReducedMatrices, bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
     """By compiled rounds until Newton's method can do the rest; where it does not, from there on to the end."""
     from tokenmargin.margin.normed.nuclear import advance, first_state
@@ -176,7 +176,7 @@ def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool
 
 
 def _spectral_proposals(
-    small: Reduced, bound: Float[Array, " k"], tied: Bool[Array, " k"]
+    small: ReducedMatrices, bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
     core = small.core
     best = _Best(core, bound, tied, np.inf, _ENOUGH)

@@ -99,7 +99,7 @@ class Face:
         return _angle(v, nearest)
 
     @property
-    def _scaled(self) -> tuple[Float[Array, "k r"], Float[Array, " r"]]:
+    def _cone_rows(self) -> tuple[Float[Array, "k r"], Float[Array, " r"]]:
         """Constraints of the cone of solutions, `(row - bound g / gain) y` zero where active or not negative; g / gain.
 
         On solutions g has the value `bound' m`, so `g y / gain` says of which multiple of a solution y is.
@@ -110,7 +110,7 @@ class Face:
     def _nearest_by_signs(self, v: Float[Array, " r"]) -> Float[Array, " r"]:
         """The point of the cone of solutions nearest to v: a small quadratic program."""
         assert isinstance(self.norm, LpNorm), "a norm of coordinates"
-        cone, share = self._scaled
+        cone, share = self._cone_rows
         eye, signs = np.eye(len(v)), np.sign(self.m @ self.rows)
         stiff = stiff_coordinates(self.norm, self.x, self.m @ self.rows)
         if self.norm.p == 1:
@@ -127,7 +127,7 @@ class Face:
         """The same for `W = U H V'`: projections on the linear constraints and on `H >= 0` in turn (Dykstra)."""
         left, right = self._singular_vectors()
         s = left.shape[1]
-        cone, _ = self._scaled
+        cone, _ = self._cone_rows
         onto = np.einsum("qi,dj->qdij", left, right).reshape(len(v), s * s)
         rows = cone @ onto
         rows = (rows + rows.reshape(-1, s, s).transpose(0, 2, 1).reshape(-1, s * s)) / 2

@@ -21,7 +21,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, Systems, in_doubles
 from tokenmargin.margin.constraints import Constraints
-from tokenmargin.margin.normed.certificate import Judged, judge_proposal
+from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
 from tokenmargin.margin.normed.faces import Face
 from tokenmargin.margin.normed.polish import at_a_vertex, fit_multipliers_nearby, polish, trim
 from tokenmargin.margin.single.solver import solve
@@ -103,7 +103,7 @@ def _well_scaled(constraints: Constraints) -> Systems | None:
     return Systems(rows[None] / power, bound[None], constraints.equality, size, lengths, np.array([1 / power]))
 
 
-def _at_once(systems: Systems, norm: AbstractNorm) -> Judged | None:
+def _at_once(systems: Systems, norm: AbstractNorm) -> CertifiedVector | None:
     """The ordinary case in compiled code, as one of a stack; None where that proves nothing."""
     if not isinstance(norm, LpNorm) or systems.equality is not None or not systems.bound.all():
         return None
@@ -111,12 +111,17 @@ def _at_once(systems: Systems, norm: AbstractNorm) -> Judged | None:
 
     vectors, multipliers, found = solve_stack(systems.rows, systems.bound, norm.p)
     length, gap = found[0].tolist()
-    return Judged(vectors[0], multipliers[0], length, gap, 0.0) if gap < np.inf else None
+    return CertifiedVector(vectors[0], multipliers[0], length, gap, 0.0) if gap < np.inf else None
 
 
-def _best(systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]) -> tuple[Judged, list[Proposal]]:
+def _best(
+    systems: Systems, norm: AbstractNorm, proposals: Iterable[Proposal]
+) -> tuple[CertifiedVector, list[Proposal]]:
     """The first proposal that passes, or the best; and all that were looked at."""
-    looked, best = [], Judged(np.zeros(systems.rows.shape[2]), np.zeros(systems.rows.shape[1]), 0.0, np.inf, np.inf)
+    looked, best = (
+        [],
+        CertifiedVector(np.zeros(systems.rows.shape[2]), np.zeros(systems.rows.shape[1]), 0.0, np.inf, np.inf),
+    )
     for vector, multipliers in proposals:
         looked.append((vector, multipliers))
         judged = judge_proposal(systems, norm, vector, multipliers)
@@ -150,7 +155,7 @@ def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
 
 
 def _answer(
-    constraints: Constraints, systems: Systems, norm: AbstractNorm, best: Judged, seconds: float
+    constraints: Constraints, systems: Systems, norm: AbstractNorm, best: CertifiedVector, seconds: float
 ) -> MarginSolution:
     lengths, scale = systems.lengths[0], systems.scale[0]
     if 1 / _RANGE < scale < _RANGE and lengths.max() < _RANGE and lengths.min() > 1 / _RANGE:
@@ -174,7 +179,7 @@ def _answer(
     )
 
 
-def _face(systems: Systems, norm: AbstractNorm, best: Judged) -> Face:
+def _face(systems: Systems, norm: AbstractNorm, best: CertifiedVector) -> Face:
     tied = np.zeros(len(best.multipliers), dtype=bool) if systems.equality is None else systems.equality
     return Face(norm, systems.rows[0], systems.bound[0], tied, best.vector, best.multipliers)
 

@@ -39,7 +39,7 @@ def solve(constraints: Constraints) -> MarginSolution:
     began = time.perf_counter()
     if constraints.equality is None and isinstance(constraints.geometry, Coordinates):
         quick = solve_at_once(constraints.rows(), constraints.bound)
-        if isinstance(quick, Solved):
+        if isinstance(quick, ProvenVector):
             multipliers, y, margin, certificate = quick
             return MarginSolution(
                 "optimal", y, margin, multipliers, constraints.token, certificate, None, time.perf_counter() - began
@@ -111,7 +111,7 @@ _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scali
 _RANGE = 1e140  # lengths up to this, and down to its reciprocal, have squares
 
 
-class Solved(NamedTuple):
+class ProvenVector(NamedTuple):
     """A vector that is proven to be the solution."""
 
     multipliers: Float[Array, " k"]
@@ -120,7 +120,7 @@ class Solved(NamedTuple):
     certificate: Certificate
 
 
-def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solved | Float[Array, " k"] | None:
+def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> ProvenVector | Float[Array, " k"] | None:
     """The solution of `min |y|, rows y >= bound`, or a Farkas vector; None unless either is proven at once.
 
     The residuals are ratios that do not change when a row is scaled together with its bound, all but one: how negative
@@ -148,7 +148,7 @@ def solve_at_once(rows: Float[Array, "k r"], bound: Float[Array, " k"]) -> Solve
     margin = scale / reached.norm
     if not 0 < margin < math.inf:
         return None
-    return Solved(multipliers / scale, reached.vector / scale, margin, Certificate(*reached[:4]))
+    return ProvenVector(multipliers / scale, reached.vector / scale, margin, Certificate(*reached[:4]))
 
 
 def _farkas_vector(rows: Float[Array, "k r"], bound: Float[Array, " k"], longest: float) -> Float[Array, " k"] | None:

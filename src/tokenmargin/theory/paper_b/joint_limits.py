@@ -65,7 +65,7 @@ class Joint:
         return support_inputs(self.x.problem, self.x.alpha)
 
     @cached_property
-    def credit(self) -> Float[Array, " n"]:
+    def margin_spared(self) -> Float[Array, " n"]:
         """`(m_i - 1) r Gamma / R`: what each input is spared of its margin; zero on the support inputs."""
         problem, alpha = self.x.problem, self.x.alpha
         outputs = problem.labels * problem.values.logits(self.head.vector)[np.arange(problem.n), alpha]
@@ -94,7 +94,7 @@ class Joint:
         p_R was no minimiser: where the inequality is broken, the theorem is.
         """
         unit = self.relaxed.vector * self.relaxed.margin
-        least = least_margins(self.x.problem, unit, self.x.alpha) + self.credit
+        least = least_margins(self.x.problem, unit, self.x.alpha) + self.margin_spared
         others = float(least[~self.support].min(initial=np.inf))
         name = "least mu_i + (m_i - 1) |v| Gamma/|p| at p_relax, other inputs"
         return above(name, others, self.relaxed.margin, tolerance=EDGE)
@@ -164,7 +164,7 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
     x, assumption = j.x, j.assumption(j.support)
     reached = attention_weights(x.problem.keys, path.prompts[-1])[np.arange(x.problem.n), x.alpha]
     selected = above("smallest attention on alpha at the end", float(reached.min()), 0.9)
-    proven = assumption.at_least > 0 and bool((j.credit[~j.support] < j.prompt.margin).all())
+    proven = assumption.at_least > 0 and bool((j.margin_spared[~j.support] < j.prompt.margin).all())
     return (
         selected if proven else seen(selected, "a proof that the path selects alpha"),
         assumption.slack(" over the support inputs"),

@@ -64,7 +64,7 @@ def theorem1(x: NextTokenInstance) -> Findings:
     if not positive(x):
         return Findings(hypotheses, ())
     posed = x.objective.problem
-    weights = np.where(posed.mask, attention_weights(posed.keys, x.trained.point), 0.0)
+    weights = np.where(posed.mask, attention_weights(posed.keys, x.flow_limit.point), 0.0)
     outside = float(np.where(x.tied, 0.0, weights).sum(axis=1).max())
     soft = softmax(np.where(x.tied, posed.keys.logits(x.limit.finite.point), -np.inf), axis=1)
     off = float(np.abs(np.where(x.tied, weights - soft, 0.0)).max())
@@ -82,23 +82,23 @@ def _bounded_descent(x: NextTokenInstance) -> float:
     """Where nothing is ordered, descent with a step of at most 1/L never leaves the ball around the minimum that it
     starts on the edge of, the risk being convex and smooth: `|W| <= |W*| + |W(0) - W*|`."""
     start = np.zeros(x.objective.dimension) if x.start is None else x.start
-    best = x.limit.finite.point + x.across(start)
+    best = x.limit.finite.point + x.across_cyclic(start)
     return float(np.linalg.norm(best) + np.linalg.norm(start - best) + x.limit.finite.distance)
 
 
 def _projection(x: NextTokenInstance) -> Slack:
     if x.factor <= 1:
-        return _close("distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.trained.point))))
+        return _close("distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.flow_limit.point))))
     late = np.linalg.norm([_from_fin(x, W) for W in _descend(x, STEPS)[-2:]], axis=1)
     return _close(f"distance of the projection to W_fin, last two of {STEPS} steps", float(late.max()))
 
 
 def _from_fin(x: NextTokenInstance, W: Float[Array, " D"]) -> Float[Array, " s"]:
-    return np.asarray(x.fin @ (W - x.limit.finite.point))
+    return np.asarray(x.cyclic_basis @ (W - x.limit.finite.point))
 
 
 def _direction(x: NextTokenInstance) -> tuple[Slack, ...]:
-    path, keys = x.trained.path, x.objective.problem.keys
+    path, keys = x.flow_limit.path, x.objective.problem.keys
     if path.stop != "norm":
         return (seen(below("angle to W_svm", np.inf, 0), FLOW),)
     ends = tuple(float(angle(keys, path.at_norm(norm), x.svm)) for norm in (x.norm / 10, x.norm * (1 - 1e-9)))
@@ -117,7 +117,7 @@ def theorem2_repaired(x: NextTokenInstance) -> Findings:
     if some_order(x).holds:
         return Findings(hypotheses, (_projection(x), *_direction(x)))
     gradients = x.objective.gradient(x.points())
-    left = float(np.abs(x.across(gradients)).max()) / (x.longest or 1.0)
+    left = float(np.abs(x.across_cyclic(gradients)).max()) / (x.longest or 1.0)
     still = sampled(below("largest entry of a gradient across the cyclic subspace", left, 0, tolerance=1e-9))
     return Findings(hypotheses, (_projection(x), still))
 
@@ -145,11 +145,11 @@ def theorem5(x: NextTokenInstance) -> Findings:
     hypotheses = (head_of_1(x), log_loss(x), _step(x))
     if not positive(x) or not x.graph_solution.is_optimal:
         return Findings(hypotheses, ())
-    margin = float((x.behind @ x.svm).min()) if len(x.behind) else 0.0
+    margin = float((x.rows_behind @ x.svm).min()) if len(x.rows_behind) else 0.0
     steepest = above("smallest margin of W_svm, so -<dL, W_svm> > 0", margin, 0.5)
-    if not len(x.behind) and not np.isfinite(x.limit.finite.distance):
+    if not len(x.rows_behind) and not np.isfinite(x.limit.finite.distance):
         steepest = seen(steepest)
-    inside, end = svm_subspace(x.problem), x.trained.point
+    inside, end = svm_subspace(x.problem), x.flow_limit.point
     far = seen(above("part of W in the SVM subspace, at the end of the flow",
                      float(np.linalg.norm(inside @ end)) if len(inside) else 0.0, x.norm / 2), FLOW)  # fmt: skip
     return Findings(hypotheses, (steepest, far))
@@ -186,7 +186,7 @@ def lemma13(x: NextTokenInstance) -> Findings:
     """With -log under Assumptions 1 and 2, where W_svm is not zero, `<dL(W), W_svm> < 0` at every finite W, of dL and
     of its part in the SVM subspace alike. (At 20 points, and by the margins, whose mean it is.)"""
     hypotheses = (head_of_1(x), log_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
+    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
         return Findings(hypotheses, ())
     inside, length = svm_subspace(x.problem), float(np.linalg.norm(x.svm))
     steepest = -np.inf
@@ -195,7 +195,7 @@ def lemma13(x: NextTokenInstance) -> Findings:
         size = float(np.linalg.norm(inside @ gradient)) or 1.0
         steepest = max(steepest, float((inside @ gradient) @ (inside @ x.svm)) / size / length)
     slope = below("largest cosine of W_svm and the gradient's part in the SVM subspace", steepest, 0, strict=True)
-    margin = above("smallest margin of W_svm", float((x.behind @ x.svm).min()), 1, tolerance=1e-8)
+    margin = above("smallest margin of W_svm", float((x.rows_behind @ x.svm).min()), 1, tolerance=1e-8)
     return Findings(hypotheses, (sampled(slope) if steepest > 1e-6 else seen(slope, "more digits"), margin))
 
 
@@ -246,7 +246,7 @@ def _directions(x: NextTokenInstance) -> Float[Array, "k D"]:
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
     svm = x.svm / np.linalg.norm(x.svm)
     owner = x.problem.sequence[~x.problem.with_label]
-    single = np.stack([x.across(x.behind[owner == i].sum(axis=0)) for i in np.unique(owner)])
+    single = np.stack([x.across_cyclic(x.rows_behind[owner == i].sum(axis=0)) for i in np.unique(owner)])
     rows = np.concatenate([drawn, svm + 0.1 * drawn, svm + 1e-3 * drawn, single])
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))[lengths[:, 0] > 0]
@@ -258,11 +258,14 @@ def lemma15_repaired(x: NextTokenInstance) -> Findings:
     |part across| W_svm / |W_svm|` and the projection. (R_pi by (31); pi = 0.1 and 1, three projections, 30 and more
     directions at 1.01 and 10 R_pi, as logarithms of the excess.)"""
     hypotheses = (head_of_1(x), log_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
+    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
         return Findings(hypotheses, ())
     unit, worst = x.svm / np.linalg.norm(x.svm), np.inf
     for pi in PIS:
-        for part in (np.zeros_like(x.svm), *((W @ x.fin.T) @ x.fin for W in (x.limit.finite.point, x.points(1)[0]))):
+        for part in (
+            np.zeros_like(x.svm),
+            *((W @ x.cyclic_basis.T) @ x.cyclic_basis for W in (x.limit.finite.point, x.points(1)[0])),
+        ):
             for far in (1.01, 10.0):
                 length = far * _radius(x, part, pi)
                 compared = _log_excess(x, (1 + pi) * length * unit + part)
@@ -285,11 +288,11 @@ def lemma15(x: NextTokenInstance) -> Findings:
     `D.lemma15-repaired`, and along rays on which the projection grows with the part across it: where `lim L(t W) / t`
     is lower than that of the comparison, no R_pi serves. pi = 0.1.)"""
     found = lemma15_repaired(x)
-    if not found.conclusion or not len(x.fin):
+    if not found.conclusion or not len(x.cyclic_basis):
         return found
     unit, lead = x.svm / np.linalg.norm(x.svm), np.inf
     for u in _directions(x):
-        for V in (*x.fin, *-x.fin):
+        for V in (*x.cyclic_basis, *-x.cyclic_basis):
             for size in (1.0, 4.0):
                 grown = size * V
                 lead = min(lead, _recession(x, u + grown) - _recession(x, (1 + PIS[0]) * unit + grown))

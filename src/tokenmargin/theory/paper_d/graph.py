@@ -32,7 +32,7 @@ def lemma4(x: NextTokenInstance) -> Findings:
     if not all(slack.holds for slack in hypotheses):
         return Findings(hypotheses, ())
     length, soft = float(np.linalg.norm(x.svm)), x.limit.finite.point
-    share = float(np.linalg.norm(x.fin @ x.svm)) / length
+    share = float(np.linalg.norm(x.cyclic_basis @ x.svm)) / length
     cosine = abs(float(soft @ x.svm)) / length / (float(np.linalg.norm(soft)) or 1.0)
     # The constraints hold to the certificate's residual, of at most 1e-10; the subspace is known to its condition.
     return Findings(

@@ -93,12 +93,12 @@ class NextTokenInstance:
         return next_token_limit(self.problem)
 
     @cached_property
-    def trained(self) -> Limit:
+    def flow_limit(self) -> Limit:
         """Gradient flow of W from the start."""
         return limit_of(self.objective.problem, self.start, loss=self.loss, until_norm=self.norm)
 
     @cached_property
-    def fin(self) -> Float[Array, "s D"]:
+    def cyclic_basis(self) -> Float[Array, "s D"]:
         """An orthonormal basis of the cyclic subspace."""
         return cyclic_subspace(self.problem)
 
@@ -107,9 +107,9 @@ class NextTokenInstance:
         """An orthonormal basis of the active subspace."""
         return active_subspace(self.problem)
 
-    def across(self, W: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    def across_cyclic(self, W: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """The part of W orthogonal to the cyclic subspace."""
-        return np.asarray(W - (W @ self.fin.T) @ self.fin)
+        return np.asarray(W - (W @ self.cyclic_basis.T) @ self.cyclic_basis)
 
     @cached_property
     def longest(self) -> float:
@@ -124,7 +124,7 @@ class NextTokenInstance:
         return laid_out
 
     @cached_property
-    def behind(self) -> Float[Array, "k D"]:
+    def rows_behind(self) -> Float[Array, "k D"]:
         """Rows `z (e_y - x)'` of the tokens strictly behind their next token, whose logits tell how far."""
         away = ~self.problem.with_label
         vectors, label = node_vectors(self.problem), self.problem.label_node[self.problem.sequence[away]]

@@ -59,7 +59,7 @@ def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
         slope = np.exp(x.loss.log_slope(outputs))
     orders = _orders(x, slope, outputs)[x.problem.sequence[~x.problem.with_label]]
     inside = svm_subspace(x.problem)
-    rows = (x.behind @ inside.T) * orders[:, None]
+    rows = (x.rows_behind @ inside.T) * orders[:, None]
     number = np.arange(len(rows))
     geometry = Coordinates(rows, number[:, None])
     best = solve(Constraints(geometry, number, None, np.ones(len(rows)), np.stack([number, 0 * number], axis=1)))
@@ -72,25 +72,25 @@ def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
 
 
 @dataclass(frozen=True, eq=False)
-class _Searched:
+class _SearchedMinima:
     """The lowest minimum found over each of two balls: its angle to W_svm, and its projection at the larger one."""
 
     angles: tuple[float, float]
     projection: Float[Array, " s"]
 
 
-def _search(x: NextTokenInstance, part: Float[Array, " D"]) -> _Searched:
+def _search(x: NextTokenInstance, part: Float[Array, " D"]) -> _SearchedMinima:
     length = float(np.linalg.norm(x.svm))
     radii = [c * length + float(np.linalg.norm(part)) for c in RADII]
     path = regularisation_path(x.objective, radii, rng=x.rng, starts=STARTS, directions=np.stack([x.svm, x.svm + part]))
     if not path.branches:  # no start settled
-        return _Searched((np.inf, np.inf), np.full(len(x.fin), np.nan))
+        return _SearchedMinima((np.inf, np.inf), np.full(len(x.cyclic_basis), np.nan))
     keys = x.objective.problem.keys
     first, last = (float(angle(keys, point, x.svm)) for point in path.points)
-    return _Searched((first, last), x.fin @ path.points[-1])
+    return _SearchedMinima((first, last), x.cyclic_basis @ path.points[-1])
 
 
-def _nears_direction(found: _Searched) -> Slack:
+def _nears_direction(found: _SearchedMinima) -> Slack:
     """Seen by search: an angle that falls like one over the radius is halved."""
     first, last = found.angles
     name = f"angle to W_svm at {RADII[1]:g}|W_svm|, over that at {RADII[0]:g}|W_svm|, or 1e-3"
@@ -104,12 +104,12 @@ def theorem3(x: NextTokenInstance) -> Findings:
     low = cyclic_minimum(x)
     bounded = true("the set of cyclic components is bounded", low.inside)
     hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x), bounded if low.rays else sampled(bounded))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
+    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
         return Findings(hypotheses, ())
     if not low.inside:
         return Findings(hypotheses, (seen(true("the projection stays in a bounded set", False)),))
     found = _search(x, low.point)
-    off = float(np.linalg.norm(found.projection - x.fin @ low.point)) * x.longest
+    off = float(np.linalg.norm(found.projection - x.cyclic_basis @ low.point)) * x.longest
     near = seen(below("distance of the projection to the cyclic component, in logits", off, 1e-2), FARTHER)
     return Findings(hypotheses, (_fall_ratio(x, low.point), _nears_direction(found), near))
 
@@ -125,9 +125,9 @@ def lemma16(x: NextTokenInstance) -> Findings:
     the cyclic subspace, the W across it with |W| <= R that is best beside it converges in direction to W_svm. (By the
     exponents of the excess risk, for three parts.)"""
     hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
+    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
         return Findings(hypotheses, ())
-    parts = (np.zeros_like(x.svm), *((W @ x.fin.T) @ x.fin for W in x.points(2, 0.3, 1.0)))
+    parts = (np.zeros_like(x.svm), *((W @ x.cyclic_basis.T) @ x.cyclic_basis for W in x.points(2, 0.3, 1.0)))
     worst = max((_fall_ratio(x, part) for part in parts), key=lambda slack: slack.measured)
     return Findings(hypotheses, (worst,))
 
@@ -144,7 +144,7 @@ def theorem4(x: NextTokenInstance) -> Findings:
     several = int((x.problem.graph.sizes > 1).sum())
     acyclic = below("components of several tokens", several, 0)
     hypotheses = (acyclic, assumption3(x.embeddings, x.head), *decreasing_loss(x), feasible(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.behind):
+    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
         return Findings(hypotheses, ())
     found = _nears_direction(_search(x, np.zeros_like(x.svm)))
     return Findings(

@@ -92,7 +92,7 @@ def lemma9(x: NextTokenInstance) -> Findings:
     points = x.points()
     within = np.einsum("ai,bj,pab->pij", rows.T @ rows, rows.T @ rows, points.reshape(-1, *(2 * [rows.shape[1]])))
     apart = float(np.abs(x.objective.value(points) - x.objective.value(within.reshape(points.shape))).max())
-    part = below("dimensions of the cyclic subspace outside the active one", _outside(x.fin, x.active), 0)
+    part = below("dimensions of the cyclic subspace outside the active one", _outside(x.cyclic_basis, x.active), 0)
     same = sampled(equal("(23): largest |L(W) - L(projection of W)|", apart, 0, tolerance=1e-10))
     return Findings(hypotheses, (_convex(x), _strict(x, x.active, "active"), part, same))
 
@@ -177,9 +177,9 @@ def lemma3(x: NextTokenInstance) -> Findings:
 
 def _push_into_cone(x: NextTokenInstance, V: Float[Array, " D"]) -> Float[Array, " D"]:
     """V and enough of W_svm to satisfy every constraint."""
-    if not len(x.behind):
+    if not len(x.rows_behind):
         return V
-    return np.asarray(V + max(1.0, 1.0 - float((x.behind @ V).min())) * x.svm)
+    return np.asarray(V + max(1.0, 1.0 - float((x.rows_behind @ V).min())) * x.svm)
 
 
 def lemma3_repaired(x: NextTokenInstance) -> Findings:
@@ -204,7 +204,7 @@ def lemma5(x: NextTokenInstance) -> Findings:
     """The risk of the cyclic subdataset depends on the part of W in the cyclic subspace alone. (At 20 points.)"""
     off = 0.0
     if positive(x):
-        off = max(abs(x.cyclic_risk(W) - x.cyclic_risk((W @ x.fin.T) @ x.fin)) for W in x.points())
+        off = max(abs(x.cyclic_risk(W) - x.cyclic_risk((W @ x.cyclic_basis.T) @ x.cyclic_basis)) for W in x.points())
     return Findings((), (sampled(equal("largest |L_cyc(W) - L_cyc(projection)|", off, 0, tolerance=1e-9)),))
 
 
@@ -240,7 +240,7 @@ class CyclicMinimum:
 
 def cyclic_minimum(x: NextTokenInstance) -> CyclicMinimum:
     """Newton's method on the cyclic subspace from zero and from eight random points, and 64 rays (two on a line)."""
-    objective, basis = x.cyclic_objective, x.fin
+    objective, basis = x.cyclic_objective, x.cyclic_basis
     if objective is None or not len(basis):
         return CyclicMinimum(
             np.zeros(x.objective.dimension), x.cyclic_risk(np.zeros(x.objective.dimension)), np.inf, True
@@ -284,7 +284,7 @@ def lemma7(x: NextTokenInstance) -> Findings:
     for W in x.points():
         floor = x.settled_risk() + x.cyclic_risk(W)
         sign = min(sign, _gap_sign(x, W))
-        others = W + x.across(x.points(5))
+        others = W + x.across_cyclic(x.points(5))
         lowest = min(lowest, float(x.objective.value(others).min()) - floor)
         off = max(off, abs(_limit_risk(x, W) - floor))
     slacks = [

@@ -129,7 +129,7 @@ def _corpus_at_share(n: int, T: int, *, share: float = 1.0) -> EmbeddingInstance
     """A varied corpus at a share of the dimension that the sharp conditions ask for."""
     x = EmbeddingInstance.of(n, T, varied=True, draws=100, delta=0.05)
     least = sharp_dimension(x.corpus.size, x.step, x.delta)
-    return EmbeddingInstance.about(x.corpus, dimension=float(np.ceil(share * least)), draws=100, delta=x.delta)
+    return EmbeddingInstance.with_corpus(x.corpus, dimension=float(np.ceil(share * least)), draws=100, delta=x.delta)
 
 
 def _ragged_corpus() -> EmbeddingInstance:

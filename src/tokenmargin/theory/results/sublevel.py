@@ -70,7 +70,7 @@ class Sublevel:
         rivals = len(limit_constraints(problem, best))
         return cls(problem, named, level, risk, least, float(most.max() / smallest.min() * max(rivals - 1, 0) / np.e))
 
-    def spread(self, p: Float[Array, " D"], loss: AbstractLoss) -> float:
+    def weighted_excess(self, p: Float[Array, " D"], loss: AbstractLoss) -> float:
         """`sum_j l_j (<d_j, p> - least of them)`, l_j the shares of the gradient's terms: at most C_1 by the proof."""
         state = PromptObjective(self.problem, loss).forward(p)
         rivals = self.problem.mask & ~copies_of(self.problem, self.named.selected)
@@ -80,7 +80,7 @@ class Sublevel:
         shares = np.exp(logs - logs.max())
         return float(shares @ (leads - leads.min()) / shares.sum())
 
-    def room(self, path: FlowPath, arcs: Float[Array, " k"]) -> float:
+    def least_slack(self, path: FlowPath, arcs: Float[Array, " k"]) -> float:
         """Least room in the proof's inequality `|p| <= r_1 + nu (h - h_1) + (C_1/nu) log(h/h_1)`, h = <p^, p>."""
         keys, nu = self.problem.keys, self.named.solution.margin
         points = path(arcs)
@@ -110,12 +110,12 @@ def _check_flow(problem: TokenProblem, start: Float[Array, " D"], loss: Abstract
     off = float(angle(problem.keys, path.prompt, found.named.solution.vector)) if path.stop == "norm" else np.inf
     arcs = np.concatenate([[0.0], np.geomspace(1e-3, 1, 60)]) * path.arcs[-1]
     lowest = float((objective.outputs(path(arcs)) - found.least).min())
-    spreads = [found.spread(point, loss) for point in path(arcs)]
+    spreads = [found.weighted_excess(point, loss) for point in path(arcs)]
     return (
         seen(below(f"angle to the best tokens' direction at {norm:g} |p^|", off, 1e-2)),
         sampled(above("least output above f_i^min on the way", lowest, 0, tolerance=1e-9)),
         sampled(below("largest spread of the leads in the gradient", max(spreads), found.constant)),
-        sampled(above("least room in the bound on |p|", found.room(path, arcs), 0, tolerance=1e-6)),
+        sampled(above("least room in the bound on |p|", found.least_slack(path, arcs), 0, tolerance=1e-6)),
     )
 
 
@@ -172,7 +172,7 @@ def _embeddings(seed: int = 0, dimension: float | None = None) -> EmbeddingInsta
     """A corpus with unequal frequencies, at the dimension of the sharp condition unless told."""
     x = EmbeddingInstance.of(4, 3, varied=True, seed=seed)
     least = float(np.ceil(sharp_dimension(x.corpus.size, x.step, x.delta)))
-    return EmbeddingInstance.about(x.corpus, dimension=least if dimension is None else dimension, seed=seed)
+    return EmbeddingInstance.with_corpus(x.corpus, dimension=least if dimension is None else dimension, seed=seed)
 
 
 CLAIMS = (

@@ -81,16 +81,18 @@ class VisionProbe:
         with atomic_path(self.folder / name) as beside, beside.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
-    def _kept(self, name: str) -> dict[str, Array]:
+    def _load_kept(self, name: str) -> dict[str, Array]:
         with np.load(self.folder / name) as file:
             return {key: file[key] for key in file.files}
 
     def gather(self, epochs: Sequence[int]) -> dict[str, Array]:
         """The kept arrays of some epochs, stacked; the cosine of each key-query product with the last; the images."""
-        kept = [self._kept(f"probe-{epoch:05d}.npz") for epoch in epochs]
+        kept = [self._load_kept(f"probe-{epoch:05d}.npz") for epoch in epochs]
         stacked = {name: np.stack([arrays[name] for arrays in kept]) for name in kept[0]}
-        last = self._kept(f"weights-{epochs[-1]:05d}.npz")
-        stacked["direction"] = np.array([_cosine(self._kept(f"weights-{epoch:05d}.npz"), last) for epoch in epochs])
+        last = self._load_kept(f"weights-{epochs[-1]:05d}.npz")
+        stacked["direction"] = np.array(
+            [_cosine(self._load_kept(f"weights-{epoch:05d}.npz"), last) for epoch in epochs]
+        )
         shown = torch.as_tensor(self.shown, device=self.images.device)
         labels: Tensor = self.data.test_labels[shown]
         return stacked | {

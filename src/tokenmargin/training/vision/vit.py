@@ -66,13 +66,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self._split(x)
+        q, k, v = self._query_key_value(x)
         mixed = F.scaled_dot_product_attention(q, k, v)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, *, token: int) -> Tensor:
         """Attention of one token to all tokens, of shape (batch, heads, tokens)."""
-        q, k, _ = self._split(x)
+        q, k, _ = self._query_key_value(x)
         logits = q[:, :, token : token + 1] @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         return logits.softmax(dim=-1)[:, :, 0]
 
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         query, key, _ = self.qkv.weight.chunk(3)
         return query, key
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _query_key_value(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         return q, k, v

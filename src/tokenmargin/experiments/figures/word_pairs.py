@@ -58,7 +58,7 @@ class Pairs(AbstractExperiment):
             ids, labels, _ = self.corpus(np.random.default_rng([seed, 0]), self.texts)
             held = self.corpus(np.random.default_rng([seed, 1]), 2000)
             for model in ("one-layer", "two-layer"):
-                row, seen = self._trained(model, seed, ids, labels, held)
+                row, seen = self._train(model, seed, ids, labels, held)
                 rows.append({"model": model, "seed": seed, **row})
                 if model == "two-layer":
                     pairs.append(seen)
@@ -66,7 +66,7 @@ class Pairs(AbstractExperiment):
         tables = {"runs": runs, "pairs": {name: np.concatenate([p[name] for p in pairs]) for name in pairs[0]}}
         return Result(self, tables, _findings(runs))
 
-    def _trained(
+    def _train(
         self, model: str, seed: int, ids: Array, labels: Array, held: tuple[Array, Array, Array]
     ) -> tuple[dict[str, float], Table]:
         """Train a model; how it does on held-out texts, and what it makes of every pair in them."""

@@ -38,7 +38,7 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenShares:
     """How many texts hold a token, the share of the class among them, and among the other texts (NaN of none)."""
 
     texts: int
@@ -47,7 +47,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Confined:
+class ConfinedToken:
     """A token that decides in one part only.
 
     **Attributes**
@@ -61,8 +61,8 @@ class Confined:
     kind: str
     part: str
     label: Any
-    here: Side
-    elsewhere: Side
+    here: TokenShares
+    elsewhere: TokenShares
     influence: float
 
 
@@ -93,7 +93,7 @@ def by_length(documents: Sequence[Any]) -> Slices:
 
 def confined_tokens(
     model: TokenSelectionClassifier, documents: Sequence[Any], codes: Int[Array, " n"], slices: Slices
-) -> list[Confined]:
+) -> list[ConfinedToken]:
     """The tokens that decide in one part only, those that move the model's decisions most first.
 
     **Arguments**
@@ -114,16 +114,16 @@ def confined_tokens(
         token, influence = str(table["token"][often[at]]), float(table["influence"][often[at]])
         here = counts[part, :, :, at]
         sides = _side(here), _side(counts[..., at].sum(0) - here)
-        found.append(Confined(token, kind, slices.names[part], model.classes_[own[at]], *sides, influence))
+        found.append(ConfinedToken(token, kind, slices.names[part], model.classes_[own[at]], *sides, influence))
     return sorted(found, key=lambda one: -one.influence)
 
 
-def _side(counts: Float[Array, "2 2"]) -> Side:
+def _side(counts: Float[Array, "2 2"]) -> TokenShares:
     held, others = counts.sum(1)
     share, without = (
         float(hits / total) if total else float("nan") for hits, total in zip(counts[:, 0], (held, others), strict=True)
     )
-    return Side(int(held), share, without)
+    return TokenShares(int(held), share, without)
 
 
 def _counts(presence: Any, codes: Array, slices: Slices, own: Array, classes: int) -> Float[Array, "parts 2 2 tokens"]:

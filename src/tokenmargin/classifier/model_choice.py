@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from tokenmargin.classifier.solver import (
-    Labelled,
+    LabelledTexts,
     Penalty,
     Start,
     TokenObjective,
@@ -63,7 +63,7 @@ class Partner:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class FitChoice:
     """The ridge on the values, the start of the attention, the exponent, the loss, and whether occurrences count.
 
     **Attributes**
@@ -111,16 +111,16 @@ def number_of_folds(texts: int, tokens: int) -> tuple[int, int]:
 class Fold:
     """Texts to learn from and texts to judge by, of the tokens `kept`, and the last fit, from which the next starts."""
 
-    train: Labelled
-    test: Labelled
+    train: LabelledTexts
+    test: LabelledTexts
     kept: Int[Array, " kept"]
     last: TokenModel | None = None
     starts: dict[tuple[Start, bool], tuple[TokenModel, Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._train = {repeats: self.train.counted(repeats) for repeats in (False, True)}
+        self._train = {repeats: self.train.with_counts(repeats) for repeats in (False, True)}
 
-    def outputs(self, candidate: Chosen, tolerance: float) -> Float[Array, "n k"]:
+    def outputs(self, candidate: FitChoice, tolerance: float) -> Float[Array, "n k"]:
         """Decisions on the texts held out."""
         train, key = self._train[candidate.repeats], (candidate.start, candidate.repeats)
         if key not in self.starts:
@@ -130,9 +130,9 @@ class Fold:
         objective = TokenObjective(train, origin=origin, units=units, penalty=penalty, loss=candidate.loss)
         first = origin if self.last is None else _same_decisions(self.last, origin, self.train)
         self.last, _ = fit_token_model(objective, first, iterations=ITERATIONS, tolerance=tolerance)
-        return self.last.decide(self.test.counted(candidate.repeats).matrix)
+        return self.last.decide(self.test.with_counts(candidate.repeats).matrix)
 
-    def near(self, chosen: Chosen, tokens: int) -> TokenModel | None:
+    def start_from_last(self, chosen: FitChoice, tokens: int) -> TokenModel | None:
         """What the last fit changed, in the terms of another start and for all tokens."""
         if self.last is None:
             return None
@@ -143,22 +143,22 @@ class Fold:
         return replace(found, logits=logits, values=values)
 
 
-def _same_decisions(model: TokenModel, origin: TokenModel, data: Labelled) -> TokenModel:
+def _same_decisions(model: TokenModel, origin: TokenModel, data: LabelledTexts) -> TokenModel:
     """Values that make another attention decide a typical text alike."""
     typical = []
     for one in (model, origin):
-        Z = np.exp(one.sink_logit) + data.counted(one.repeats).matrix @ np.exp(one.logits)
+        Z = np.exp(one.sink_logit) + data.with_counts(one.repeats).matrix @ np.exp(one.logits)
         typical.append(one.exponent * float(np.median(np.log(np.maximum(Z, 1e-300)))))
     factor = np.exp(model.logits - origin.logits + typical[1] - typical[0])
     return replace(origin, values=model.values * factor[:, None], intercept=model.intercept)
 
 
-class _Judge:
+class _FoldScores:
     """Judges candidates on all folds, each once, and keeps the best."""
 
     def __init__(self, folds: list[Fold], tolerance: float) -> None:
         self.folds, self.tolerance = folds, tolerance
-        self.seen: dict[tuple[object, ...], Chosen] = {}
+        self.seen: dict[tuple[object, ...], FitChoice] = {}
         self._decided: dict[tuple[object, ...], Array] = {}  # f of the texts held out
         self._lost: dict[tuple[object, ...], float] = {}  # what candidates are judged by
         self._codes = np.concatenate([fold.test.codes for fold in folds])
@@ -167,20 +167,20 @@ class _Judge:
         priors = [np.tile(class_prior(fold.train.shares), (len(fold.test.codes), 1)) for fold in folds]
         self._prior = np.concatenate(priors)
 
-    def __call__(self, candidate: Chosen) -> Chosen:
+    def __call__(self, candidate: FitChoice) -> FitChoice:
         key = _key(candidate)
         if key not in self.seen:
             f = np.concatenate([fold.outputs(candidate, self.tolerance) for fold in self.folds])
             hottest = HOTTEST[candidate.loss]
-            (scale, offset), loss = self._calibrated([f], [(1 / hottest, hottest), (-hottest, hottest)])
+            (scale, offset), loss = self._calibrate([f], [(1 / hottest, hottest), (-hottest, hottest)])
             self.seen[key] = found = replace(candidate, temperature=scale, offset=offset, log_loss=loss)
             self._decided[key], self._lost[key] = f, loss
             if f.shape[1] > 1:
-                wrong = decided_classes(self._of(found)) != self._codes
+                wrong = decided_classes(self._decisions_of(found)) != self._codes
                 self._lost[key] *= (self._share @ wrong + 1 / len(wrong)) ** 0.5
         return self.seen[key]
 
-    def lost(self, candidate: Chosen) -> float:
+    def loss_of(self, candidate: FitChoice) -> float:
         """What a candidate that was fitted is judged by.
 
         With more than two classes it is the log loss times the root of the error: one temperature cannot calibrate
@@ -188,7 +188,7 @@ class _Judge:
         """
         return self._lost[_key(candidate)]
 
-    def _calibrated(self, parts: Sequence[Array], bounds: Sequence[tuple[float, float]]) -> tuple[list[float], float]:
+    def _calibrate(self, parts: Sequence[Array], bounds: Sequence[tuple[float, float]]) -> tuple[list[float], float]:
         """Weights of the parts of f, and of the prior, with the smallest log loss, a convex problem, and that loss.
 
         One text more is imagined, spread evenly over texts and classes: where all were decided rightly, none would be
@@ -215,12 +215,12 @@ class _Judge:
         found = minimize(lost, start, jac=True, method="L-BFGS-B", bounds=bounds).x
         return found.tolist(), log_loss((found @ flat).reshape(whole.shape[1:]), self._codes, self._share)[0]
 
-    def blended(self, best: Chosen) -> Chosen:
+    def blend(self, best: FitChoice) -> FitChoice:
         """The sum of the best candidate and others of the same attention that loses least, of few enough of them."""
         alike = [one for one in self.seen.values() if (one.exponent, one.repeats) == (best.exponent, best.repeats)]
         while True:
-            weights, loss = self._calibrated(
-                [self._of(one) for one in alike], [(0.0, 2.0)] * len(alike) + [(-2.0, 2.0)]
+            weights, loss = self._calibrate(
+                [self._decisions_of(one) for one in alike], [(0.0, 2.0)] * len(alike) + [(-2.0, 2.0)]
             )
             order = np.argsort(-np.array(weights[:-1]), kind="stable").tolist()
             kept = [at for at in order[: MOST_PARTNERS + 1] if weights[at] >= LEAST_WEIGHT]
@@ -235,17 +235,17 @@ class _Judge:
         scale = partners.pop(0).weight
         return replace(alike[0], temperature=scale, offset=offset, partners=tuple(partners), log_loss=loss)
 
-    def _of(self, candidate: Chosen) -> Array:
+    def _decisions_of(self, candidate: FitChoice) -> Array:
         """What a candidate decided on the texts held out, calibrated."""
         return candidate.temperature * self._decided[_key(candidate)] + candidate.offset * self._prior
 
-    def along(self, best: Chosen) -> Chosen:
+    def search_ridge(self, best: FitChoice) -> FitChoice:
         """Stronger and stronger ridges while that helps; if it does not, weaker ones."""
         for factor in (STEP, 1 / STEP):  # a strong ridge is quickly fitted
             first = best
             while LEAST < best.value_penalty * factor < MOST:
                 found = self(replace(best, value_penalty=best.value_penalty * factor))
-                if self.lost(found) >= self.lost(best) * (1 - WORTH * (factor < 1)):
+                if self.loss_of(found) >= self.loss_of(best) * (1 - WORTH * (factor < 1)):
                     break
                 best = found
             if best is not first:
@@ -253,11 +253,11 @@ class _Judge:
         return best
 
 
-def _key(candidate: Chosen) -> tuple[object, ...]:
+def _key(candidate: FitChoice) -> tuple[object, ...]:
     return tuple(getattr(candidate, name) for name in ("value_penalty", *OTHERS))
 
 
-def _with_changed(best: Chosen, name: str, value: object, free: set[str]) -> Chosen:
+def _with_changed(best: FitChoice, name: str, value: object, free: set[str]) -> FitChoice:
     """The same with one thing changed; another loss with the ridge that is about as strong beside it."""
     changed = replace(best, **{name: value})  # type: ignore[arg-type]
     if name == "loss" and "value_penalty" in free:
@@ -267,16 +267,16 @@ def _with_changed(best: Chosen, name: str, value: object, free: set[str]) -> Cho
 
 
 def choose_penalties(
-    data: Labelled,
+    data: LabelledTexts,
     fold_of: Int[Array, " n"],
     turns: int,
     *,
-    first: Chosen,
+    first: FitChoice,
     free: set[str],
     tolerance: float,
     least: int,
     blend: bool,
-) -> tuple[Chosen, TokenModel | None]:
+) -> tuple[FitChoice, TokenModel | None]:
     """The best candidate reached from `first`, and values near its own to start training from.
 
     **Arguments**
@@ -288,25 +288,25 @@ def choose_penalties(
     folds = list(folds_of(data, fold_of, turns, least))
     if not folds or not free:
         return first, None
-    judge = _Judge(folds, COARSE * tolerance)
+    judge = _FoldScores(folds, COARSE * tolerance)
     best = judge(first)
     for name, ways in OTHERS.items():
         for way in ways if name in free else ():
             before = best
             for value in way:
                 found = judge(_with_changed(best, name, value, free))
-                if judge.lost(found) >= judge.lost(best):
+                if judge.loss_of(found) >= judge.loss_of(best):
                     break
                 best = found
             if best is not before:
                 break
-    best = judge.along(best) if "value_penalty" in free else best
-    near = folds[0].near(best, data.presence.shape[1])
-    best = judge.blended(best) if blend else best
+    best = judge.search_ridge(best) if "value_penalty" in free else best
+    near = folds[0].start_from_last(best, data.presence.shape[1])
+    best = judge.blend(best) if blend else best
     return replace(best, tried=len(judge.seen), folds=len(folds)), near
 
 
-def folds_of(data: Labelled, fold_of: Array, turns: int, least: int) -> Iterator[Fold]:
+def folds_of(data: LabelledTexts, fold_of: Array, turns: int, least: int) -> Iterator[Fold]:
     """The folds in which every class is left to learn from.
 
     The vocabulary was learned with the texts held out. A token that without them would not be known is left out: it has

@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.importance import token_statistics
-from tokenmargin.classifier.penalties import Chosen
+from tokenmargin.classifier.model_choice import FitChoice
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
@@ -56,7 +56,7 @@ def classifier_of_training(
     found.classes_ = np.array(classes)
     occurrences = np.stack([np.asarray(counts[codes == c].sum(0)).ravel() for c in (0, 1)], axis=1).astype(np.int64)
     found.token_statistics_ = token_statistics(counts, occurrences, codes, found.token_model_)
-    found.chosen_, found.validation_ = Chosen(exponent=1.0, repeats=True), None
+    found.chosen_, found.validation_ = FitChoice(exponent=1.0, repeats=True), None
     found.loss_curve_, found.n_iter_ = list(losses), len(losses)
     found.n_texts_, found.n_duplicates_ = prepared.n, 0
     return found

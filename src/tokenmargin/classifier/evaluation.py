@@ -34,7 +34,7 @@ OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-I
 
 
 @dataclass(frozen=True, eq=False)
-class Compared:
+class ModelScores:
     """A model on the splits: accuracy and log loss on the texts held out of each (NaN where it has none)."""
 
     name: str
@@ -46,7 +46,7 @@ class Compared:
         """Mean over the splits."""
         return float(self.accuracies.mean())
 
-    def less(self, other: Compared) -> tuple[float, float]:
+    def lead_over(self, other: ModelScores) -> tuple[float, float]:
         """Mean difference of the accuracies, and half of its corrected 95% interval."""
         gaps = self.accuracies - other.accuracies
         k = len(gaps)
@@ -57,7 +57,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOutTexts:
     """The texts held out of the first split, as a model decided them that had not seen them.
 
     **Attributes**
@@ -152,11 +152,11 @@ class Trust:
 
     texts: int
     duplicates: int
-    models: tuple[Compared, ...]
+    models: tuple[ModelScores, ...]
     majority: float
     agreement: float
     deletion: Deletion
-    held: HeldOut
+    held: HeldOutTexts
 
 
 def assess(
@@ -193,11 +193,11 @@ def assess(
         if first is None:
             copies = np.flatnonzero(held)[_near_copies(test, train)]
             copy.classes_ = model.classes_[copy.classes_]
-            first = HeldOut(rows[held], truths, said, rows[copies], copy)
+            first = HeldOutTexts(rows[held], truths, said, rows[copies], copy)
             shown = test[:DELETED_FROM]
     tell("deleting words")
     assert first is not None
-    models = tuple(Compared(name, *np.array(found).T) for name, found in scores.items())
+    models = tuple(ModelScores(name, *np.array(found).T) for name, found in scores.items())
     return Trust(
         texts=len(rows),
         duplicates=len(rows) - int(document_numbers(documents).max()) - 1,
