@@ -41,7 +41,7 @@ __all__ = [
 
 _FIGURES = (
     ("embeddings", "FigureA1 FigureA2 FigureA3Imdb FigureA3Yelp FigureA4"),
-    ("pairs", "Pairs"),
+    ("word_pairs", "Pairs"),
     ("theorem5", "FirstStepError Theorem5Sharpness"),
     ("claims", "ClaimsA"),
     ("prompt_paths", "Figure1a Figure1b Figure1c Figure2"),
