@@ -27,7 +27,6 @@ from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, selection_text
 
-
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
 SHARE = 0.02  # a margin so much short of the largest is called settled
 

@@ -17,7 +17,6 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.limits.by_method import (
-    SATURATED,
     SHARE,
     MethodLimit,
     NamedLimit,
@@ -33,6 +32,7 @@ from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_ob
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.objective.products import ProductObjective
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, selection_text
 

@@ -1,8 +1,9 @@
 """Ties of equals that training holds: tokens of one score that stay at a finite distance while p diverges.
 
-`leading_risk` beside has the function F that decides. Where every input leads with one token log F is convex; a tie makes
-it curve down along the vectors across q that no term of F changes along. Hence a proof that a tie is not held: its
-differences do not all lie in the span of the gradients of the terms, which are as many as the terms of F.
+`leading_risk` beside has the function F that decides. Where every input leads with one token and no neighbour scores
+higher log F is convex; a tie makes it curve down along the vectors across q that no term of F changes along. Hence a
+proof that a tie is not held: its differences do not all lie in the span of the gradients of the terms, which are as
+many as the terms of F.
 """
 
 from __future__ import annotations

@@ -111,7 +111,9 @@ def minimum_across(problem: TokenProblem, at: LimitDirection, loss: AbstractLoss
     across = np.linalg.svd((basis @ q)[None])[2][1:] @ basis
     if not len(across):  # the tied tokens differ across q by less than can be told
         return "unknown"
-    if not (terms.pulls > 0).any() or _falls_for_ever(terms, across) or _never_balanced(terms, across):
+    if not (terms.pulls > 0).any() or _falls_for_ever(terms, across) or _never_positive(terms, across):
+        return "not held"
+    if _never_balanced(terms, across):
         return "not held"
     return "held" if any(_rests(terms, across, start) for start in _starts(len(across))) else "unknown"
 
@@ -138,6 +140,25 @@ def _falls_for_ever(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
     return bool(answer.status == 0 and (signed[higher] @ answer.x).sum() > 1e-6 * np.abs(signed).max())
 
 
+def _never_positive(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
+    """Whether F is nowhere positive because its positive terms are means of negative ones: each exponent is a mean of
+    exponents of higher scores, with weights that together do not exceed their pulls (an exponential of a mean is at
+    most the mean of the exponentials). Asked where one token leads in every input."""
+    from scipy.optimize import linprog
+
+    lower, higher = terms.pulls > 0, terms.pulls < 0
+    if terms.rows[terms.leading].any() or not higher.any():
+        return False
+    rows = terms.rows[terms.losing] @ across.T
+    rows = rows / (float(np.abs(rows).max()) or 1.0)
+    count, most = int(lower.sum()), -terms.pulls[higher]
+    means = np.kron(np.eye(count), np.column_stack([rows[higher], np.ones(len(most))]).T)
+    wanted = np.column_stack([rows[lower], np.ones(count)]).ravel()
+    taken = np.kron(terms.pulls[lower], np.eye(len(most)))
+    answer = linprog(np.zeros(taken.shape[1]), A_ub=taken / most.max(), b_ub=most / most.max(), A_eq=means, b_eq=wanted)
+    return bool(answer.status == 0)
+
+
 def _never_balanced(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
     """Whether no terms of these signs, whatever their sizes, balance across q with F positive and curved upwards.
 
@@ -156,10 +177,9 @@ def _never_balanced(terms: LeadingRisk, across: Float[Array, "s r"]) -> bool:
     curves = np.zeros((0, len(rows)))
     for _ in range(STEPS):
         answer = linprog(
-            np.ones(len(rows)), A_ub=-curves if len(curves) else None, b_ub=np.zeros(len(curves)) if len(curves) else None,
-            A_eq=balanced, b_eq=np.eye(len(balanced))[-1],
+            np.ones(len(rows)), A_ub=-curves, b_ub=np.zeros(len(curves)), A_eq=balanced, b_eq=np.eye(len(balanced))[-1],
         )  # fmt: skip
-        if answer.status != 0:
+        if answer.status != 0 or answer.x is None:
             return bool(answer.status == 2)
         bends, axes = np.linalg.eigh((rows.T * (signs * answer.x)) @ rows)
         if bends[0] > -1e-6 * answer.x.max():
