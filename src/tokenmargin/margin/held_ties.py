@@ -8,7 +8,6 @@ many as the terms of F.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -30,8 +29,6 @@ MOST = 2048
 """Work spent on ties, in convex problems."""
 SEARCH = 64
 """A search for a minimum of F takes as long as this many convex problems."""
-LISTED = 1 << 16
-"""With more ties than this none is looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +58,8 @@ def held_ties(
 
     As much work is begun as `most` convex problems take.
     """
-    count = _count(problem)
-    if not 0 < count <= LISTED:
-        return HeldTies((), left=count)
+    if not problem.has_ties:
+        return HeldTies(())
     known = {limit.chosen.tobytes() for limit in listed}
     held, unknown = [], 0
     ties = _Ties(problem, min(most, MOST))
@@ -106,14 +102,19 @@ def tie_of_equals(
 class _Ties:
     """The ties of equals, one by one: a set of tokens of one score in each input, not one token in each.
 
-    Ties whose differences span everything leave only p = 0, and so do all that tie more; those are passed over, as are
-    all that begin with sets of tokens that no p puts ahead. `left` is how many are still to come, at most.
+    Sets grow token by token. What has no solution stays without one as sets grow and inputs are added: ties whose
+    differences span everything, which leave only p = 0, and sets that no p puts level with one another, not behind
+    their equals, and ahead of the tokens of other scores. `left` is how many ties are still to come, at most.
     """
 
     def __init__(self, problem: TokenProblem, most: int | float) -> None:
         self.problem, self.most, self.solves = problem, most, 0
-        self.options = [_sets(problem, i) for i in range(problem.n)]
-        self.left = self._ties_below(())
+        self.groups = [_tokens_by_score(problem, i) for i in range(problem.n)]
+        # From input i on: the ways to take a set of one score in each, and those with one token in each.
+        sets = [sum(2 ** len(g) - 1 for g in groups) for groups in self.groups]
+        self.sets_from = [math.prod(sets[i:]) for i in range(problem.n + 1)]
+        self.singles_from = [math.prod(sum(map(len, g)) for g in self.groups[i:]) for i in range(problem.n + 1)]
+        self.left = self.sets_from[0] - self.singles_from[0]
         keys = problem.keys
         inputs, tokens = problem.mask.nonzero()
         self.where = np.full(problem.mask.shape, -1)
@@ -125,31 +126,35 @@ class _Ties:
         self.rank = int(np.linalg.matrix_rank(self.rows, tol=1e-3 * self.smallest)) if self.rows.size else 0
 
     def __iter__(self) -> Iterator[Bool[Array, "n T"]]:
-        return self._extended((), np.zeros((0, self.rows.shape[1])))
+        return self._next_input((), np.zeros((0, self.rows.shape[1])))
 
-    def _extended(self, chosen: tuple[tuple[int, ...], ...], differences: Float[Array, "e r"]) -> Iterator[Array]:
+    def _next_input(self, chosen: tuple[tuple[int, ...], ...], level: Float[Array, "e r"]) -> Iterator[Array]:
+        """The ties that begin with the sets `chosen`, whose tokens are level where the rows `level` vanish."""
+        if len(chosen) < self.problem.n:
+            for group in self.groups[len(chosen)]:
+                yield from self._larger_sets(chosen, (), group, level)
+        elif any(len(tokens) > 1 for tokens in chosen):
+            self.left -= 1
+            yield self._mask(chosen)
+
+    def _larger_sets(
+        self, chosen: tuple[tuple[int, ...], ...], tokens: tuple[int, ...], more: list[int], level: Float[Array, "e r"]
+    ) -> Iterator[Array]:
+        """The ties in which the next input's set is `tokens` and at least one of those of their score that follow."""
         i = len(chosen)
-        if i == self.problem.n:
-            if any(len(tokens) > 1 for tokens in chosen):
-                self.left -= 1
-                yield self._mask(chosen)
-            return
-        for tokens in self.options[i]:
+        for place, token in enumerate(more, start=1):
             if self.solves >= self.most:
                 return
-            rows, longer = self.rows[self.where[i, list(tokens)]], (*chosen, tokens)
-            tied = np.concatenate([differences, rows[1:] - rows[:1]])
+            larger, later = (*tokens, token), more[place:]
+            rows = self.rows[self.where[i, list(larger)]]
+            tied = np.concatenate([level, rows[1:] - rows[:1]])
             whole = len(tied) >= self.rank and np.linalg.matrix_rank(tied, tol=self.smallest) >= self.rank
-            if whole or self._never_ahead(longer):
-                self.left -= self._ties_below(longer)
+            if whole or self._never_ahead((*chosen, larger)):
+                alone = all(len(s) == 1 for s in (*chosen, larger))
+                self.left -= 2 ** len(later) * self.sets_from[i + 1] - alone * self.singles_from[i + 1]
             else:
-                yield from self._extended(longer, tied)
-
-    def _ties_below(self, chosen: tuple[tuple[int, ...], ...]) -> int:
-        """Number of ties that begin with these sets."""
-        rest = self.options[len(chosen) :]
-        single = 0 if any(len(s) > 1 for s in chosen) else math.prod(sum(len(s) == 1 for s in o) for o in rest)
-        return math.prod(map(len, rest)) - single
+                yield from self._next_input((*chosen, larger), tied)
+                yield from self._larger_sets(chosen, larger, later, level)
 
     def _mask(self, chosen: tuple[tuple[int, ...], ...]) -> Bool[Array, "j T"]:
         """The sets as a mask, copies with the tokens they are copies of."""
@@ -157,37 +162,29 @@ class _Ties:
         return np.stack([mask[i] & np.isin(first[i], tokens) for i, tokens in enumerate(chosen)])
 
     def _never_ahead(self, chosen: tuple[tuple[int, ...], ...]) -> bool:
-        """Whether provably no p puts all these tokens ahead of those of other scores, as a tie of them does."""
-        problem, index = self.problem, self.problem.keys.index
-        pairs = []
+        """Whether provably no p puts these tokens level, not behind their equals, and ahead of all others."""
+        problem, rows = self.problem, []  # input, leading token, another, whether level, whether ahead by 1
         for i, tokens in enumerate(chosen):
             scores, distinct = problem.shared_scores[i], problem.keys.first_copies[i] == np.arange(problem.T)
-            others = np.asarray(problem.mask[i] & distinct & (scores != scores[tokens[0]]))
-            pairs += [(i, t, u) for t in tokens for u in np.flatnonzero(others).tolist()]
-        if not pairs:
-            return False
+            lead, others = tokens[0], np.flatnonzero(problem.mask[i] & distinct).tolist()
+            rows += [(i, lead, u, u in tokens, scores[u] != scores[lead]) for u in others if u != lead]
+        if not any(ahead for *_, ahead in rows):
+            return False  # p = 0 does
+        inputs, plus, minus, level, ahead = (np.array(column) for column in zip(*rows, strict=True))
         self.solves += 1
-        inputs, plus, minus = np.array(pairs).T
-        token = np.stack([inputs, minus], axis=1)
-        rows = Constraints(problem.keys, index[inputs, plus], index[inputs, minus], np.ones(len(pairs)), token)
-        return solve(rows).status == "infeasible"
+        index, token = problem.keys.index, np.stack([inputs, minus], axis=1)
+        asked = Constraints(
+            problem.keys, index[inputs, plus], index[inputs, minus], ahead.astype(float), token,
+            equality=level if level.any() else None,
+        )  # fmt: skip
+        return solve(asked).status == "infeasible"
 
 
-def _count(problem: TokenProblem) -> int:
-    """Number of ties of equals."""
-    if not problem.has_ties:
-        return 0
-    distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
-    sizes = [np.unique(problem.shared_scores[i][distinct[i]], return_counts=True)[1].tolist() for i in range(problem.n)]
-    return math.prod(sum(2**k - 1 for k in row) for row in sizes) - math.prod(map(sum, sizes))
-
-
-def _sets(problem: TokenProblem, i: int) -> list[tuple[int, ...]]:
-    """The sets of distinct tokens of one score in an input."""
+def _tokens_by_score(problem: TokenProblem, i: int) -> list[list[int]]:
+    """The distinct tokens of an input, those of one score together."""
     scores = problem.shared_scores[i]
     distinct = problem.mask[i] & (problem.keys.first_copies[i] == np.arange(problem.T))
-    groups = [np.flatnonzero(distinct & (scores == score)).tolist() for score in np.unique(scores[distinct])]
-    return [s for g in groups for k in range(1, len(g) + 1) for s in itertools.combinations(g, k)]
+    return [np.flatnonzero(distinct & (scores == score)).tolist() for score in np.unique(scores[distinct])]
 
 
 def _verdict(problem: TokenProblem, tie: LimitDirection, loss: AbstractLoss) -> Verdict:
