@@ -329,6 +329,11 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"
         held = f"{held}; beside them, {_where_rounding_decides(path)}"
+    elif np.isnan(part.curvature):
+        outcome = "undecided"
+        held = (
+            f"{part.size} tied tokens do not pull at one another: smaller terms decide what they settle at, if at all"
+        )
     elif not part.curvature > 0:
         outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
     # Short keys have a long finite part, which still turns p where its last decade has nothing of it.
