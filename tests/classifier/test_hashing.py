@@ -118,13 +118,14 @@ def test_class_weights_count_in_every_part(data):
     assert gap < 2 * (640e-13) ** 0.5  # weights of 320 texts together
 
 
-def test_what_would_be_forgotten_is_refused(data, tmp_path):
+def test_what_is_forgotten_is_told(data, tmp_path):
     texts, labels = data
     model = TokenSelectionClassifier(buckets=100, random_state=0).fit(texts, labels)
     save_model(model, tmp_path / "model")
     for fitted in (model, load_model(tmp_path / "model")):
-        with pytest.raises(ValueError, match="its texts are not kept, so partial_fit would forget them"):
+        with pytest.warns(UserWarning, match="partial_fit begins anew: .* its texts are not kept"):
             fitted.partial_fit(texts[:20], labels[:20])
+        assert fitted.n_texts_ == 20
     for wrong, words in (
         ({"buckets": 0}, "buckets must be None or a whole number of at least 1"),
         ({"buckets": 9, "vocabulary": ["good"]}, "buckets hash every word"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -180,9 +181,10 @@ class TokenSelectionClassifier(FittedTexts):
         labels, weight = check_labels(y, sample_weight, len(documents))
         if not hasattr(self, "_seen"):
             if hasattr(self, "token_model_"):
-                raise ValueError(
-                    "this model was fitted whole, or loaded: its texts are not kept, so partial_fit would forget them; "
-                    "give the first texts to partial_fit as well, or begin anew with sklearn.base.clone(model)"
+                warnings.warn(
+                    "partial_fit begins anew: this model was fitted whole, or loaded, and its texts are not kept; to "
+                    "learn from those too, give them to partial_fit",
+                    stacklevel=2,
                 )
             known = np.unique(labels if classes is None else np.asarray(classes))
             if len(np.unique(labels)) == len(known):
