@@ -122,12 +122,12 @@ def command(*arguments: object) -> tuple[int, str, str]:
         refusals.append(sys.exc_info()[1])
         said(message)
 
-    said, cli.complain = cli.complain, listen
+    said, cli.print_error = cli.print_error, listen
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.main([str(argument) for argument in arguments])
     finally:
-        cli.complain = said
+        cli.print_error = said
     if code not in (0, 1, 2):
         raise WrongAnswer(f"exit code {code}: {err.getvalue()}")
     if "Traceback" in err.getvalue():
