@@ -39,7 +39,7 @@ def _worker(name: str, seed: int, count: int, first: int, seconds: float, queue:
     with tempfile.TemporaryDirectory() as folder:
         samples = Samples(Path(folder))
         _bound_memory()
-        queue.write_ends(fuzz(SURFACES[name][0], samples, seed=seed, count=count, first=first, seconds=seconds))
+        queue.put(fuzz(SURFACES[name][0], samples, seed=seed, count=count, first=first, seconds=seconds))
 
 
 def _bound_memory() -> None:
