@@ -61,7 +61,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))  # of a link, what it points to
     kind = stat.S_IFMT(target.stat().st_mode) if target.exists() else stat.S_IFREG
     if kind in (stat.S_IFCHR, stat.S_IFIFO):
-        yield target
+        with _naming(path):
+            yield target
         return
     if kind != stat.S_IFREG:
         what = "a folder" if kind == stat.S_IFDIR else "no file"
@@ -69,18 +70,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(target, target.suffix)
     try:
-        beside.touch()
-        mode = stat.S_IMODE(beside.stat().st_mode)
-        yield beside
-        beside.chmod(mode)  # some writers make files for their owner alone
-        _sync(beside)
-        os.replace(beside, target)
-        _sync(target.parent)
-    except Exception as error:
-        _raise_of_the_disk(error, path)
-        raise
+        with _naming(path):
+            beside.touch()
+            mode = stat.S_IMODE(beside.stat().st_mode)
+            yield beside
+            beside.chmod(mode)  # some writers make files for their owner alone
+            _sync(beside)
+            os.replace(beside, target)
+            _sync(target.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -90,29 +90,38 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(folder, "")
     old = beside.with_suffix(".old")
-    beside.mkdir()
     try:
-        yield beside
-        for path in beside.iterdir():
-            _sync(path)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(beside, folder)
-        _sync(folder.parent)
-    except BaseException as error:
+        with _naming(folder):
+            beside.mkdir()
+            yield beside
+            for path in beside.iterdir():
+                _sync(path)
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(beside, folder)
+            _sync(folder.parent)
+    except BaseException:
         if old.exists() and not folder.exists():  # stopped between the two moves
             os.replace(old, folder)
-        _raise_of_the_disk(error, folder)
         raise
     finally:
         for path in (beside, old):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _raise_of_the_disk(error: BaseException, path: str | Path) -> None:
-    """Raise as an OSError what a writer in another language (safetensors) says of a full disk."""
-    told = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
-    if told is not None:
+@contextlib.contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """What the disk refuses is said of `path`, not of the file beside it; also by a writer in another language."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and LEFTOVER not in str(error.filename)):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+    except Exception as error:
+        told = re.search(r"\(os error (\d+)\)", str(error))  # of safetensors
+        if told is None:
+            raise
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 

@@ -298,8 +298,11 @@ def _judged(
     stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
     # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
     if path.stop != "norm" and not (stalled and off <= tolerance):
-        flat = "its gradient cancels, but no point of rest and no finite part is found near it"
-        return "undecided", stalled or (flat if path.stop == "flat" else f"stopped by {path.stop}")
+        why = {
+            "flat": "its gradient cancels, but no point of rest and no finite part is found near it",
+            "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}",
+        }
+        return "undecided", stalled or why.get(path.stop, f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
