@@ -146,10 +146,23 @@ def write_table(path: Path, table: Mapping[str, Array]) -> None:
         pq.write_table(arrow_table(table), beside)
 
 
+def read_plain(path: str | Path) -> bytes:
+    """The bytes of a plain file; ValueError where something else stands in its place."""
+    check_plain(path)
+    return Path(path).read_bytes()
+
+
+def check_plain(path: str | Path) -> None:
+    """ValueError where a device, a pipe or a folder stands: a pipe would be waited for, a device may have no end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{os.path.basename(path)} is not a plain file but a device, a pipe or a folder")
+
+
 def read_table(path: Path) -> dict[str, Array]:
     """Read a parquet table into columns of numpy."""
     import pyarrow.parquet as pq
 
+    check_plain(path)
     return plain_columns(pq.read_table(path))
 
 
@@ -181,6 +194,7 @@ def read_arrays(path: str | Path, *, largest: int, copies: int = 0) -> dict[str,
 
     That is told from their first bytes, before anything is unpacked; `copies` as doubles are counted in.
     """
+    check_plain(path)
     with Path(path).open("rb") as content:
         try:
             with zipfile.ZipFile(content) as archive:
@@ -213,7 +227,8 @@ def _memory(archive: zipfile.ZipFile, item: zipfile.ZipInfo, copies: int) -> int
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """SHA-256 of a plain file's bytes."""
+    check_plain(path)
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
