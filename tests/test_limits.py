@@ -159,6 +159,91 @@ def test_inputs_that_share_a_difference_pull_together() -> None:
         assert [0, 0, 0] in [entry.names for entry in atlas(pose).limits]
 
 
+def balanced(scores: list[list[float]]) -> TokenProblem:
+    """On a line two inputs share their difference: key 2 has one weight in both."""
+    return TokenProblem.of([[[-1.0], [2.0]], [[2.0], [-1.0]]], np.ones(2), scores=scores)
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_pulls_that_cancel_leave_it_to_smaller_terms(gram) -> None:
+    """The risk is l(1 - s) + l(1 + s) in the weight s of key 2: of order s nothing is left, and of order s^2 p still
+    goes to minus infinity. No start may be called at rest, and no atlas complete."""
+    problem = balanced([[1.0, 0.0], [2.0, 1.0]])
+    posed = problem.as_gram() if gram else problem
+    found = atlas(posed)
+    assert not found.complete
+    assert found.limits == ()
+    assert found.balanced == ((0, 1),)
+    assert (
+        found.unsearched == "1 selection has pulls that cancel along a shared difference, so that smaller terms decide"
+    )
+    assert found.to_dict()["balanced"] == [[0, 1]]
+    assert found.to_dict()["complete"] is False
+    for start in (0.0, 1.0, -3.0, -20.0):  # at -20 the sum of both pulls is exactly zero in doubles
+        point = problem.keys.vectors[posed.keys.index[0, 0]] * -start
+        coefficients = np.zeros(posed.keys.dimension)
+        coefficients[posed.keys.index[0, 0]] = -start  # key -1
+        limit = limit_of(posed, coefficients if gram else point)
+        assert limit.outcome == "undecided"
+        assert "smaller terms decide" in limit.reason
+    # A score less by a hair: the pulls no longer cancel, and their sum decides.
+    for last, kinds in ((2.0 - 1e-9, ["stable"]), (2.0 + 1e-9, [])):
+        atlas_beside = atlas(balanced([[1.0, 0.0], [last, 1.0]]))
+        assert atlas_beside.complete
+        assert [one.kind for one in atlas_beside.limits if one.selected.tolist() == [0, 1]] == kinds
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_differences_that_depend_on_one_another_are_weighed(gram) -> None:
+    """Across (1, 0) the risk is 2 cosh y - g: a minimum where it is positive, for g < 2, although a neighbour scores
+    higher by g. Flow says so too; for g > 2 it comes to rest."""
+    for g in (0.5, 1.9, 2.1, 5.0):
+        keys = [[[1.0, 1.0], [0.0, 0.0]], [[1.0, -1.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]]
+        problem = TokenProblem.of(keys, np.ones(3), scores=[[1.0, 0.0], [1.0, 0.0], [1.0, 1.0 + g]])
+        found = {tuple(one.selected.tolist()): one for one in atlas(problem.as_gram() if gram else problem).limits}
+        assert ((0, 0, 0) in found) == (g < 2)
+        for start in ([8.0, 0.7], [8.0, -3.0]):
+            limit = limit_of(problem, np.array(start))
+            assert limit.outcome == ("direction" if g < 2 else "bounded")
+            if g < 2:
+                assert limit.kind == found[0, 0, 0].kind == "stable"
+                assert angle(problem.keys, limit.solution.vector, np.array([1.0, 0.0])) <= SETTLED
+
+
+@pytest.mark.parametrize("scores", [(1.0, 1.0, -2.0), (0.1, 0.2, -0.3)])
+def test_tied_tokens_that_never_pull_hold_nothing(scores) -> None:
+    """Under the correlation loss the last three inputs cancel wherever p is (the second time up to rounding): their
+    weights are no minimum and no saddle, and are not what keeps the tokens tied."""
+    keys = [[[-1.0, -2.0], [-1.0, 2.0], [2.0, 0.0]]] + 3 * [[[2.0, 0.0], [-1.0, -2.0], [-1.0, -2.0]]]
+    rows = [[0.0, 2.0, -2.0]] + [[score, 0.0, 0.0] for score in scores]
+    limit = limit_of(TokenProblem.of(keys, np.ones(4), scores=rows), loss=CorrelationLoss())
+    assert limit.outcome == "undecided"
+    assert "do not pull at one another" in limit.reason
+    assert np.isnan(limit.finite.curvature)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e8])
+def test_neighbours_are_told_far_from_the_origin(offset) -> None:
+    """Keys share an offset: their logits have no digits for a margin of 1, their differences have."""
+    rng = np.random.default_rng(3)
+    keys, scores = np.round(64 * rng.standard_normal((2, 4, 2))) / 64, rng.standard_normal((2, 4))  # exact differences
+    here, there = (TokenProblem.of(keys + shift, np.ones(2), scores=scores) for shift in (0.0, offset))
+    told = [[(one.kind, one.names) for one in atlas(pose).limits] for pose in (here, there, there.as_gram())]
+    assert told[0] == told[1]
+    assert told[2] == told[0] or (offset == 1e8 and not atlas(there.as_gram()).complete)  # products lack the digits
+    for one in atlas(there).limits:
+        assert (neighbours(there, one.solution.vector, one.selected) == one.neighbours).all()
+        assert (score_gaps(there, one.solution.vector, one.selected) > 0).all()
+
+
+def test_a_higher_score_just_beyond_the_margin_is_too_close_to_call() -> None:
+    """The third token is ahead of margin 1 by 3e-8: rounding of a solve in other units could make it a neighbour."""
+    problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-3e-8, 1.0]]], [1], scores=[[1.0, 0.0, 2.0]])
+    found = atlas(problem)
+    assert found.undecided == ((0,),)
+    assert "too close to call" in found.unsearched
+
+
 def test_without_ties_nothing_changes() -> None:
     """The same constraints, the same solution to the last bit, and Definitions 1 and 2."""
     rng = np.random.default_rng(0)

@@ -334,10 +334,10 @@ def test_partial_fit_is_a_fit_of_all_parts(sentences):
     # The same convex problem in the same vocabulary, each stopped where an iteration saves 1e-9: the ridge of 1/600
     # bounds the distance of their values by some sqrt(2 * 600 * 1e-8), and features have length one.
     np.testing.assert_allclose(same.decision_function(texts), again, rtol=0, atol=0.01)
-    anew = clone(model).fit(
-        ["of other words", "other words"] * 5, ["-1", "1"] * 5
-    )  # whose answer is no start for these
-    for rows in thirds:
+    anew = clone(model).fit(["of other words", "other words"] * 5, ["-1", "1"] * 5)
+    with pytest.warns(UserWarning, match="partial_fit begins anew: .* its texts are not kept"):
+        anew.partial_fit([texts[row] for row in thirds[0]], labels[thirds[0]], classes=["-1", "1"])
+    for rows in thirds[1:]:
         anew.partial_fit([texts[row] for row in rows], labels[rows], classes=["-1", "1"])
     assert np.array_equal(anew.decision_function(texts), again)
 

@@ -108,7 +108,8 @@ def test_ties_and_copies_by_definition(seed: int) -> None:
     expected = local_minima(problem)
     for pose in (problem, problem.as_gram()):
         found = atlas(pose)
-        assert found.complete
+        # Inner products hold half of the digits: that no direction keeps a tie is then not proven.
+        assert found.complete or (pose is not problem and "of equals neither" in found.unsearched)
         ours = [
             limit.solution.vector @ (np.eye(2) if pose is problem else keys.reshape(-1, 2)) for limit in found.limits
         ]

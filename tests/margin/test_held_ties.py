@@ -1,5 +1,9 @@
 """Ties of equals that training holds, against a family where the answer is known in closed form."""
 
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, product
+
 import numpy as np
 import pytest
 from tests.oracles.certified import SETTLED
@@ -72,12 +76,46 @@ def test_ties_of_keys_in_general_position_are_not_held() -> None:
         assert "stable" not in [limit.kind for limit in found.limits]
 
 
-def test_too_many_ties_are_counted_not_listed() -> None:
+def all_ties(problem: TokenProblem) -> Iterator[np.ndarray]:
+    """Every way to take a set of tokens of one score in each input, not one token in each, as a mask."""
+    first, options = problem.keys.first_copies, []
+    for i, scores in enumerate(problem.shared_scores):
+        distinct = np.flatnonzero(first[i] == np.arange(problem.T))
+        equals = [distinct[scores[distinct] == score] for score in np.unique(scores)]
+        options.append([s for group in equals for k in range(len(group)) for s in combinations(group, k + 1)])
+    for sets in product(*options):
+        if max(map(len, sets)) > 1:
+            yield np.stack([np.isin(first[i], tokens) for i, tokens in enumerate(sets)])
+
+
+def test_what_is_passed_over_is_not_held() -> None:
+    """Every tie judged by itself. With keys of small integers a few are held and some stay open (1 and 12 of 14,134
+    in 400 such problems)."""
+    seen: Counter[str] = Counter()
+    for seed in (*range(20), 63, 193, 235):
+        rng = np.random.default_rng(seed)
+        n, d, T = (int(rng.integers(1, most)) for most in (4, 4, 5))
+        keys, scores = rng.integers(-2, 3, (n, T, d)), rng.integers(0, 2, (n, T))
+        problem = TokenProblem.of(keys.astype(float), np.ones(n), scores=scores.astype(float))
+        problem = problem.as_gram() if seed % 2 else problem
+        verdicts = {tie.tobytes(): tie_of_equals(problem, tie)[1] for tie in all_ties(problem)}
+        found = held_ties(problem)
+        seen.update(verdicts.values())
+        assert found.left == 0
+        assert {limit.chosen.tobytes() for limit in found.held} == {t for t, v in verdicts.items() if v == "held"}
+        assert found.unknown <= list(verdicts.values()).count("unknown")
+    assert min(seen[verdict] for verdict in ("held", "unknown", "not held")) > 0
+
+
+def test_thousands_of_millions_of_ties_are_refuted_by_their_smallest() -> None:
+    """2^39 sets of equals in each input; in the plane three that are not on a line are never level."""
     scores = np.zeros((2, 40))
     scores[:, 0] = 1
     problem = TokenProblem.of(np.random.default_rng(0).standard_normal((2, 40, 2)), np.ones(2), scores=scores)
-    assert held_ties(problem).left == (1 + 2**39 - 1) ** 2 - 40**2
-    assert not plane_atlas(problem).complete
+    found = held_ties(problem)
+    assert (found.left, found.unknown) == (0, 0)
+    assert atlas(problem).complete
+    assert not plane_atlas(problem).complete  # it spends less on ties
 
 
 def test_equals_a_hair_apart_are_left_open() -> None:

@@ -138,14 +138,15 @@ def _segment_max(values: Array, offsets: Array) -> Array:
 def _repeats(encoded: Encoded) -> list[Array]:
     """How often the text holds the token that begins at each word, for each level; 1 where none begins.
 
-    An n-gram occurs twice only where its first n-1 words and its last one do, so few have to be counted.
+    An n-gram occurs twice only where its first n-1 words and its last one do, so few have to be counted, unless others
+    share its id.
     """
     import pyarrow as pa
 
     repeats: list[Array] = []
     for n, ids in enumerate(encoded.levels):
         asked = ids >= 0
-        if n:
+        if n and not encoded.shared:
             asked &= repeats[-1] > 1
             asked[: len(ids) - n] &= repeats[0][n:] > 1
         at = np.flatnonzero(asked)
@@ -255,7 +256,9 @@ def deletion_effects(
     text_of[kinds] = segment
     _, values = model.padded
     rho, gone = np.zeros(len(text_of)), np.zeros(len(text_of))
-    pairs = [_covered(encoded, n, kinds, whole_words=bool(new.all())) for n in range(len(shares))]
+    # Where every occurrence counts it goes with its words; else a token is gone once its last occurrence is.
+    alone = model.repeats or (bool(new.all()) and not encoded.shared)
+    pairs = [_covered(encoded, n, kinds, alone=alone) for n in range(len(shares))]
     for ids, share, (at, kind) in zip(encoded.levels, shares, pairs, strict=True):
         rho += np.bincount(kind, share[at], len(rho))
         gone += np.bincount(kind, share[at] * values[ids[at], columns[segment[at]]], len(rho))
@@ -293,8 +296,12 @@ def _word_kinds(encoded: Encoded, new: Bool[Array, " pieces"]) -> Int[Array, " p
     return np.asarray(pa.array(keys).dictionary_encode().indices)
 
 
-def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_words: bool) -> tuple[Array, Array]:
-    """Where tokens of n + 1 pieces begin, beside the kinds of word that they go with; a token once for each kind."""
+def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, alone: bool) -> tuple[Array, Array]:
+    """Where tokens of n + 1 pieces begin, beside the kinds of word that they go with; a token once for each kind.
+
+    **Arguments**
+    - `alone`: whether an occurrence goes with its words, whatever other occurrences its token has.
+    """
     at = np.flatnonzero(encoded.levels[n] >= 0)
     found = []
     for place in range(n + 1):
@@ -303,9 +310,10 @@ def _covered(encoded: Encoded, n: int, kinds: Int[Array, " pieces"], *, whole_wo
             once &= kinds[at + before] != kinds[at + place]
         found.append((at[once], kinds[at[once] + place]))
     begin, kind = (np.concatenate(part) for part in zip(*found, strict=True))
-    if whole_words:  # every occurrence of an n-gram holds the same words
+    if alone:
         return begin, kind
-    # Pieces: a token goes with a word only where the word covers all its occurrences in the text, so both are counted.
+    # Pieces, or tokens that share an id: one goes with a word only where the word covers all its occurrences in the
+    # text, so both are counted.
     _, token = np.unique(encoded.segment[at].astype(np.int64) << 32 | encoded.levels[n][at], return_inverse=True)
     number = np.zeros(len(kinds), np.int64)
     number[at] = token
@@ -320,6 +328,7 @@ def _left(encoded: Encoded, model: TokenModel, lost: list[Array], text: int, col
     low, high = encoded.words.offsets[text : text + 2]
     column, kept = int(columns[text]), []
     for ids, at in zip(encoded.levels, lost, strict=True):
-        here = ids[low:high] if model.repeats else np.unique(ids[low:high])
-        kept.append(here[(here >= 0) & ~np.isin(here, ids[at])])
+        here = ids[low:high].copy()
+        here[at - low] = -1
+        kept.append(here[here >= 0] if model.repeats else np.unique(here[here >= 0]))
     return float(model.decide_tokens(np.concatenate(kept))[column])

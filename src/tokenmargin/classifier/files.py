@@ -12,7 +12,7 @@ refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,17 @@ from tokenmargin._files import atomic_folder, file_digest
 from tokenmargin._version import __version__
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.fitting import Validation
+from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import TokenStatistics
+from tokenmargin.classifier.input_checks import check_settings
 from tokenmargin.classifier.penalties import Chosen, Partner
 from tokenmargin.classifier.token_model import SMALLEST, TokenModel
 from tokenmargin.classifier.tokenizers import NAMED_TOKENIZERS, Tokenizer, describe_tokenizer
 from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
 
-FORMAT = 5  # 4 had neither partners nor counted repeats, 3 no choice of the loss
+FORMAT = 6  # of hashed words; 5 has a vocabulary, 4 had neither partners nor counted repeats, 3 no choice of the loss
+UNHASHED = 5
 OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
 LARGEST_LOGARITHM = 700.0  # e^709 is the largest double
@@ -40,6 +43,8 @@ SETTINGS = (
     "ngrams",
     "min_count",
     "max_words",
+    "buckets",
+    "max_texts",
     "exponent",
     "attention",
     "start_power",
@@ -82,14 +87,14 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
         **model.token_model_.tensors(),
         **({} if light else vars(model.token_statistics_)),
         "loss_curve": np.array(model.loss_curve_, float),
-        **{f"grams_{n}": keys for n, keys in enumerate(model.vocabulary_.keys, start=2)},
+        **model.vocabulary_.tensors(),
     }
     if light:
         arrays |= {name: arrays[name].astype(np.float32) for name in ("logits", "values")}
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
     tokenizer = model.tokenizer
-    described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), "words": model.vocabulary_.words}
+    described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), **model.vocabulary_.described()}
     if hasattr(tokenizer, "to_str"):
         described |= {"kind": "hugging-face", "tokenizer": json.loads(tokenizer.to_str())}
     elif isinstance(tokenizer, Pipeline):
@@ -100,10 +105,10 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
         json.dumps(described, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
     )
     (folder / "README.md").write_text(_card(model, notes), encoding="utf-8")
-    settings = {name: getattr(model, name) for name in SETTINGS}
+    settings = {name: value for name in SETTINGS if (value := getattr(model, name)) is not None}
     config = {
         "kind": KIND,
-        "format": FORMAT,
+        "format": FORMAT if model.buckets is not None else UNHASHED,
         "version": __version__,
         "classes": model.classes_.tolist(),
         "class_type": model.classes_.dtype.str if model.classes_.dtype.kind != "O" else "object",
@@ -223,12 +228,9 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
         settings["attention"] = config["settings"]["attention"]
         described |= {"kind": "plain"} if described["kind"] == "words" else {}  # as words were cut then
     model = TokenSelectionClassifier(tokenizer or _tokenizer(folder, described), **settings)
-    keys = tuple(arrays[f"grams_{n}"] for n in range(2, config["settings"]["ngrams"] + 1))
     model.classes_ = _classes(config["classes"], config["class_type"])
-    if not all(isinstance(word, str) for word in described["words"]):
-        raise ValueError("the words of the vocabulary must be text")
-    _check_arrays(arrays, len(described["words"]), len(model.classes_), keys)
-    model.vocabulary_ = Vocabulary(tuple(described["words"]), keys)
+    model.vocabulary_ = _vocabulary(model, arrays, described)
+    _check_arrays(arrays, len(model.vocabulary_), len(model.classes_))
     model.token_model_ = _in_range(TokenModel.of_tensors(arrays))
     model.chosen_ = _chosen(config)
     model.n_duplicates_ = int(config.get("duplicates", 0))
@@ -276,18 +278,32 @@ def _classes(names: list[Any], kind: str) -> Array:
     return np.array(names, dtype=str if np.dtype(kind).kind == "U" else np.dtype(kind))
 
 
-def _check_arrays(arrays: Mapping[str, Array], words: int, classes: int, keys: Sequence[Array]) -> None:
-    """N-grams that are whole numbers, and every array finite and of the shape that tokens and classes give it.
+def _vocabulary(
+    model: TokenSelectionClassifier, arrays: Mapping[str, Array], described: Mapping[str, Any]
+) -> Vocabulary | HashedVocabulary:
+    """The vocabulary of a folder, refused where its numbers are none.
 
     Checksums guard against damage, not against who wrote them: what is wrong here would end in a hang or in NaN later.
     """
+    if model.buckets is not None:
+        check_settings(model)
+        return HashedVocabulary.of_tensors(model.buckets, model.ngrams, model.min_count, arrays, described)
+    words = described["words"]
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("the words of the vocabulary must be text")
+    keys = tuple(arrays[f"grams_{n}"] for n in range(2, model.ngrams + 1))
     for grams in keys:
         if grams.ndim != 1 or grams.dtype.kind != "i" or (grams < 0).any() or (np.diff(grams) <= 0).any():
             raise ValueError("n-grams must be whole numbers that rise, none negative")
-    for shorter, grams in zip([words, *map(len, keys)], keys, strict=False):
-        if len(grams) and grams[-1] >= shorter * words:
+    for shorter, grams in zip([len(words), *map(len, keys)], keys, strict=False):
+        if len(grams) and grams[-1] >= shorter * len(words):
             raise ValueError("n-grams must be made of words and shorter n-grams of the vocabulary")
-    m, columns = words + sum(map(len, keys)), 1 if classes == 2 else classes
+    return Vocabulary(tuple(words), keys)
+
+
+def _check_arrays(arrays: Mapping[str, Array], m: int, classes: int) -> None:
+    """Every array finite and of the shape that tokens and classes give it."""
+    columns = 1 if classes == 2 else classes
     shapes = {
         "logits": (m,), "values": (m, columns),
         **({"sink": (columns + 1,)} if "sink" in arrays else {"shared": (2 * columns + 2,)}),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 LONGEST_NGRAM = 100
+MOST_BUCKETS = 1 << 28  # a number of eight bytes is kept for each
 LARGEST_WEIGHT = 1e100  # sums of weights, and their squares, stay far from overflow
 
 
@@ -115,8 +116,14 @@ def check_settings(model: Any) -> None:
         value = getattr(model, name)
         if not isinstance(value, int | np.integer) or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if model.max_words is not None and (not isinstance(model.max_words, int | np.integer) or model.max_words < 1):
-        raise ValueError(f"max_words must be None or a whole number of at least 1, got {model.max_words!r}")
+    for name in ("max_words", "max_texts", "buckets"):
+        value = getattr(model, name)
+        if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+            raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
+    if model.buckets is not None and (model.max_words is not None or model.vocabulary is not None):
+        raise ValueError("buckets hash every word, so no words can be given: leave max_words and vocabulary None")
+    if model.buckets is not None and model.buckets * model.ngrams > MOST_BUCKETS:
+        raise ValueError(f"buckets times ngrams must be at most 2^28, got {model.buckets} times {model.ngrams}")
     if model.ngrams > LONGEST_NGRAM:
         raise ValueError(f"ngrams must be at most {LONGEST_NGRAM}, got {model.ngrams}: longer ones hardly repeat")
     if model.attention not in ("counted", "learned", "uniform"):

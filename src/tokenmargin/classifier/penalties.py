@@ -317,5 +317,6 @@ def folds_of(data: Labelled, fold_of: Array, turns: int, least: int) -> Iterator
         held = fold_of == turn
         train = data.part(~held)
         if held.any() and len(np.unique(train.codes)) == data.k:
-            kept = np.flatnonzero(train.presence.getnnz(axis=0) >= np.minimum(least, counts))
+            often = train.presence.getnnz(axis=0) >= np.minimum(least, counts)
+            kept = np.flatnonzero(often & (counts > 0))
             yield Fold(train.of_tokens(kept), data.part(held).of_tokens(kept), kept)

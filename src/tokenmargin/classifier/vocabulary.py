@@ -25,10 +25,12 @@ class Encoded:
     **Attributes**
     - `levels`: for n = 1, 2, ...: the id of the n-gram that begins at each word, -1 where there is none.
     - `words`: the words, with their characters.
+    - `shared`: whether tokens that are spelled differently may have one id.
     """
 
     levels: list[Int[Array, " words"]]
     words: Words
+    shared: bool = False
 
     @property
     def n(self) -> int:
@@ -149,6 +151,14 @@ class Vocabulary:
             before = [f"{before[a]} {self.words[b]}" for a, b in zip(first.tolist(), last.tolist(), strict=True)]
             names = names + before
         return names
+
+    def tensors(self) -> dict[str, Array]:
+        """Arrays for a file."""
+        return {f"grams_{n}": keys for n, keys in enumerate(self.keys, start=2)}
+
+    def described(self) -> dict[str, object]:
+        """What a file says of it in text."""
+        return {"words": self.words}
 
     def encode(self, words: Words) -> Encoded:
         """Documents in this vocabulary."""

@@ -119,7 +119,8 @@ def print_report(report: dict[str, Any]) -> None:
         ]
         facts.append(("loss", f"{report['loss']:.6g}"))
         if "stop" in report:
-            facts.append(("flow", f"stopped by {report['stop']} at time exp({report['log_time']:.6g})"))
+            when = f"exp({report['log_time']:.6g})" if np.isfinite(report["log_time"]) else "0"
+            facts.append(("flow", f"stopped by {report['stop']} at time {when}"))
             if report["finite_part"] is not None:
                 facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
             if report["decided_by_rounding"]:

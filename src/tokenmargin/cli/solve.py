@@ -146,8 +146,8 @@ def atlas(
     """List the selections to which attention can converge, each with its certified direction.
 
     Tokens of equal score need not be told apart, and copies of one key are
-    selected together, as in A1+A3. Exit code 0 when the atlas is complete, 1 when the budget ran out or a
-    selection could not be decided.
+    selected together, as in A1+A3. Exit code 0 when every selection was decided, 1 when the budget ran out or one
+    could not be. Limits with a finite part, where tokens of different scores keep their weights, are no selections.
 
     Examples:
 
@@ -196,7 +196,9 @@ def _print_atlas(found: Atlas, limit: int) -> None:
     from tokenmargin.selection import selection_text
 
     show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
-    if not found.complete:
+    if found.complete:
+        show("every selection decided (limits with a finite part are no selections: evolve --method flow)")
+    else:
         show(f"PARTIAL: others may be missing: {found.unsearched}")
     names = ("kind", "tokens", "margin", "score gap", "residual", "direction")
     columns = tuple(zip(names, ("<", "<", ">", ">", ">", "<"), strict=True))

@@ -27,6 +27,7 @@ from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import Reduced
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.objective.shared_pulls import pulls_cancel
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
@@ -177,6 +178,13 @@ class FlowPath(Tabular, Drawn):
         Ordinary paths have less than 10: `python -m benchmarks.rounding`.
         """
         return self.rounding.log_growth
+
+    @property
+    def pulls_cancel(self) -> bool:
+        """Whether attention is saturated and the pulls along a difference that inputs share cancel, to rounding: the
+        gradient is lost there, and smaller terms decide, if there are any."""
+        objective = self.objective
+        return type(objective) is PromptObjective and pulls_cancel(objective.problem, self.prompt, objective.loss)
 
     @property
     def decided_by_rounding(self) -> bool:
@@ -352,4 +360,6 @@ def flow(
         objective, run.settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces),
         run.finite,
     )  # fmt: skip
+    if path.stop == "stationary" and path.pulls_cancel:  # a gradient of zero that any p out there has
+        return replace(path, stop="flat")
     return path._through(run.until, watched, progress)

@@ -23,10 +23,10 @@ from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.products import ProductObjective
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, equals, leads, select, selection_text
 
-SATURATED = 1 - 1e-5
 FIRST_LOOK = 250  # steps before the first look; then at every doubling
 SHARE = 0.02  # a margin so much short of the largest is called settled
 

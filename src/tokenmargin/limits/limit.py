@@ -17,7 +17,6 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Drawn, Tabular, select_columns
 from tokenmargin.dynamics import AbstractMethod, FinitePart, FlowPath, FlowSettings, flow
 from tokenmargin.limits.by_method import (
-    SATURATED,
     SHARE,
     MethodLimit,
     NamedLimit,
@@ -33,6 +32,7 @@ from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_ob
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.objective.products import ProductObjective
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of, equals, selection_text
 
@@ -298,10 +298,10 @@ def _judged(
     stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
     # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
     if path.stop != "norm" and not (stalled and off <= tolerance):
-        why = {
-            "flat": "its gradient cancels, but no point of rest and no finite part is found near it",
-            "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}",
-        }
+        flat = "its gradient cancels, but no point of rest and no finite part is found near it"
+        if path.pulls_cancel:
+            flat = "the pulls along a difference that inputs share cancel: smaller terms decide, if there are any"
+        why = {"flat": flat, "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}"}
         return "undecided", stalled or why.get(path.stop, f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
@@ -310,6 +310,8 @@ def _judged(
     if not off <= tolerance:
         return "undecided", f"the angle is above {tolerance:g}"
     if not named.is_limit:
+        if named.kind in ("balanced", "undecided"):
+            return "direction", "whether other starts near it go there too is not decided"
         return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
     return "direction", stalled
 
@@ -328,6 +330,11 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"
         held = f"{held}; beside them, {_where_rounding_decides(path)}"
+    elif np.isnan(part.curvature):
+        outcome = "undecided"
+        held = (
+            f"{part.size} tied tokens do not pull at one another: smaller terms decide what they settle at, if at all"
+        )
     elif not part.curvature > 0:
         outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
     # Short keys have a long finite part, which still turns p where its last decade has nothing of it.

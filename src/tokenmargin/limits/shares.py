@@ -13,12 +13,13 @@ from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin._statistics import Rng, generator, wilson_interval
 from tokenmargin.dynamics import AbstractMethod, BatchResult, NormalizedGradientDescent, as_method, evolve_many
 from tokenmargin.dynamics.span import Span
-from tokenmargin.limits.by_method import SATURATED, NamedLimit
+from tokenmargin.limits.by_method import NamedLimit
 from tokenmargin.limits.constants import LimitConstants, limit_constants
 from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selection_text

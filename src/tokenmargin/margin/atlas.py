@@ -34,7 +34,7 @@ from tokenmargin.margin.compiled.systems import StackResult, solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction, shares_differences
-from tokenmargin.margin.limit_results import Atlas, LimitDirection
+from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
 from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.single.solver import solve
@@ -152,6 +152,8 @@ def atlas(
         solves=walk.solves + ties.solves,
         ties_undecided=ties.unknown,
         ties_left=ties.left,
+        balanced=selections_that_are("balanced", walk.open),
+        unsettled=selections_that_are("undecided", walk.open),
         seconds=time.perf_counter() - began,
     )
 
@@ -213,6 +215,7 @@ class _Walk:
         self.feasible = self.infeasible = self.solves = 0
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
+        self.open: list[LimitDirection] = []
 
     @property
     def spent(self) -> bool:
@@ -324,23 +327,27 @@ class _Walk:
         near = near_tokens(logits, positions) & self.problem.mask & ~equals(self.problem, positions)
         gaps = gaps_over(self.problem.shared_scores, positions, near)
         moved = leaves.vectors.any(axis=1)  # p = 0 is the solution where there is nothing to choose, and no direction
-        for b in np.flatnonzero((self.shares | (gaps > 0).all(axis=1)) & moved).tolist():
+        # Neighbours that score higher are outweighed only along differences that depend on one another. Those that hold
+        # the vector, with positive multipliers, are independent; more of them are not.
+        more = near.sum(axis=(1, 2)) > (leaves.multipliers > 0).sum(axis=1)
+        for b in np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved).tolist():
             limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
             if limit.kind == "inaccurate":
                 self.feasible -= 1
                 self.undecided.append(tuple(positions[b].tolist()))
-            elif limit.is_limit and (limit.selected == positions[b]).all():
-                self.limits.append(limit)
+            elif (limit.selected == positions[b]).all():
+                (self.limits if limit.is_limit else self.open).append(limit)
 
     def _positions(self, prefixes: Int[Array, "B n"]) -> Int[Array, "B n"]:
         """Positions of the tokens given by rank."""
         return np.stack([tokens.order[t] for tokens, t in zip(self.inputs, prefixes.T, strict=True)], axis=1)
 
     def _logits(self, leaves: _Block) -> Float[Array, "B n T"]:
-        """Logits of the leaves' vectors; minus infinity where there is no token, and at copies."""
+        """Logits of the leaves' vectors less those of each input's first token, by differences of keys; minus infinity
+        where there is no token, and at copies."""
         logits = np.full((*leaves.prefixes.shape, self.problem.T), -np.inf)
         for i, tokens in enumerate(self.inputs):
-            logits[:, i, tokens.order] = leaves.vectors @ tokens.vectors.T
+            logits[:, i, tokens.order] = leaves.vectors @ (tokens.vectors - tokens.vectors[:1]).T
         return logits
 
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:

@@ -18,14 +18,17 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
+from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.constraints import Constraints, attention_constraints, class_constraints
+from tokenmargin.margin.leading_risk import Verdict, least_known, minimum_across
 from tokenmargin.margin.limit_results import Kind, LimitDirection
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.several_optima import SAME_NORM, choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
-from tokenmargin.norms import AbstractNorm
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.objective.shared_pulls import SharedPulls, shared_differences, shared_pulls
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import (
@@ -36,6 +39,7 @@ from tokenmargin.selection import (
     equals,
     gaps_over,
     near_tokens,
+    relative_logits,
 )
 
 MANY = 1 << 24
@@ -87,7 +91,7 @@ def read_direction(
     problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution, loss: AbstractLoss | None = None
 ) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
-    logits = problem.keys.logits(solution.vector)
+    logits = relative_logits(problem.keys, solution.vector)
     alike = equals(problem, selected)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
@@ -97,11 +101,18 @@ def read_direction(
     lead = np.where(alike, np.take_along_axis(logits, problem.keys.first_copies, axis=1), -np.inf)
     chosen = lead >= lead.max(axis=1, keepdims=True) - NEIGHBOUR_TOLERANCE
     kind: Kind = "LMM" if problem.has_ties or not all_best(problem, selected) else "GMM"
+    found = LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
     if not (gaps > 0).all():
-        kind = "stable" if _pulled(problem, selected, near, loss or LogisticLoss()) else "not locally optimal"
-    if problem.has_ties and kind != "not locally optimal":
-        kind = _among_equals(problem, chosen, solution, kind)
-    return LimitDirection(chosen.argmax(axis=1), chosen, solution, near, gaps, kind)
+        surely = near & _surely(problem, logits, selected)
+        if (gaps_over(problem.shared_scores, selected, surely) > 0).all():
+            return replace(found, kind="inaccurate")  # those that score higher may be neighbours, or just not
+        alone = replace(found, selected=selected, chosen=copies_of(problem, selected))
+        kind = _outweighed(problem, alone, loss or LogisticLoss())
+        tied = (chosen & ~alone.chosen).any()  # what equals that lead together do is for `held_ties` to say
+        found = replace(found, kind=kind if kind == "stable" or not tied else "not locally optimal")
+    if problem.has_ties and found.is_limit:
+        found = replace(found, kind=_among_equals(problem, chosen, solution, found.kind))
+    return found
 
 
 def constraints_beside_equals(
@@ -128,40 +139,47 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
         return LimitDirection.unsolved(selected, tied, solution)
-    logits = problem.keys.logits(solution.vector)
+    logits = relative_logits(problem.keys, solution.vector)
     level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
     tied = tied | (alike & level)
     near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike
     return LimitDirection(selected, tied, solution, near, np.full(problem.n, np.nan), "finite part")
 
 
-def _pulled(problem: TokenProblem, selected: Int[Array, " n"], near: Bool[Array, "n T"], loss: AbstractLoss) -> bool:
-    """Whether along every active difference the inputs that share it, together, pull to the selected side.
+def _surely(problem: TokenProblem, logits: Array, selected: Int[Array, " n"]) -> Bool[Array, "n T"]:
+    """Tokens whose margin is told from more than 1 by no more than what a certificate leaves open."""
+    known = isinstance(problem.keys, Coordinates)
+    return near_tokens(logits, selected, tolerance=TOLERANCE if known else NEIGHBOUR_TOLERANCE)
 
-    Close to the limit the risk is `sum |loss'(gamma_i)| (gamma_i - gamma_it) exp(-margin_it) / copies_i` over the
-    neighbours, and terms of one difference have one margin for ever.
+
+def _outweighed(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss) -> Kind:
+    """What a direction is of which some neighbour scores higher: do the other neighbours pull more?
+
+    Along a difference that inputs share their pulls add. Where all these sums pull to the selected side the direction
+    is a limit. Where differences are linearly independent, one that pulls to the other side makes training leave: its
+    coordinate is moved by no other term. Where they are not, the risk beside the direction tells.
     """
-    scores, (inputs, tokens) = problem.shared_scores, near.nonzero()
-    leading = scores[np.arange(problem.n), selected]
-    slopes = loss.log_slope(leading) - np.log(copies_of(problem, selected).sum(axis=1))
-    with np.errstate(invalid="ignore"):  # -log has an infinite slope at a score of 0: nothing is said of such a pull
-        weights = np.exp(slopes - slopes.max())
-    pulls = weights[inputs] * (leading[inputs] - scores[inputs, tokens])
-    which = _differences(problem, inputs, selected[inputs], tokens)
-    sums, sizes = np.bincount(which, weights=pulls), np.bincount(which, weights=np.abs(pulls))
-    return bool((sums > len(pulls) * np.finfo(float).eps * sizes).all())
+    pulls = shared_pulls(problem, found.selected, found.neighbours, loss)
+    if pulls.cancel.any():
+        return "balanced"
+    if (pulls.sums > 0).all():
+        return "stable"
+    if _independent(problem, found.selected, pulls):
+        return "not locally optimal"
+    if found.solution.norm != L2:
+        return "undecided"
+    names: dict[Verdict, Kind] = {"held": "stable", "not held": "not locally optimal", "unknown": "undecided"}
+    return names[minimum_across(problem, found, loss)]
 
 
-def _differences(
-    problem: TokenProblem, inputs: Int[Array, " k"], plus: Int[Array, " k"], minus: Int[Array, " k"]
-) -> Int[Array, " k"]:
-    """A number for each difference of two keys of an input, the same for equal differences."""
-    keys, (one, other) = problem.keys, (problem.keys.index[inputs, t] for t in (plus, minus))
-    if isinstance(keys, Coordinates):
-        rows = keys.vectors[one] - keys.vectors[other] + 0.0
-        return np.asarray(np.unique(rows, axis=0, return_inverse=True)[1].ravel())
-    pairs = keys.equal_rows[one] * keys.rows + keys.equal_rows[other]
-    return np.asarray(np.unique(pairs, return_inverse=True)[1].ravel())
+def _independent(problem: TokenProblem, selected: Int[Array, " n"], pulls: SharedPulls) -> bool:
+    """Whether the differences along which the neighbours pull are linearly independent."""
+    index, inputs, tokens = problem.keys.index, pulls.inputs[pulls.first], pulls.tokens[pulls.first]
+    rows = problem.keys.differences(index[inputs, selected[inputs]], index[inputs, tokens])
+    rows = rows / np.abs(rows).max(axis=1, keepdims=True)  # lengths do not matter, nor may they underflow
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    sizes = np.linalg.svd(rows, compute_uv=False)
+    return len(sizes) == len(rows) and bool(sizes[-1] > least_known(problem.keys) * sizes[0])
 
 
 def shares_differences(problem: TokenProblem) -> bool:
@@ -171,7 +189,7 @@ def shares_differences(problem: TokenProblem) -> bool:
     inputs, plus, minus = (problem.mask[:, :, None] & problem.mask[:, None, :]).nonzero()
     kept = problem.keys.first_copies[inputs, plus] != problem.keys.first_copies[inputs, minus]
     inputs, plus, minus = inputs[kept], plus[kept], minus[kept]
-    which = _differences(problem, inputs, plus, minus)
+    which = shared_differences(problem, inputs, plus, minus)
     seen = np.unique(np.stack([which, inputs]), axis=1)[0]
     return len(np.unique(seen)) < len(seen)
 

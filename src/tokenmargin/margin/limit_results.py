@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,9 @@ from tokenmargin._notebook import Drawn, Tabular
 from tokenmargin.margin.solution import MarginSolution
 from tokenmargin.selection import named_sets, selection_text
 
-Kind = Literal["GMM", "LMM", "stable", "finite part", "not locally optimal", "infeasible", "inaccurate"]
+Kind = Literal[
+    "GMM", "LMM", "stable", "finite part", "not locally optimal", "balanced", "undecided", "infeasible", "inaccurate"
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +32,12 @@ class LimitDirection(Tabular):
     - `gaps`: score of the selected token less the best score among its neighbours; infinite without neighbours.
     - `kind`: "LMM" where the selected tokens outscore their neighbours, so that training converges to it (Theorem 3);
       "GMM" where besides no token scores higher, and no choice among equals has a larger margin; "stable" where some
-      neighbour scores higher, but inputs that share its difference to the selected token (words of one vocabulary) pull
-      the other way, and more, or where training holds a tie of equals although some of them alone have a larger
-      margin: training converges to it as well, though it is no LMM; "finite part" where tokens of different scores are
-      kept tied; else why it is none of them.
+      neighbour scores higher, but inputs that share its difference to the selected token (words of one vocabulary), or
+      others that depend on it linearly, pull the other way, and more, or where training holds a tie of equals although
+      some of them alone have a larger margin: training converges to it as well, though it is no LMM; "finite part"
+      where tokens of different scores are kept tied. "not locally optimal" is none of these. "balanced" is not decided:
+      the pulls along a shared difference cancel, and smaller terms decide; nor is "undecided": a neighbour scores
+      higher, and whether the others outweigh it was neither found nor excluded.
     """
 
     selected: Int[Array, " n"]
@@ -97,6 +101,9 @@ class Atlas(Tabular, Drawn):
     - `undecided`: selections whose status could not be proven in double precision.
     - `ties_undecided`, `ties_left`: ties of equals that are neither listed nor proven not to be held, and those that
       were not looked at (`held_ties`).
+    - `balanced`, `unsettled`: feasible selections that are neither listed nor proven to be no limits: the pulls along a
+      difference that inputs share cancel, so that smaller terms decide; or a neighbour scores higher whose difference
+      depends linearly on others, and no minimum of the risk beside it was found or excluded.
     - `solves`: max-margin problems solved on the way.
     - `seconds`: time taken.
     """
@@ -110,12 +117,16 @@ class Atlas(Tabular, Drawn):
     seconds: float
     ties_undecided: int = 0
     ties_left: int = 0
+    balanced: tuple[tuple[int, ...], ...] = ()
+    unsettled: tuple[tuple[int, ...], ...] = ()
 
     @property
     def complete(self) -> bool:
-        """Whether every selection and every tie of equals was decided: `docs/limits.md` says what is then proven."""
-        decided = self.feasible + self.infeasible == self.selections
-        return decided and not self.ties_undecided and not self.ties_left
+        """Whether every selection and every tie of equals was decided: `docs/limits.md` says what is then proven.
+
+        Limits with a finite part and points of rest are no selections, and not covered: `limit_of` names those.
+        """
+        return not self.unsearched
 
     @property
     def unsearched(self) -> str:
@@ -132,6 +143,14 @@ class Atlas(Tabular, Drawn):
         if self.ties_undecided:
             count = self.ties_undecided
             parts.append(f"{count} tie{'s' if count > 1 else ''} of equals neither found to be held nor excluded")
+        if self.balanced:
+            count = len(self.balanced)
+            words = "s have pulls that cancel" if count > 1 else " has pulls that cancel"
+            parts.append(f"{count} selection{words} along a shared difference, so that smaller terms decide")
+        if self.unsettled:
+            count = len(self.unsettled)
+            words = "s have neighbours" if count > 1 else " has a neighbour"
+            parts.append(f"{count} selection{words} of higher score neither found to be outweighed nor not")
         return "; ".join(parts)
 
     @property
@@ -148,6 +167,8 @@ class Atlas(Tabular, Drawn):
             "feasible": self.feasible,
             "infeasible": self.infeasible,
             "undecided": [list(selected) for selected in self.undecided],
+            "balanced": [list(selected) for selected in self.balanced],
+            "unsettled": [list(selected) for selected in self.unsettled],
             "solves": self.solves,
             "seconds": self.seconds,
             "limits": [limit.to_dict() for limit in self.limits],
@@ -157,9 +178,14 @@ class Atlas(Tabular, Drawn):
         return limit_table(self.limits)
 
     def __repr__(self) -> str:
-        seen = "complete" if self.complete else f"partial: {self.unsearched}"
+        seen = "all decided" if self.complete else f"partial: {self.unsearched}"
         count = _number(self.selections)
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
+
+
+def selections_that_are(kind: Kind, found: Iterable[LimitDirection]) -> tuple[tuple[int, ...], ...]:
+    """The selections of one kind, as plain numbers."""
+    return tuple(tuple(one.selected.tolist()) for one in found if one.kind == kind)
 
 
 def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:

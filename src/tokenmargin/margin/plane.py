@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
-from tokenmargin.margin.limit_results import Atlas
+from tokenmargin.margin.limit_results import Atlas, selections_that_are
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
@@ -45,7 +45,7 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
     seen = {limit.chosen.tobytes(): limit for limit in found if limit.is_limit and limit.solution.vector.any()}
     distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
     selections = math.prod(distinct.sum(axis=1).tolist())
-    undecided = [limit.selected for limit in found if limit.kind == "inaccurate"]
+    undecided = selections_that_are("inaccurate", found)
     feasible = sum(limit.kind not in ("infeasible", "inaccurate") for limit in found)
     ties = held_ties(problem, loss, listed=seen.values(), most=TIES)
     return Atlas(
@@ -53,10 +53,12 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
         selections=selections,
         feasible=feasible,
         infeasible=selections - feasible - len(undecided),
-        undecided=tuple(tuple(selected) for selected in np.array(undecided, dtype=int).tolist()),
+        undecided=undecided,
         solves=len(chosen) + ties.solves,
         ties_undecided=ties.unknown,
         ties_left=ties.left,
+        balanced=selections_that_are("balanced", found),
+        unsettled=selections_that_are("undecided", found),
         seconds=time.perf_counter() - began,
     )
 

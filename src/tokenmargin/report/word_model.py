@@ -27,8 +27,8 @@ SHOWN = 3  # of the examples, one of which decides nothing
 
 
 def can_be_read_by_pages(model: TokenSelectionClassifier) -> bool:
-    """Whether the script of a page cuts a text into words as the model does."""
-    return model.tokenizer in ("words", "plain")
+    """Whether the script of a page cuts a text into words as the model does, and knows them by their spelling."""
+    return model.tokenizer in ("words", "plain") and model.buckets is None
 
 
 def class_names(model: TokenSelectionClassifier) -> tuple[str, ...]:

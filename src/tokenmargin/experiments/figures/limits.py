@@ -16,10 +16,10 @@ from tokenmargin.dynamics.paths.ball import minimum_along
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table, track
 from tokenmargin.experiments.tables import columns
 from tokenmargin.limits import LimitConstants, limit_constants
-from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.limits.limit import Limit, limit_of
 from tokenmargin.margin import atlas
 from tokenmargin.objective.attention import PromptObjective
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.instances import figure1c, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 

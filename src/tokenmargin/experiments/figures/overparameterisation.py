@@ -16,9 +16,9 @@ from tokenmargin._statistics import wilson_interval
 from tokenmargin.dynamics import FlowSettings, NormalizedGradientDescent, evolve_many
 from tokenmargin.experiments.experiment import AbstractExperiment, Finding, Progress, Result, Scales, Table
 from tokenmargin.experiments.tables import PAPER_B, columns
-from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.limits.limit import limit_of
 from tokenmargin.margin import max_margin_batch
+from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem

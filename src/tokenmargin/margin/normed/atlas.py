@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
-from tokenmargin.margin.limit_results import Atlas, LimitDirection
+from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.norms import AbstractNorm
@@ -54,6 +54,8 @@ def atlas_in_norm(
         undecided=tuple(walk.undecided),
         solves=walk.solves,
         ties_left=max(walk.ties, _pairs_of_equals(problem) if fixed and problem.has_ties else 0),
+        balanced=selections_that_are("balanced", walk.open),
+        unsettled=selections_that_are("undecided", walk.open),
         seconds=time.perf_counter() - began,
     )
 
@@ -71,6 +73,7 @@ class _Walk:
         self.feasible = self.infeasible = self.solves = self.ties = 0
         self.undecided: list[tuple[int, ...]] = []
         self.limits: list[LimitDirection] = []
+        self.open: list[LimitDirection] = []
 
     def below(self, prefix: Int[Array, " j"]) -> Iterator[None]:
         """Decide all selections that begin so; a step for each that was asked about."""
@@ -113,8 +116,8 @@ class _Walk:
             self.undecided.append(tuple(selected.tolist()))
             return
         self.feasible += 1
-        if limit.is_limit and solution.vector.any() and (limit.selected == selected).all():
-            self.limits.append(limit)
+        if solution.vector.any() and (limit.selected == selected).all():
+            (self.limits if limit.is_limit else self.open).append(limit)
 
 
 def _pairs_of_equals(problem: TokenProblem) -> int:
