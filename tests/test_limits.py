@@ -298,7 +298,7 @@ def test_bounded_comes_with_a_vanishing_gradient() -> None:
 def test_undecided_says_what_was_reached() -> None:
     limit = limit_of(figure1b(), settings=FlowSettings(max_steps=3))
     assert limit.outcome == "undecided"
-    assert "stopped by steps" in repr(limit)
+    assert "the solver has used up its steps" in repr(limit)
     short = limit_of(figure1b(), until_norm=50.0)
     assert short.outcome == "undecided"
     assert short.angle > SETTLED

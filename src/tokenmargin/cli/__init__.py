@@ -101,10 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
         return 0
+    except SystemExit as left:  # rich's way to say the same
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        return 0
     except MemoryError as error:
         complain(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
         return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
-        complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        complain(
+            f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or str(error)
+        )
         return 1
     return code if isinstance(code, int) else 0

@@ -45,8 +45,8 @@ class FlowPath(Tabular, Drawn):
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
     - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "saturated" (all weights are
       exact, under sparsemax or entmax: p rests there for ever), "flat" (the gradient is lost to cancellation, and it is
-      neither at a stationary point nor beside a finite part), the limit of "steps", "stalled" (the solver failed, or
-      makes no headway), or "interrupted".
+      neither at a stationary point nor beside a finite part), the limit of "steps" (or of evaluations of the field),
+      "stalled" (the solver failed, or makes no headway), or "interrupted".
     - `crossings`: the events that happened, in order.
     - `finite_part`: where the limit is a direction and a finite vector beside it: the tied tokens, that vector, and
       what drives the rest.
