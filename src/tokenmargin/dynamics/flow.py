@@ -267,6 +267,8 @@ class FlowPath(Tabular, Drawn):
         """The first point whose length is `norm`."""
         lengths = [self._field.norm(piece(end)) for piece, end in zip(self._pieces, self.arcs[1:], strict=True)]
         reached = np.flatnonzero(np.array(lengths) >= norm * (1 - 1e-12))
+        if reached.size == 0 and lengths and norm <= self.norm:
+            return self(float(self.arcs[-1]))  # inner products know lengths less well than the path's own coordinates
         if reached.size == 0 or self._field.norm(self._field.reduce(self(0.0))) > norm:
             raise ValueError(f"the path does not cross |theta| = {norm:g}: it ends at {self.norm:g}")
         knot = int(reached[0])
