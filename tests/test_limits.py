@@ -236,6 +236,18 @@ def test_neighbours_are_told_far_from_the_origin(offset) -> None:
         assert (score_gaps(there, one.solution.vector, one.selected) > 0).all()
 
 
+def test_a_path_by_inner_products_ends_at_its_norm() -> None:
+    """Far from the origin inner products know lengths to nine digits: the end of the path is still its last point."""
+    rng = np.random.default_rng([1, 153, 9091])
+    n, T, d = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 4))
+    keys, scores = rng.normal(size=(n, T, d)), rng.normal(size=(n, T))
+    labels = rng.choice([-1.0, 1.0], n)
+    posed = TokenProblem.of(keys + 1e4 * rng.normal(size=d), labels, scores=scores).as_gram(np.zeros((1, d)))
+    limit = limit_of(posed, posed.keys.unit(posed.keys.rows - 1))
+    assert limit.outcome == "direction"
+    assert_same_vector(limit.path.at_norm(limit.path.norm), limit.path.final)
+
+
 def test_a_higher_score_just_beyond_the_margin_is_too_close_to_call() -> None:
     """The third token is ahead of margin 1 by 3e-8: rounding of a solve in other units could make it a neighbour."""
     problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-3e-8, 1.0]]], [1], scores=[[1.0, 0.0, 2.0]])
@@ -286,7 +298,7 @@ def test_bounded_comes_with_a_vanishing_gradient() -> None:
 def test_undecided_says_what_was_reached() -> None:
     limit = limit_of(figure1b(), settings=FlowSettings(max_steps=3))
     assert limit.outcome == "undecided"
-    assert "stopped by steps" in repr(limit)
+    assert "the solver has used up its steps" in repr(limit)
     short = limit_of(figure1b(), until_norm=50.0)
     assert short.outcome == "undecided"
     assert short.angle > SETTLED

@@ -301,7 +301,8 @@ def _judged(
         flat = "its gradient cancels, but no point of rest and no finite part is found near it"
         if path.pulls_cancel:
             flat = "the pulls along a difference that inputs share cancel: smaller terms decide, if there are any"
-        return "undecided", stalled or (flat if path.stop == "flat" else f"stopped by {path.stop}")
+        why = {"flat": flat, "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}"}
+        return "undecided", stalled or why.get(path.stop, f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
