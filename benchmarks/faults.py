@@ -286,8 +286,8 @@ class Bench:
         self.whole(work)
         place = self.fresh("cut")
         code, said = child(work.command(place), send=signal.SIGINT, after=rng.uniform(0, self.seconds[work.name]))
-        kept = code == 1 and work.name in ("train", "evolve", "basins")  # what was reached is kept, and they say so
-        if "Traceback" in said or code not in (0, 130, 1) or (code == 1 and not kept) or not said.strip():
+        kept = code == 130 and "this is what was reached" in said
+        if "Traceback" in said or code not in (0, 130) or not said.strip():
             tally["raw"] += 1
             print(f"{work.name}: {code} {said[-1500:]}", file=sys.stderr)
         tally["leftover"] += bool(leftovers(place))

@@ -28,7 +28,7 @@ from tests.fuzz.samples import Samples
 
 SURFACES: dict[str, tuple[Surface, int]] = {
     **FILES,
-    "flags": (flags, 12000),
+    "flags": (flags, 15000),
     "calls": (calls, 20000),
     "requests": (requests, 10000),
 }

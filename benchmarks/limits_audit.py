@@ -1,6 +1,6 @@
 """Is every limit of gradient flow named? Random problems with ties, repeats and symmetry, three starts each.
 
-    python -m benchmarks.limits_audit [--count 2000] [--seed 0]
+    python -m benchmarks.limits_audit [--count 2000] [--starts 3] [--seed 0]
 
 Problems have n <= 4 inputs of T <= 6 tokens in d <= 6 dimensions, half of them known by inner products alone. In turn
 their scores tie, their inputs repeat a token, or neither; every tenth is its own mirror image, with two of the three
@@ -59,6 +59,7 @@ class Tally:
     listed: int = 0
     sets: int = 0
     held: int = 0
+    complete: int = 0
     unsearched: Counter[str] = field(default_factory=Counter)
     clarabel: float = 0.0
     largest: float = 0.0
@@ -146,16 +147,19 @@ def by_clarabel(rows: np.ndarray, level: np.ndarray, tolerance: float = 1e-12) -
     return np.array(answer.x)
 
 
-def audit(here: Case, tally: Tally) -> None:
+def audit(here: Case, tally: Tally, *, starts: int = 3) -> None:
     """One problem: its atlas against clarabel, and the flow from its starts against its atlas."""
     tally.problems += 1
     found = atlas(here.posed)
-    if found.ties_left:
-        tally.unsearched["some ties of equals not looked at"] += 1
-    elif found.ties_undecided:
-        tally.unsearched["some ties of equals neither found to be held nor excluded"] += 1
-    elif not found.complete:
-        tally.unsearched[found.unsearched] += 1
+    open_ends = {
+        "ties not looked at": found.ties_left,
+        "ties neither found to be held nor excluded": found.ties_undecided,
+        "selections too close to call": found.undecided,
+        "selections whose pulls cancel": found.balanced,
+        "selections with a neighbour of higher score neither found to be outweighed nor not": found.unsettled,
+    }
+    tally.unsearched.update(words for words, some in open_ends.items() if some)
+    tally.complete += found.complete
     for limit in found.limits:
         tally.listed += 1
         tally.sets += bool((limit.chosen.sum(axis=1) > 1).any())
@@ -163,7 +167,7 @@ def audit(here: Case, tally: Tally) -> None:
         theirs = by_clarabel(*asked_rows(here.plain, limit))
         ours = _coordinates(here, limit.solution.vector)
         tally.clarabel = max(tally.clarabel, float(angle(here.plain.keys, ours, theirs)))
-    for j, start in enumerate(here.starts):
+    for j, start in enumerate(here.starts[:starts]):
         began = time.perf_counter()
         limit = limit_of(here.posed, start)
         tally.slowest = max(tally.slowest, time.perf_counter() - began)
@@ -205,6 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=2000, help="problems")
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
+    parser.add_argument("--starts", type=int, default=3, choices=range(4), help="flows of each; 0: atlases alone")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     began, tallies = time.perf_counter(), {family: Tally() for family in FAMILIES}
@@ -213,7 +218,7 @@ def main() -> int:
         tally = tallies[here.family]
         before = len(tally.silent)
         reasons = tally.reasons.copy()
-        audit(here, tally)
+        audit(here, tally, starts=options.starts)
         for line in tally.silent[before:]:
             print(f"problem {number}, {here.family}: {line}", flush=True)
         for reason in tally.reasons - reasons:
@@ -229,6 +234,7 @@ def main() -> int:
     for family, tally in tallies.items():
         for words, count in tally.unsearched.most_common():
             print(f"{family}: {count} atlases: {words}")
+        print(f"{family}: {tally.complete} of {tally.problems} atlases complete")
     return 1 if silent else 0
 
 

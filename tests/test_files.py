@@ -11,13 +11,31 @@ import stat
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tokenmargin
-from tokenmargin._files import atomic_folder, atomic_path, file_digest, json_digest, plain, remove_leftovers, write_json
+from tokenmargin._files import (
+    atomic_folder,
+    atomic_path,
+    file_digest,
+    json_digest,
+    plain,
+    read_arrays,
+    read_plain,
+    read_table,
+    remove_leftovers,
+    write_json,
+)
+from tokenmargin.data.prepared import load_prepared
+from tokenmargin.data.sharded.slices import load_sharded
+from tokenmargin.experiments.records import Run
+from tokenmargin.problem.next_token import load_next_token
+from tokenmargin.problem.problem_files import load_problem
+from tokenmargin.training.checkpoint import load_checkpoint
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -65,6 +83,47 @@ def test_a_device_stays_a_device() -> None:
     with atomic_path("/dev/null") as beside:
         beside.write_text("nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_what_the_disk_refuses_is_said_of_the_place_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file") as refused:
+        write_json(Path("/proc/x.json"), {})
+    assert refused.value.filename == "/proc/x.json"
+    with pytest.raises(OSError, match="No space left") as refused:
+        write_json(Path("/dev/full"), {})
+    assert refused.value.filename == "/dev/full"
+    with pytest.raises(FileNotFoundError) as refused, atomic_folder(Path("/proc/model")):
+        raise AssertionError("no folder can be made there")
+    assert refused.value.filename == "/proc/model"
+
+
+READERS = (
+    file_digest,
+    partial(read_arrays, largest=1 << 20),
+    read_plain,
+    read_table,
+    load_next_token,
+    load_prepared,
+    load_problem,
+    load_sharded,
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_waits_for_a_pipe(tmp_path: Path, reader) -> None:
+    for name in ("corpus.json", "one.json"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match="not a plain file"):
+        reader(tmp_path if reader is load_sharded else tmp_path / "one.json")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_records_and_checkpoints_that_are_pipes_are_damaged(tmp_path: Path) -> None:
+    for name in ("run.json", "step-000000001.json"):
+        os.mkfifo(tmp_path / name)
+    assert Run(tmp_path).damaged() == ["run.json"]
+    assert load_checkpoint(tmp_path) is None
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

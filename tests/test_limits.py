@@ -210,6 +210,44 @@ def test_differences_that_depend_on_one_another_are_weighed(gram) -> None:
                 assert angle(problem.keys, limit.solution.vector, np.array([1.0, 0.0])) <= SETTLED
 
 
+@pytest.mark.parametrize("scores", [(1.0, 1.0, -2.0), (0.1, 0.2, -0.3)])
+def test_tied_tokens_that_never_pull_hold_nothing(scores) -> None:
+    """Under the correlation loss the last three inputs cancel wherever p is (the second time up to rounding): their
+    weights are no minimum and no saddle, and are not what keeps the tokens tied."""
+    keys = [[[-1.0, -2.0], [-1.0, 2.0], [2.0, 0.0]]] + 3 * [[[2.0, 0.0], [-1.0, -2.0], [-1.0, -2.0]]]
+    rows = [[0.0, 2.0, -2.0]] + [[score, 0.0, 0.0] for score in scores]
+    limit = limit_of(TokenProblem.of(keys, np.ones(4), scores=rows), loss=CorrelationLoss())
+    assert limit.outcome == "undecided"
+    assert "do not pull at one another" in limit.reason
+    assert np.isnan(limit.finite.curvature)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e8])
+def test_neighbours_are_told_far_from_the_origin(offset) -> None:
+    """Keys share an offset: their logits have no digits for a margin of 1, their differences have."""
+    rng = np.random.default_rng(3)
+    keys, scores = np.round(64 * rng.standard_normal((2, 4, 2))) / 64, rng.standard_normal((2, 4))  # exact differences
+    here, there = (TokenProblem.of(keys + shift, np.ones(2), scores=scores) for shift in (0.0, offset))
+    told = [[(one.kind, one.names) for one in atlas(pose).limits] for pose in (here, there, there.as_gram())]
+    assert told[0] == told[1]
+    assert told[2] == told[0] or (offset == 1e8 and not atlas(there.as_gram()).complete)  # products lack the digits
+    for one in atlas(there).limits:
+        assert (neighbours(there, one.solution.vector, one.selected) == one.neighbours).all()
+        assert (score_gaps(there, one.solution.vector, one.selected) > 0).all()
+
+
+def test_a_path_by_inner_products_ends_at_its_norm() -> None:
+    """Far from the origin inner products know lengths to nine digits: the end of the path is still its last point."""
+    rng = np.random.default_rng([1, 153, 9091])
+    n, T, d = int(rng.integers(1, 4)), int(rng.integers(2, 5)), int(rng.integers(1, 4))
+    keys, scores = rng.normal(size=(n, T, d)), rng.normal(size=(n, T))
+    labels = rng.choice([-1.0, 1.0], n)
+    posed = TokenProblem.of(keys + 1e4 * rng.normal(size=d), labels, scores=scores).as_gram(np.zeros((1, d)))
+    limit = limit_of(posed, posed.keys.unit(posed.keys.rows - 1))
+    assert limit.outcome == "direction"
+    assert_same_vector(limit.path.at_norm(limit.path.norm), limit.path.final)
+
+
 def test_a_higher_score_just_beyond_the_margin_is_too_close_to_call() -> None:
     """The third token is ahead of margin 1 by 3e-8: rounding of a solve in other units could make it a neighbour."""
     problem = TokenProblem.of([[[1.0, 0.0], [0.0, 0.0], [-3e-8, 1.0]]], [1], scores=[[1.0, 0.0, 2.0]])
@@ -260,7 +298,7 @@ def test_bounded_comes_with_a_vanishing_gradient() -> None:
 def test_undecided_says_what_was_reached() -> None:
     limit = limit_of(figure1b(), settings=FlowSettings(max_steps=3))
     assert limit.outcome == "undecided"
-    assert "stopped by steps" in repr(limit)
+    assert "the solver has used up its steps" in repr(limit)
     short = limit_of(figure1b(), until_norm=50.0)
     assert short.outcome == "undecided"
     assert short.angle > SETTLED

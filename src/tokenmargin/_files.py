@@ -61,7 +61,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))  # of a link, what it points to
     kind = stat.S_IFMT(target.stat().st_mode) if target.exists() else stat.S_IFREG
     if kind in (stat.S_IFCHR, stat.S_IFIFO):
-        yield target
+        with _naming(path):
+            yield target
         return
     if kind != stat.S_IFREG:
         what = "a folder" if kind == stat.S_IFDIR else "no file"
@@ -69,18 +70,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(target, target.suffix)
     try:
-        beside.touch()
-        mode = stat.S_IMODE(beside.stat().st_mode)
-        yield beside
-        beside.chmod(mode)  # some writers make files for their owner alone
-        _sync(beside)
-        os.replace(beside, target)
-        _sync(target.parent)
-    except Exception as error:
-        _raise_of_the_disk(error, path)
-        raise
+        with _naming(path):
+            beside.touch()
+            mode = stat.S_IMODE(beside.stat().st_mode)
+            yield beside
+            beside.chmod(mode)  # some writers make files for their owner alone
+            _sync(beside)
+            os.replace(beside, target)
+            _sync(target.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -90,29 +90,38 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(folder, "")
     old = beside.with_suffix(".old")
-    beside.mkdir()
     try:
-        yield beside
-        for path in beside.iterdir():
-            _sync(path)
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(beside, folder)
-        _sync(folder.parent)
-    except BaseException as error:
+        with _naming(folder):
+            beside.mkdir()
+            yield beside
+            for path in beside.iterdir():
+                _sync(path)
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(beside, folder)
+            _sync(folder.parent)
+    except BaseException:
         if old.exists() and not folder.exists():  # stopped between the two moves
             os.replace(old, folder)
-        _raise_of_the_disk(error, folder)
         raise
     finally:
         for path in (beside, old):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _raise_of_the_disk(error: BaseException, path: str | Path) -> None:
-    """Raise as an OSError what a writer in another language (safetensors) says of a full disk."""
-    told = None if isinstance(error, OSError) else re.search(r"\(os error (\d+)\)", str(error))
-    if told is not None:
+@contextlib.contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """What the disk refuses is said of `path`, not of the file beside it; also by a writer in another language."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename is not None and LEFTOVER not in str(error.filename)):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+    except Exception as error:
+        told = re.search(r"\(os error (\d+)\)", str(error))  # of safetensors
+        if told is None:
+            raise
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 
@@ -137,10 +146,23 @@ def write_table(path: Path, table: Mapping[str, Array]) -> None:
         pq.write_table(arrow_table(table), beside)
 
 
+def read_plain(path: str | Path) -> bytes:
+    """The bytes of a plain file; ValueError where something else stands in its place."""
+    check_plain(path)
+    return Path(path).read_bytes()
+
+
+def check_plain(path: str | Path) -> None:
+    """ValueError where a device, a pipe or a folder stands: a pipe would be waited for, a device may have no end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"{os.path.basename(path)} is not a plain file but a device, a pipe or a folder")
+
+
 def read_table(path: Path) -> dict[str, Array]:
     """Read a parquet table into columns of numpy."""
     import pyarrow.parquet as pq
 
+    check_plain(path)
     return plain_columns(pq.read_table(path))
 
 
@@ -172,6 +194,7 @@ def read_arrays(path: str | Path, *, largest: int, copies: int = 0) -> dict[str,
 
     That is told from their first bytes, before anything is unpacked; `copies` as doubles are counted in.
     """
+    check_plain(path)
     with Path(path).open("rb") as content:
         try:
             with zipfile.ZipFile(content) as archive:
@@ -204,7 +227,8 @@ def _memory(archive: zipfile.ZipFile, item: zipfile.ZipInfo, copies: int) -> int
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """SHA-256 of a plain file's bytes."""
+    check_plain(path)
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

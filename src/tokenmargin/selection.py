@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -103,7 +103,7 @@ def cosine(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array,
 def angle(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
     """Angle in radians, accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w.
 
-    >>> from tokenmargin.problem.geometry import Coordinates
+    >>> from tokenmargin.problem.geometry import Coordinates, Gram
     >>> plane = Coordinates.of([[[1.0, 0.0], [0.0, 1.0]]])
     >>> f"{angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])):.6g}"
     '1e-12'
@@ -132,7 +132,28 @@ def is_globally_optimal(problem: TokenProblem, selected: Selection) -> bool:
 
 def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection) -> Float[Array, "... n T"]:
     """`<k_{i alpha_i} - k_it, p>`: how far the selected token is ahead of each; infinity where there is no token."""
-    return _ahead(problem.keys.logits(p), checked_selection(problem, selected))
+    return _ahead(relative_logits(problem.keys, p), checked_selection(problem, selected))
+
+
+def relative_logits(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
+    """Logits less that of each input's first token (or all less one number), from differences of keys where they are
+    known: far from the origin the logits themselves have no digits for them. Minus infinity where there is no token."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if isinstance(keys, Coordinates):
+            first = keys.index[np.arange(keys.n), keys.mask.argmax(axis=1)]
+            ahead = (keys.vectors[keys.index] - keys.vectors[first][:, None]) @ p[..., None, :, None]
+            logits = np.where(keys.mask, ahead[..., 0], -np.inf)
+        elif isinstance(keys, Gram) and keys.centred is not None and _of_differences(p):
+            logits = np.where(keys.mask, keys.gather(p @ keys.centred), -np.inf)
+        else:
+            return keys.logits(p)
+    return keys.logits(p) if np.isnan(logits).any() else logits
+
+
+def _of_differences(coefficients: Float[Array, "... m"]) -> bool:
+    """Whether coefficients of vectors add up to zero, so that no constant added to the vectors changes anything."""
+    total, size = np.abs(coefficients.sum(axis=-1)), np.abs(coefficients).sum(axis=-1)
+    return bool((total <= coefficients.shape[-1] * np.finfo(float).eps * size).all())
 
 
 def leads(keys: AbstractGeometry, p: Float[Array, " D"], selected: Int[Array, " n"]) -> Float[Array, "n T"]:
@@ -146,7 +167,8 @@ def neighbours(
     problem: TokenProblem, p: Float[Array, "... D"], selected: Selection, *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Bool[Array, "... n T"]:
     """SVM-neighbours `T_i` at the max-margin solution `p`: margin 1 up to `tolerance` (Definition 2)."""
-    return near_tokens(problem.keys.logits(p), checked_selection(problem, selected), tolerance=tolerance)
+    logits = relative_logits(problem.keys, p)
+    return near_tokens(logits, checked_selection(problem, selected), tolerance=tolerance)
 
 
 def score_gaps(

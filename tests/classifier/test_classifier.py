@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from fractions import Fraction
 from itertools import pairwise
 
+import mpmath
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize
@@ -15,6 +17,7 @@ from sklearn.preprocessing import FunctionTransformer
 from tests.oracles.rounding import rounding
 
 from tokenmargin.classifier import TokenSelectionClassifier
+from tokenmargin.classifier.solver import naive_bayes
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.data.pipeline import Pipeline, prepare
 from tokenmargin.data.sentences import OPINIONS, make_sentences
@@ -294,6 +297,30 @@ def test_frequencies_are_those_of_the_corpus(sentences):
 def test_weights_that_would_overflow_are_refused():
     with pytest.raises(ValueError, match="none over 1e\\+100"):
         TokenSelectionClassifier(min_count=1).fit(["good film", "bad film"] * 5, [1, 0] * 5, sample_weight=[1e308] * 10)
+
+
+def test_a_weight_beside_which_all_others_round_to_nothing() -> None:
+    texts, labels = ["good film", "bad film", "good tea", "bad tea"] * 4, ["pos", "neg"] * 8
+    weights = np.ones(16)
+    said = []
+    for weights[8] in (1e14, 1e16, 1e100):
+        model = TokenSelectionClassifier(min_count=1, exponent=1.0).fit(texts, labels, sample_weight=weights)
+        said.append(model.predict_proba(["good day"]))
+    # All other texts together have a share of 1.5e-13 at most of the weight, and change no probability by more.
+    np.testing.assert_allclose(said, np.broadcast_to(said[-1], (3, 1, 2)), rtol=0, atol=1.5e-13)
+
+
+def test_naive_bayes_beside_rational_numbers() -> None:
+    texts = np.array([[1e16, 1.0, 2.0], [0.0, 3.0, 1e30]])
+    exact = [[Fraction(x) + 1 for x in row] for row in texts.tolist()]
+    for c in range(3):
+        outside = [sum(row) - row[c] for row in exact]
+        for t, row in enumerate(exact):
+            ratio = (row[c] / sum(r[c] for r in exact)) / (outside[t] / sum(outside))
+            # A handful of roundings, each of its size, in logarithms of up to 70.
+            assert naive_bayes(texts, 1.0)[t, c] == pytest.approx(
+                float(mpmath.log(mpmath.mpf(ratio.numerator) / ratio.denominator)), abs=1e-13
+            )
 
 
 @pytest.mark.parametrize("k", [2, 3])

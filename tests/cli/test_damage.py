@@ -124,3 +124,18 @@ def test_a_rate_that_is_not_known_is_a_dash(tmp_path, capsys) -> None:
     (tmp_path / "p.json").write_text(json.dumps({"keys": keys, "labels": [1, 1], "scores": [[1, 0], [0, 1]]}))
     assert main(["evolve", str(tmp_path / "p.json"), "--steps", "20", "--method", "polyak", "--rates"]) in (0, 1)
     assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell")
+@pytest.mark.parametrize(
+    ("command", "closed", "printed"),
+    [("solve fig1b", ">&- 2>&- <&-", ""), ("solve fig1b", "2>&-", "optimal"), ("--help", "| true", "")],
+)
+def test_streams_that_are_closed_lead_nowhere(tmp_path, command, closed, printed) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    line = f"set -o pipefail; '{sys.executable}' -m tokenmargin {command} {closed}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert printed in done.stdout

@@ -92,7 +92,7 @@ def test_what_cannot_be_read_at_all_is_named(tmp_path):
     with pytest.raises(SourceError, match="no column 'text'; it has 'review', 'label'"):
         read_labelled(tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("text,label\n,1\n")
-    with pytest.raises(SourceError, match="no usable row in the source \\(1 rejected, the first at line 2: no text"):
+    with pytest.raises(SourceError, match="no usable row \\(1 rejected, the first at line 2: no text"):
         read_labelled(tmp_path / "x.csv")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(SourceError, match="not a readable parquet file"):

@@ -225,6 +225,19 @@ def test_the_step_limit_is_a_reason():
     assert len(path.arcs) == 6
 
 
+def test_work_without_an_end_is_a_reason_too(monkeypatch):
+    """Two inputs of scores of 1e150 pull against each other, and the path turns with |p|: solvers creep along it."""
+    problem = TokenProblem.of(
+        [[[-2.0, -2.0], [-2.0, -1.0]], [[0.0, -2.0], [-2.0, -1.0]]], [-1, -1], scores=[[0.0, -1e150], [0.0, 1e150]]
+    )
+    monkeypatch.setattr(integrate, "_MOST_EVALUATIONS", 2000)
+    path = flow(problem, start=np.array([0.05, -26.0]))
+    assert path.stop == "steps"
+    further = path.resume()
+    assert further.stop == "steps"
+    assert further.norm > path.norm > 300
+
+
 @pytest.mark.parametrize(("name", "limit"), [("fig3a", max_margin), ("fig3b", relaxed_max_margin)])
 def test_head_and_prompt_reach_their_margins_together(name, limit):
     """Theorem 5 on Figure 3a and Theorem 6 on Figure 3b, with both blocks at unit speed."""

@@ -380,14 +380,14 @@ def _same_json(path: Path, was: bytes) -> bool:
 
 SURFACES: dict[str, tuple[Callable[[Generator, Samples], bool], int]] = {
     "problem files": (problem_files, 30000),
-    "degenerate problems": (degenerate_problems, 4000),
-    "tables of texts": (tables, 9000),
-    "model folders": (model_folders, 8000),
-    "prepared ids": (prepared_ids, 8000),
-    "shards": (shards, 4000),
-    "checkpoints": (checkpoints, 8000),
-    "resumed training": (resumed, 1000),
-    "kept runs": (kept_runs, 2000),
+    "degenerate problems": (degenerate_problems, 1000),
+    "tables of texts": (tables, 5000),
+    "model folders": (model_folders, 12000),
+    "prepared ids": (prepared_ids, 4000),
+    "shards": (shards, 1000),
+    "checkpoints": (checkpoints, 4000),
+    "resumed training": (resumed, 200),
+    "kept runs": (kept_runs, 1000),
     "records": (records, 1500),
 }
 """What is fuzzed, with the number of inputs of a whole run."""

@@ -1,6 +1,7 @@
 """The command line: a function per verb, near relatives in one module.
 
-Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 the work failed, 2 bad usage.
+Data goes to standard output, messages to standard error. Exit codes: 0 fine, 1 the work failed, 2 bad usage, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmargin._version import __version__
-from tokenmargin.cli._common import UsageError, complain, plugin_lines
+from tokenmargin.cli._common import INTERRUPTED, UsageError, complain, plugin_lines
 from tokenmargin.cli.basins import basins
 from tokenmargin.cli.evolve import evolve
 from tokenmargin.cli.explain import explain, predict
@@ -97,14 +98,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         complain("interrupted: what was not finished is not kept")
-        return 130  # as shells have it: 128 and the signal's number
+        return INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has left
         sys.stdout = None
+        return 0
+    except SystemExit as left:  # rich's way to say the same
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
         return 0
     except MemoryError as error:
         complain(f"not enough memory{f' ({error})' if str(error) else ''}; ask for less, or use a larger machine")
         return 1
     except OSError as error:  # a full disk, a place where nothing may be written, something in the way
-        complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        complain(
+            f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or str(error)
+        )
         return 1
     return code if isinstance(code, int) else 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tokenmargin.problem.token_problem import TokenProblem
 
 
+INTERRUPTED = 130  # as shells have it: 128 and the signal's number
 UNBOUNDED = 1 << 14  # columns of a file
 Number = TypeVar("Number", int, float)
 Seed = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=2**32))]
@@ -161,6 +162,13 @@ def printable(text: str) -> str:
 def complain(message: str) -> None:
     """An error for people, in one line; plain, so that it survives any terminal and any brackets in the message."""
     print(f"error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
+
+
+def ended(*, interrupted: bool) -> int:
+    """The exit code of a command that keeps what it has reached when Ctrl-C ends it, and a line that says so."""
+    if interrupted:
+        complain("interrupted: this is what was reached")
+    return INTERRUPTED if interrupted else 0
 
 
 @contextlib.contextmanager

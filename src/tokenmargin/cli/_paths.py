@@ -63,6 +63,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
             "log_gradient": path.log_gradient,
             "decided_by_rounding": path.decided_by_rounding,
             "finite_part": None if path.finite_part is None else path.finite_part.point,
+            "finite_part_curvature": None if path.finite_part is None else path.finite_part.curvature,
             "selection_changes": [{"arc": c.arc, "before": c.before, "after": c.after} for c in path.crossings],
         }
         if isinstance(path, FlowPath)
@@ -122,7 +123,10 @@ def print_report(report: dict[str, Any]) -> None:
             when = f"exp({report['log_time']:.6g})" if np.isfinite(report["log_time"]) else "0"
             facts.append(("flow", f"stopped by {report['stop']} at time {when}"))
             if report["finite_part"] is not None:
-                facts.append(("", f"the limit is a direction and a finite part: {report['finite_part']}"))
+                held = "the limit is a direction and a finite part"
+                if report["stop"] != "norm" or not report["finite_part_curvature"] > 0:
+                    held = "followed as a direction and a finite part, which is not settled"
+                facts.append(("", f"{held}: {report['finite_part']}"))
             if report["decided_by_rounding"]:
                 facts.append(("", "decided by rounding: the path was unstable (an axis of symmetry, say)"))
         sets = [np.atleast_1d(tokens).tolist() for tokens in report["selected"]]

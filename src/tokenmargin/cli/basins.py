@@ -12,6 +12,7 @@ from tokenmargin.cli._common import (
     UsageError,
     checked_picture,
     emit_json,
+    ended,
     needs_extra,
     read_problem,
     say,
@@ -108,7 +109,7 @@ def basins(
         emit_json(_report(found))
     else:
         _print(found)
-    return 1 if found.interrupted else 0
+    return ended(interrupted=found.interrupted)
 
 
 def _run(

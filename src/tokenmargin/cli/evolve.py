@@ -12,6 +12,7 @@ from tokenmargin.cli._common import (
     Problem,
     UsageError,
     emit_json,
+    ended,
     numbers,
     progress_bar,
     read_problem,
@@ -141,7 +142,7 @@ def evolve(
         print_report(report)
         if speeds is not None:
             print(speeds)
-    return 1 if path.interrupted else 0
+    return ended(interrupted=path.interrupted)
 
 
 def _rates(path: Trajectory | FlowPath) -> Rates:

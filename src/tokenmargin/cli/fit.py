@@ -105,7 +105,7 @@ def fit(
     }
     try:
         save_model(classifier, out, notes=notes, light=light)
-    except (ModelFileError, OSError) as error:
+    except ModelFileError as error:
         complain(str(error))
         return 1
     _tell(classifier, len(rows.texts))

@@ -16,6 +16,7 @@ from tokenmargin.cli._common import (
     UsageError,
     complain,
     emit_json,
+    ended,
     needs_extra,
     numbers,
     printable,
@@ -155,7 +156,7 @@ def train(
             for note in result.notes:
                 say(note)
             emit_json(report) if json else _print(report, out)
-    return 1 if result.status == "interrupted" else 0
+    return ended(interrupted=result.status == "interrupted")
 
 
 def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import arrays_digest, atomic_path, json_digest
+from tokenmargin._files import arrays_digest, atomic_path, check_plain, json_digest
 from tokenmargin.problem.corpus import TokenCorpus
 
 ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
@@ -133,6 +133,7 @@ def load_prepared(path: str | Path, *, check: bool = True, expected: str | None 
     """
     path = Path(path)
     try:
+        check_plain(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > path.stat().st_size:

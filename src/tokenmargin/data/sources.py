@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
+from tokenmargin._files import check_plain, read_plain
 from tokenmargin.data.table_files import (
     SourceError,
     column_number,
@@ -72,24 +73,24 @@ def read_labelled(
     - `encoding`, `delimiter`: of a .csv or .tsv file; UTF-8, and a comma or a tab, unless said.
     """
     if isinstance(source, str) and source.startswith("hf:"):
-        return _collect(_hugging_face(source[3:], text, label))
+        return _collect(source, _hugging_face(source[3:], text, label))
     path = Path(source)
     if path.is_dir():
         shards = sorted(path.glob("*.arrow"))
-        return _collect(_arrow(shards, text, label) if shards else _folder(path))
+        return _collect(path, _arrow(shards, text, label) if shards else _folder(path))
     if not path.is_file():
-        raise SourceError(f"{path}: no such file or folder")
+        raise SourceError(f"{path}: {'no file of text' if path.exists() else 'no such file or folder'}")
     match table_kind(path):
         case ".csv":
-            return _collect(_csv(path, delimiter or ",", text, label, encoding))
+            return _collect(path, _csv(path, delimiter or ",", text, label, encoding))
         case ".tsv":
-            return _collect(_csv(path, delimiter or "\t", text, label, encoding))
+            return _collect(path, _csv(path, delimiter or "\t", text, label, encoding))
         case ".jsonl" | ".ndjson":
-            return _collect(_json_lines(path, text, label))
+            return _collect(path, _json_lines(path, text, label))
         case ".json":
-            return _collect(_json(path, text, label))
+            return _collect(path, _json(path, text, label))
         case ".parquet":
-            return _collect(_parquet(path, text, label))
+            return _collect(path, _parquet(path, text, label))
     remedy = "; save the sheet as CSV (UTF-8)" if path.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
     kinds = ".csv, .tsv, .jsonl, .json, .parquet or a folder"
     raise SourceError(f"{path}: text is read from {kinds}, got {path.suffix!r}{remedy}")
@@ -115,7 +116,7 @@ def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[
     return np.where(np.array(labels) == positive, 1, -1).astype(np.int8)
 
 
-def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
+def _collect(source: object, rows: Iterable[Row | Rejected]) -> LabelledText:
     """Keep what is a text with a label; say why the rest is not."""
     texts: list[str] = []
     labels: list[str] = []
@@ -132,9 +133,9 @@ def _collect(rows: Iterable[Row | Rejected]) -> LabelledText:
             labels.append(found[1])
     if not texts:
         if not rejected:
-            raise SourceError("no row in the source: it needs a text and a label in each")
+            raise SourceError(f"{source}: no row; it needs a text and a label in each")
         remedy = "; say it, such as --encoding latin-1 (encoding=) or cp1252" if "not UTF-8" in _first(rejected) else ""
-        raise SourceError(f"no usable row in the source ({len(rejected)} rejected{_first(rejected)}){remedy}")
+        raise SourceError(f"{source}: no usable row ({len(rejected)} rejected{_first(rejected)}){remedy}")
     return LabelledText(texts, labels, tuple(rejected))
 
 
@@ -269,7 +270,7 @@ def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
 def _class_names(info: Path, label: str) -> list[str]:
     """The names of the labels 0, 1, ..., as far as the description of a dataset gives them."""
     try:
-        features = json.loads(info.read_bytes())["features"]
+        features = json.loads(read_plain(info))["features"]
         names = features[label].get("names") or []
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(
@@ -287,8 +288,9 @@ def _folder(path: Path) -> Iterator[Row | Rejected]:
     for folder in folders:
         for number, file in enumerate(sorted(folder.glob("*.txt")), start=1):
             try:
+                check_plain(file)
                 content = file.read_text(encoding="utf-8")
-            except (UnicodeDecodeError, OSError) as error:
+            except (ValueError, OSError) as error:
                 yield Rejected(f"{folder.name}/{file.name}", f"not readable as UTF-8 ({error.__class__.__name__})")
                 continue
             if content.strip():

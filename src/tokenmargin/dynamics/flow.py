@@ -45,8 +45,8 @@ class FlowPath(Tabular, Drawn):
     - `final`: the last point; at a stationary point, after Newton's method has polished it.
     - `stop`: why it ended: "norm" reached, a stopping "event", a "stationary" point, "saturated" (all weights are
       exact, under sparsemax or entmax: p rests there for ever), "flat" (the gradient is lost to cancellation, and it is
-      neither at a stationary point nor beside a finite part), the limit of "steps", "stalled" (the solver failed, or
-      makes no headway), or "interrupted".
+      neither at a stationary point nor beside a finite part), the limit of "steps" (or of evaluations of the field),
+      "stalled" (the solver failed, or makes no headway), or "interrupted".
     - `crossings`: the events that happened, in order.
     - `finite_part`: where the limit is a direction and a finite vector beside it: the tied tokens, that vector, and
       what drives the rest.
@@ -267,6 +267,8 @@ class FlowPath(Tabular, Drawn):
         """The first point whose length is `norm`."""
         lengths = [self._field.norm(piece(end)) for piece, end in zip(self._pieces, self.arcs[1:], strict=True)]
         reached = np.flatnonzero(np.array(lengths) >= norm * (1 - 1e-12))
+        if reached.size == 0 and lengths and norm <= self.norm:
+            return self(float(self.arcs[-1]))  # inner products know lengths less well than the path's own coordinates
         if reached.size == 0 or self._field.norm(self._field.reduce(self(0.0))) > norm:
             raise ValueError(f"the path does not cross |theta| = {norm:g}: it ends at {self.norm:g}")
         knot = int(reached[0])

@@ -85,7 +85,8 @@ class FinitePart:
     - `point`: w, in that span.
     - `balance`: of the gradient of the tied tokens alone at w: its length over the summed lengths of its terms.
     - `error`: length of the step that Newton's method would still take: how far w is from the minimum, to first order.
-    - `curvature`: least over largest eigenvalue of the Hessian of the tied tokens in their span; positive at a minimum.
+    - `curvature`: least over largest eigenvalue of the Hessian of the tied tokens in their span; positive at a minimum,
+      NaN where their risk does not change along their span.
     - `drift`: the unit direction in which the other tokens drive the rest of p.
     - `drift_balance`: length of their pull over the summed lengths of its terms; far from zero, so that this is no
       stationary point.
@@ -276,7 +277,15 @@ def _certified(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Ar
     bend = within @ relative @ within.T  # of minus the gradient, in units of its length
     rates = np.linalg.eigvalsh(-(bend + bend.T) / 2)
     step = np.linalg.lstsq(bend, within @ descent.direction, rcond=1e-12)[0]
-    return float(np.linalg.norm(step)), float(rates[0] / np.abs(rates).max())
+    curvature = np.nan if _never_pulls(alone, w, within) else float(rates[0] / np.abs(rates).max())
+    return float(np.linalg.norm(step)), curvature
+
+
+def _never_pulls(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> bool:
+    """Whether the pulls of the tied tokens cancel wherever they are, not only at `w`: a logit to either side too."""
+    longest = float(np.abs(in_coordinates(alone.problem.keys) @ within.T).max())
+    beside = (w + side * axis / longest for axis in within for side in (1.0, -1.0))
+    return all(float(alone.linearise(point)[2].max()) <= STATIONARY for point in beside)
 
 
 def _divergent(

@@ -29,6 +29,7 @@ from tokenmargin._files import (
     json_digest,
     open_sealed,
     plain,
+    read_plain,
     read_table,
     seal_record,
     write_json,
@@ -73,7 +74,7 @@ class Run:
     def details(self) -> dict[str, Any]:
         """The contents of `run.json`."""
         try:
-            return open_sealed(json.loads((self.folder / MARK).read_bytes()))
+            return open_sealed(json.loads(read_plain(self.folder / MARK)))
         except (ValueError, RecursionError) as error:
             raise RecordError(
                 f"{self.folder / MARK}: damaged, or of an earlier version ({error}); run its command again"
@@ -261,7 +262,7 @@ def _table_facts(path: Path) -> dict[str, Any]:
 
 
 def _digest_or_none(path: Path) -> str | None:
-    return file_digest(path) if path.exists() else None
+    return file_digest(path) if path.is_file() else None
 
 
 def compare_runs(first: Run, second: Run) -> dict[str, Any]:

@@ -301,7 +301,8 @@ def _judged(
         flat = "its gradient cancels, but no point of rest and no finite part is found near it"
         if path.pulls_cancel:
             flat = "the pulls along a difference that inputs share cancel: smaller terms decide, if there are any"
-        return "undecided", stalled or (flat if path.stop == "flat" else f"stopped by {path.stop}")
+        why = {"flat": flat, "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}"}
+        return "undecided", stalled or why.get(path.stop, f"stopped by {path.stop}")
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
@@ -329,6 +330,11 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     if path.decided_by_rounding:
         outcome: Outcome = "rounding"
         held = f"{held}; beside them, {_where_rounding_decides(path)}"
+    elif np.isnan(part.curvature):
+        outcome = "undecided"
+        held = (
+            f"{part.size} tied tokens do not pull at one another: smaller terms decide what they settle at, if at all"
+        )
     elif not part.curvature > 0:
         outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
     # Short keys have a long finite part, which still turns p where its last decade has nothing of it.

@@ -343,10 +343,11 @@ class _Walk:
         return np.stack([tokens.order[t] for tokens, t in zip(self.inputs, prefixes.T, strict=True)], axis=1)
 
     def _logits(self, leaves: _Block) -> Float[Array, "B n T"]:
-        """Logits of the leaves' vectors; minus infinity where there is no token, and at copies."""
+        """Logits of the leaves' vectors less those of each input's first token, by differences of keys; minus infinity
+        where there is no token, and at copies."""
         logits = np.full((*leaves.prefixes.shape, self.problem.T), -np.inf)
         for i, tokens in enumerate(self.inputs):
-            logits[:, i, tokens.order] = leaves.vectors @ tokens.vectors.T
+            logits[:, i, tokens.order] = leaves.vectors @ (tokens.vectors - tokens.vectors[:1]).T
         return logits
 
     def _solution(self, leaves: _Block, b: int, selected: Int[Array, " n"]) -> MarginSolution:

@@ -23,7 +23,7 @@ from tokenmargin.margin.limit_results import LimitDirection
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens
+from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens, relative_logits
 
 MOST = 2048
 """Work spent on ties, in convex problems."""
@@ -88,7 +88,7 @@ def tie_of_equals(
     if not solution.is_optimal:
         verdict: Verdict = "not held" if solution.status == "infeasible" else "unknown"
         return LimitDirection.unsolved(selected, tied, solution), verdict
-    logits = problem.keys.logits(solution.vector)
+    logits = relative_logits(problem.keys, solution.vector)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
     found = LimitDirection(selected, tied, solution, near, gaps, "not locally optimal")

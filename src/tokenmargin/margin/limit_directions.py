@@ -39,6 +39,7 @@ from tokenmargin.selection import (
     equals,
     gaps_over,
     near_tokens,
+    relative_logits,
 )
 
 MANY = 1 << 24
@@ -90,7 +91,7 @@ def read_direction(
     problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution, loss: AbstractLoss | None = None
 ) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""
-    logits = problem.keys.logits(solution.vector)
+    logits = relative_logits(problem.keys, solution.vector)
     alike = equals(problem, selected)
     near = near_tokens(logits, selected) & problem.mask & ~alike
     gaps = gaps_over(problem.shared_scores, selected, near)
@@ -138,7 +139,7 @@ def tied_direction(problem: TokenProblem, tied: Bool[Array, "n T"], *, scored: b
     solution = solve(constraints_beside_equals(problem, tied, alike))
     if not solution.is_optimal:
         return LimitDirection.unsolved(selected, tied, solution)
-    logits = problem.keys.logits(solution.vector)
+    logits = relative_logits(problem.keys, solution.vector)
     level = np.take_along_axis(logits, selected[:, None], axis=1) - logits <= NEIGHBOUR_TOLERANCE
     tied = tied | (alike & level)
     near = near_tokens(logits, selected) & problem.mask & ~tied & ~alike

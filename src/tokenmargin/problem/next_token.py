@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
+from tokenmargin._files import read_plain
 from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
 from tokenmargin.problem.corpus import EndToEnd
 from tokenmargin.problem.geometry import Coordinates
@@ -225,7 +226,7 @@ def load_next_token(path: str | Path) -> NextTokenProblem:
     """Read `{"sequences": [[ids]], "next": [ids]}` from a .json file, with `vocabulary` and `embeddings` or not."""
     path = Path(path)
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_plain(path))
     except FileNotFoundError as error:
         raise ProblemFileError(f"{path}: no such file") from error
     except (ValueError, RecursionError) as error:

@@ -32,7 +32,7 @@ def load_problem(path: str | Path) -> TokenProblem:
     """
     path = Path(path)
     if not path.is_file():
-        raise ProblemFileError(f"{path}: no such file")
+        raise ProblemFileError(f"{path}: {'not a plain file' if path.exists() else 'no such file'}")
     match path.suffix:
         case ".npz":
             arrays = _read_npz(path)

@@ -130,9 +130,9 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int], pages
         (
             f"There are {counts['all']} ways to pick one token per input. {counts['infeasible']} of them no direction "
             "can pick: a combination of the constraints is proven to be zero. "
-            f"{counts['limits']} are locally optimal: descent that starts near one of these directions converges to it "
-            "(Theorem 3). GMM is the globally optimal one, LMM a locally optimal one; A1 is the first token of the "
-            "first input.",
+            f"{counts['limits']} are locally optimal: descent that starts far out near one of these directions "
+            "converges to it (Theorem 3). GMM is the globally optimal one, LMM a locally optimal one; A1 is the first "
+            "token of the first input.",
         ),
         tables=(page_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
     )

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokenmargin._files import atomic_path, file_digest, open_sealed, seal_record
+from tokenmargin._files import atomic_path, file_digest, open_sealed, read_plain, seal_record
 
 KEPT = 2
 
@@ -64,7 +64,7 @@ def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | No
         damage = _damage(note)
         if not damage:
             data = load_file(note.with_suffix(".safetensors"))
-            return Checkpoint(data, open_sealed(json.loads(note.read_bytes())), tuple(skipped))
+            return Checkpoint(data, open_sealed(json.loads(read_plain(note))), tuple(skipped))
         skipped.append(f"{note.name}: {damage}")
     return None
 
@@ -81,7 +81,7 @@ def _damage(note: Path) -> str:
     """What is wrong with a checkpoint; nothing when it is whole."""
     data = note.with_suffix(".safetensors")
     try:
-        record = open_sealed(json.loads(note.read_bytes()))
+        record = open_sealed(json.loads(read_plain(note)))
         if file_digest(data) != record["sha256"]:
             raise ValueError(f"the checksum of {data.name} differs")
         with safe_open(data, framework="pt"):

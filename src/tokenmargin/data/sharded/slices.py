@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import file_digest, open_sealed
+from tokenmargin._files import file_digest, open_sealed, read_plain
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
 from tokenmargin.data.sources import Rejected, Row, json_rows, usable
 from tokenmargin.data.table_files import SourceError
@@ -216,7 +216,7 @@ def load_sharded(folder: str | Path) -> ShardedText:
 
     folder = Path(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_plain(folder / MANIFEST))
         if isinstance(manifest, dict) and manifest.get("format") != FORMAT:
             raise ValueError(f"its format is {manifest.get('format')}, this version reads {FORMAT}")
         manifest = open_sealed(manifest)

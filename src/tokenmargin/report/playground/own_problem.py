@@ -69,6 +69,7 @@ def overview(problem: TokenProblem) -> dict[str, Any]:
         ],
         "found": len(found.limits),
         "complete": found.complete,
+        "unsearched": found.unsearched,
         "trained": prompt["selected"],
         "words": [prompt["words"], *([] if problem.head is None else [_together(problem, best)])],
     }
@@ -149,8 +150,10 @@ def _trained(problem: TokenProblem) -> dict[str, Any]:
     words = f"After {path.steps} steps of normalised descent from p = 0 attention favours {favoured}"
     if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
-        kind = "the best tokens" if limit.is_global else "not the best, but locally optimal"
+        kind = "the best tokens" if limit.is_global else "not the best, but training can settle there"
         words += f" ({kind}); p is {off:.3g} degrees from their max-margin direction"
+    elif limit.kind in ("balanced", "undecided", "inaccurate"):
+        words += "; whether training settles there is not decided"
     else:
         words += ", which is no place to settle: it has further to go, or rests"
     return {"selected": path.selected.tolist(), "words": f"{words}."}
@@ -247,11 +250,15 @@ def _why(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]) -
     if answer["margin"] is None:
         return "Every input has a single token: there is nothing to choose."
     band = f"A direction selects {names} with margin {answer['margin']:.4g}, held by {names_of(named.neighbours)}."
-    if named.is_limit:
-        best = "these are the best tokens" if named.is_global else "though these are not the best tokens"
-        return f"{band} They outscore every token on the margin, so training can settle here: {best}."
     shared = problem.shared_scores
     beaten = named.neighbours & (shared > shared[np.arange(problem.n), answer["selected"]][:, None])
     reason = f"{names_of(beaten)} on the margin score{'' if beaten.sum() > 1 else 's'} higher"
+    if named.is_limit:
+        best = "these are the best tokens" if named.is_global else "though these are not the best tokens"
+        if beaten.any():
+            return f"{band} {reason}, but the others outweigh that, so training can settle here."
+        return f"{band} They outscore every token on the margin, so training can settle here: {best}."
+    if named.kind in ("balanced", "undecided", "inaccurate"):
+        return f"{band} {reason}; whether the others outweigh that is not decided."
     reason = reason if beaten.any() else "a choice among equals allows a larger margin"
     return f"{band} Training does not stay: {reason}."

@@ -137,7 +137,7 @@ function asked(rows, chosen) {
 /**
  * All limits of training, the best first, then by margin. Each has `sets` (the tokens selected in every input),
  * `vector` (the shortest p of margin 1), `margin`, `unit`, `neighbours` as [input, token], `support` (those with a
- * multiplier), `global`, and `shared` where a neighbour that scores more is outweighed by inputs that share its difference.
+ * multiplier), `global`, and `shared` where a neighbour that scores more is outweighed by others.
  *
  * Places of exactly the selected score ask for nothing: once one of them leads, they pull neither way. So a limit is the
  * max-margin direction against the tokens of other scores, where the chosen place does lead those of its own score.
@@ -186,7 +186,7 @@ function limitAt(rows, chosen, loss) {
     sets.push(set.sort((a, b) => a - b));
     options.push(leaders);
   }
-  if (!isHeld(beside, loss) || !isLeast(rows, options, solution.margin)) return null;
+  if (!isHeld(beside, loss, solution.vector) || !isLeast(rows, options, solution.margin)) return null;
   const support = solution.held.flatMap((row, k) => {
     const [i, j] = about[row];
     return rows[i][j].tokens.map((t) => ({ token: [i, t], weight: solution.multipliers[k] }));
@@ -196,18 +196,28 @@ function limitAt(rows, chosen, loss) {
 }
 
 /**
- * Whether p stays: no token on the margin outscores the selected one of its input; or where one does, inputs that share
- * the very same difference outweigh it. Terms of one difference have one margin for ever, so their pulls add.
+ * Whether p stays: no token on the margin outscores the selected one of its input; or where one does, others outweigh it.
+ * Terms of one difference have one margin for ever, so their pulls add; three differences in the plane depend on one another,
+ * and the sum of their terms, a function of how far p is beside the direction, must have a minimum above zero.
  */
-function isHeld(beside, loss) {
+function isHeld(beside, loss, [px, py]) {
   if (beside.every(({ own, place }) => place.score < own.score)) return true;
   const slopes = beside.map(({ own }) => loss.logSlope(own.score) - Math.log(own.tokens.length)), most = Math.max(...slopes), sums = new Map();
   beside.forEach(({ own, place }, k) => {
     const key = `${own.x - place.x + 0},${own.y - place.y + 0}`, pull = Math.exp(slopes[k] - most) * (own.score - place.score) * place.tokens.length;
-    const [sum, size] = sums.get(key) ?? [0, 0];
-    sums.set(key, [sum + pull, size + Math.abs(pull)]);
+    const { sum, size } = sums.get(key) ?? { sum: 0, size: 0 };
+    sums.set(key, { sum: sum + pull, size: size + Math.abs(pull), across: (own.x - place.x) * -py + (own.y - place.y) * px });
   });
-  return [...sums.values()].every(([sum, size]) => sum > beside.length * 2 ** -52 * size);
+  const terms = [...sums.values()], sign = ({ sum, size }) => (Math.abs(sum) > beside.length * 2 ** -52 * size ? Math.sign(sum) : 0);
+  if (terms.some((term) => sign(term) === 0)) return false; // smaller terms decide, and it is not said
+  if (terms.every((term) => sign(term) > 0) || terms.length < 3) return terms.every((term) => sign(term) > 0);
+  const widest = Math.max(...terms.map(({ across }) => Math.abs(across)));
+  const value = (y) => terms.reduce((total, { sum, across }) => total + sum * Math.exp((-across / widest) * y), 0);
+  for (let y = -30; y < 30; y += 0.02) {
+    const here = value(y);
+    if (here > 0 && here < value(y - 0.02) && here < value(y + 0.02)) return true;
+  }
+  return false;
 }
 
 /** Whether no choice among places that tie in score and in logit has a larger margin: else p moves on to that one. */

@@ -112,9 +112,9 @@ function showOverview() {
     row.setAttribute("aria-pressed", `${selected}` === `${own.asked}`);
     return row;
   });
-  const rest = (overview?.found ?? 0) - rows.length, more = overview && !overview.complete ? "There may be others: the search stopped at its budget." : rest > 0 ? `and ${rest} more` : "";
+  const rest = (overview?.found ?? 0) - rows.length, more = overview && !overview.complete ? `There may be others: ${overview.unsearched}.` : rest > 0 ? `and ${rest} more` : "";
   delete $("limits").dataset.looks;
-  $("limits").replaceChildren(...rows, ...(overview && !rows.length ? ["No selection is locally optimal."] : []), more);
+  $("limits").replaceChildren(...rows, ...(overview && !rows.length ? [overview.complete ? "Training settles on no selection. " : "No place to settle was found. "] : []), more);
 }
 
 /** The buttons of the section. */

@@ -46,7 +46,7 @@ export function whyWords({ limits, inputs }) {
   if (!limits.length) return "No direction here selects tokens that outscore all tokens on their margin.";
   return limits.slice(0, 3).map((limit) => {
     const held = limit.neighbours.map(([i, t]) => `${nameOf(i, t)} (${short(inputs[i].tokens[t].score)})`);
-    if (limit.shared) return `${tokensOf(limit.sets)}: not all on the margin score less, but inputs with the same difference outweigh them.`;
+    if (limit.shared) return `${tokensOf(limit.sets)}: not all on the margin score less, but the others outweigh those that do not.`;
     return `${tokensOf(limit.sets)}: ${listed(held)} on the margin score${held.length > 1 ? "" : "s"} less.`;
   }).join(" ");
 }
@@ -116,7 +116,7 @@ export function proofWords({ verdict, limits }) {
   }
   const held = said(verdict.neighbours);
   const band = `A direction selects ${names} with margin ${short(verdict.margin)}; ${held} hold${verdict.neighbours.length > 1 ? "" : "s"} it.`;
-  if (!verdict.local && limits.some(({ sets, shared }) => shared && sets.every((set, i) => set.includes(verdict.selected[i])))) return `${band} ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less, but inputs with the same difference outweigh that: training can settle here.`;
+  if (!verdict.local && limits.some(({ sets, shared }) => shared && sets.every((set, i) => set.includes(verdict.selected[i])))) return `${band} ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less, but the others outweigh that: training can settle here.`;
   if (!verdict.local) return `${band} Training does not stay: ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less than the selected token of the same input.`;
   return `${band} Each selected token outscores them, so training can settle here${verdict.global ? ": these are the best tokens" : ", though these are not the best tokens"}.`;
 }
@@ -136,7 +136,7 @@ export function limitWords(limit, inputs, part) {
   const list = [`margin ${short(limit.margin)}`, `direction (${minus(limit.unit.map((z) => z.toFixed(3)).join(", "))})`];
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
   if (part !== undefined) list.push(`${Math.round(100 * part)}% of the disc leads here`);
-  if (limit.shared) list.push("held by inputs that share a difference, though a token on the margin scores more");
+  if (limit.shared) list.push("held although a token on the margin scores more: the others outweigh it");
   else list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: not the best tokens, but no token on the margin scores more");
   return list;
 }
