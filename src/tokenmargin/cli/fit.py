@@ -59,8 +59,8 @@ def fit(
     Parameters
     ----------
     source:
-        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, imdb or
-        yelp (fetched once, see tokenmargin data), or sentences (built in).
+        A .csv, .tsv, .jsonl, .json or .parquet file, a folder with one folder of .txt files per label, hf:owner/name,
+        imdb or yelp (fetched once, see tokenmargin data), or sentences (built in).
     out:
         The model folder to write.
     ngrams:
@@ -150,8 +150,9 @@ def _tell(classifier: TokenSelectionClassifier, texts: int) -> None:
         print_message(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
     if not tokens:
         print_message(
-            "NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1"
+            "NO TOKEN is known: no word (punctuation is none) occurs often enough, so every text gets the base rate;"
         )
+        print_message("try --min-count 1")
     print_message(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
 
 

@@ -32,8 +32,8 @@ from tokenmargin.selection import (
     tokens_of_equal_score,
 )
 
-MOST = 2048
-"""Work spent on ties, in convex problems."""
+MOST = 1 << 14
+"""Work spent on ties, in convex problems: some seconds."""
 SEARCH = 64
 """A search for a minimum of F takes as long as this many convex problems."""
 
