@@ -81,7 +81,10 @@ def test_equal_scores_are_not_told_apart(gram) -> None:
         np.testing.assert_allclose(vector, expected.vector, rtol=0, atol=EPS**0.5)
         assert limit.angle <= SETTLED
     found = atlas(problem)
-    assert found.complete
+    # Inner products hold half of the digits: that no direction keeps a tie is then not proven, and said.
+    assert found.complete or (
+        gram and found.unsearched.endswith("ties of equals neither found to be held nor excluded")
+    )
     assert [entry.names for entry in found.limits] == [[1, 0], [0, 1]]
     assert found.gmm is found.limits[0]
 
