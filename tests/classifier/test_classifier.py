@@ -193,8 +193,8 @@ def test_warm_start_keeps_the_vocabulary(sentences):
     ("texts", "labels", "message"),
     [
         (["a", "b"], [1, 1], "one class only"),
-        (["a", float("nan")], [1, 2], "row 1 is NaN"),
-        (["a", None], [1, 2], "row 1 is NaN"),
+        (["a", float("nan")], [1, 2], "row 1 is missing"),
+        (["a", None], [1, 2], "row 1 is missing"),
         (["a", ["b"]], [1, 2], "row 1"),
         (["a", "b"], [1], "one label for each"),
         ("ab", [1, 2], "single text"),

@@ -14,7 +14,8 @@ from sklearn.base import clone
 
 from tokenmargin.classifier import TokenSelectionClassifier, load_model
 from tokenmargin.data.sentences import make_sentences
-from tokenmargin.data.sources import SourceError, read_labelled
+from tokenmargin.data.sources import read_labelled
+from tokenmargin.data.table_files import SourceError
 
 FOLDERS = Path(__file__).parent / "folders"
 

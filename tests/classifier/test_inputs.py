@@ -27,7 +27,7 @@ def fitted():
         (pl.DataFrame({"text": ["a", "b"]}), "choose one, such as X\\['text'\\]"),
         (pa.table({"text": ["a", "b"]}), "got a table"),
         (np.array([["a"], ["b"]]), "got an array of shape \\(2, 1\\); flatten it"),
-        (pd.Series(["a", pd.NA]), "row 1 is NaN \\(a missing value\\); drop or fill"),
+        (pd.Series(["a", pd.NA]), "row 1 is missing \\(None, NaN or NA\\); drop or fill"),
         (["a", 3], "row 1 is 3"),
     ],
 )

@@ -68,7 +68,7 @@ def test_fit_predict_explain_report(model, reviews, tmp_path, capsys):
         (b"review,sentiment\n,good\n,bad\n", "no usable row"),
         (b'review,sentiment\n"x,good\ny,bad\nz,good\n', "no usable row"),
         (b"", "the file is empty"),
-        (b"review;sentiment\nfine;good\n", "separated by ';'"),
+        (b"review;sentiment\nfine;good\n", "separated by ';'; read it with --delimiter ';'"),
         ("review,sentiment\nfine,good\n".encode("utf-16"), "most likely UTF-16"),
         (b"review,sentiment\nfine,good\ncaf\xe9,bad\ncaf\xe9,bad\ncaf\xe9,bad\n", "unusable (3)"),
     ],

@@ -14,7 +14,8 @@ import tokenmargin as tm
 from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
 from tokenmargin.data.rows import read_text_rows
-from tokenmargin.data.sources import SourceError, read_labelled
+from tokenmargin.data.sources import read_labelled
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.experiments.sweep_rows import Parts
 
 ROWS = ("damaged record", "full", "readonly")

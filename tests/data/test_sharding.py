@@ -15,7 +15,8 @@ from tokenmargin.data.prepared import PreparedFileError, PreparedText
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.data.sharded.prepare import prepare_sharded
 from tokenmargin.data.sharded.slices import ShardedText, load_sharded
-from tokenmargin.data.sources import SourceError, binary_labels
+from tokenmargin.data.sources import binary_labels
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 
 MADE = make_sentences(300, np.random.default_rng(3), sentences=4)

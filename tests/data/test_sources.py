@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenmargin.data.rows import read_text_rows
-from tokenmargin.data.sources import Rejected, SourceError, binary_labels, read_labelled
+from tokenmargin.data.sources import Rejected, binary_labels, read_labelled
+from tokenmargin.data.table_files import SourceError
 
 ROWS = [("a good\nfilm", "pos"), ('so "bad", really', "neg"), ("naïve", "pos")]
 
@@ -146,3 +147,26 @@ def test_texts_of_several_lines_are_kept(tmp_path):
     found = read_labelled(path)
     assert found.texts == ["first, then\nsecond, third\n1,000 people", 'a "quoted" word']
     assert found.rejected == ()
+
+
+def test_a_json_file_is_a_list_of_objects_or_one_on_each_line(tmp_path):
+    path = tmp_path / "data.json"
+    rows = [{"text": "a", "label": 1, "id": 7}, {"text": None, "label": 0}, {"text": "b", "label": "x"}]
+    for written in (json.dumps(rows), "\n".join(map(json.dumps, rows))):
+        path.write_text(written)
+        found = read_labelled(path)
+        assert (found.texts, found.labels) == (["a", "b"], ["1", "x"])
+        assert found.rejected == (Rejected("line 2", "no text"),)
+        assert read_text_rows(path).columns == {
+            "text": ["a", None, "b"], "label": [1, 0, "x"], "id": [7, None, None]
+        }  # fmt: skip
+    for written, message in (
+        ("{", "not JSON"), ('{"text": "a"}', "a list of objects is wanted"), ("[1]", "a list of objects is wanted"),
+        ("[]", "no column 'text'"), ('[{"text": "a"}]', "no column 'label'"),
+    ):  # fmt: skip
+        path.write_text(written)
+        with pytest.raises(SourceError, match=message):
+            read_labelled(path)
+    (tmp_path / "sheet.xlsx").write_bytes(b"PK")
+    with pytest.raises(SourceError, match=r"got '\.xlsx'; save the sheet as CSV"):
+        read_labelled(tmp_path / "sheet.xlsx")

@@ -18,7 +18,8 @@ from tests.fuzz.harness import fuzz
 from tests.fuzz.samples import Samples
 
 from tokenmargin._files import open_sealed, seal_record
-from tokenmargin.data.sources import SourceError, read_labelled
+from tokenmargin.data.sources import read_labelled
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.problem.problem_files import ProblemFileError, parse_problem
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,14 @@ from tokenmargin.classifier.slices import Confined, Side, by_length
 from tokenmargin.classifier.trust import assess
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
-from tokenmargin.report.model_evidence import PartsFound, part_rows
+from tokenmargin.report.model_evidence import (
+    PartsFound,
+    example,
+    in_plain_words,
+    mix_ups,
+    part_rows,
+    sure_examples,
+)
 from tokenmargin.report.model_page import ModelReport, model_figures, write_model_report
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -88,6 +96,45 @@ def test_all_models_are_judged_on_the_same_texts(report):
     assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy, abs=1e-15)
     assert half >= 0
     assert not set(held.worst(5)) & set(np.flatnonzero(right))
+
+
+def test_words_for_uneven_and_for_many_classes(report):
+    """The verdict tells of the rarest class where classes are uneven, and what is mixed up where there are many."""
+    rng = np.random.default_rng(1)
+    counts = np.array([[950, 10, 0], [4, 26, 0], [6, 0, 4]])
+    truths, decided = (np.repeat(codes.ravel(), counts.ravel()) for codes in np.indices((3, 3)))
+    said = np.full((len(truths), 3), 0.1)
+    said[np.arange(len(truths)), decided] = 0.8
+    held = replace(report.trust.held, truths=truths, probabilities=said, rows=rng.permutation(len(truths)))
+    trust = replace(report.trust, held=held, majority=0.96)
+    told = in_plain_words(trust, ("ham", "spam", "other"))
+    assert "1,000 texts were kept aside" in told
+    assert "Of the 10 texts of the rarest class, other, it found 4, and 4 of the 4 that it called so were." in told
+    assert "rarest" not in in_plain_words(replace(trust, majority=0.5), ("ham", "spam", "other"))
+    assert mix_ups(trust, ("ham", "spam", "other")) == [
+        "10 of 960 texts of ham were taken for spam",
+        "6 of 10 texts of other were taken for ham",
+        "4 of 30 texts of spam were taken for ham",
+    ]
+    assert mix_ups(report.trust, ("negative", "positive")) == []
+
+
+def test_a_long_text_is_cut_to_what_it_says(report):
+    filler = "We went there by train. " * 60
+    text = f"{filler}<br />What a dreadful ferry &amp; cabin! {filler}"
+    shown = example(report.model.explain([text])[0], "-1", {"-1": "bad", "1": "good"})
+    said = "".join(part["text"] for part in shown["parts"])
+    assert "What a dreadful ferry & cabin" in said
+    assert said.startswith("\u2026 ")
+    assert said.endswith(" \u2026")
+    assert sum("note" in part for part in shown["parts"]) == 90
+    short = example(report.model.explain(["A <i>tidy</i> deck"])[0], "1", {"-1": "bad", "1": "good"})
+    assert "".join(part["text"] for part in short["parts"]).split() == ["A", "tidy", "deck"]
+
+
+def test_three_texts_are_lit_though_all_are_long(report):
+    texts = [f"{text} " + "We went there by train. " * 30 for text in report.texts]
+    assert len(sure_examples(report.trust, texts)) == 3
 
 
 def test_deletion_beats_chance(report):

@@ -56,7 +56,7 @@ class TokenTable(Tabular):
         return self.columns
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenStatistics:
     """What the training texts say of every token.
 

@@ -32,10 +32,9 @@ def check_documents(X: Any) -> list[Any]:
         return documents
     for row, document in enumerate(documents):
         if not isinstance(document, str):
-            shown = "NaN (a missing value)" if is_missing(document) else repr(document)[:60]
-            raise ValueError(
-                f"X must hold texts, or lists of tokens throughout; row {row} is {shown}; drop or fill such rows"
-            )
+            shown = "missing (None, NaN or NA)" if is_missing(document) else repr(document)[:60]
+            remedy = "decode such rows" if isinstance(document, bytes) else "drop or fill such rows"
+            raise ValueError(f"X must hold texts, or lists of tokens throughout; row {row} is {shown}; {remedy}")
     raise AssertionError("unreachable")
 
 

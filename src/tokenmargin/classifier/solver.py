@@ -210,8 +210,9 @@ def log_loss(f: Array, classes: Array, share: Array) -> tuple[float, Array]:
     if f.shape[1] == 1:
         y = np.where(classes == 1, 1.0, -1.0)
         margin = y * f[:, 0]
-        slope = -y * share * np.exp(-np.logaddexp(0.0, margin))
-        return float(share @ np.logaddexp(0.0, -margin)), slope[:, None]
+        small = np.exp(-np.abs(margin))  # log(1 + e^-margin) and its slope by one exponential that never overflows
+        wrong = np.where(margin > 0, small, 1.0) / (1 + small)
+        return float(share @ (np.log1p(small) - np.minimum(margin, 0.0))), (-y * share * wrong)[:, None]
     logs = log_softmax(f, axis=1)
     slope = np.exp(logs)
     rows = np.arange(len(f))

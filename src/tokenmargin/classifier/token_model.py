@@ -37,7 +37,7 @@ def decided_classes(outputs: Float[Array, "n k"]) -> Int[Array, " n"]:
     return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenModel:
     """Logits a and values b of the tokens of a vocabulary, in its order, and what all texts share.
 
@@ -69,6 +69,10 @@ class TokenModel:
                 f"a token model needs a logit and {k} values for each of {m} tokens, {k} intercepts and {k} priors, "
                 f"got {self.logits.shape} logits, {self.intercept.shape} intercepts and {self.prior.shape} priors"
             )
+
+    def __repr__(self) -> str:
+        tokens, columns = self.values.shape
+        return f"<TokenModel of {tokens} tokens, {columns} column(s) of values, g = {self.exponent:g}>"
 
     def change_since(self, origin: TokenModel) -> TokenModel:
         """The same with logits counted from those of `origin`: what training changed."""

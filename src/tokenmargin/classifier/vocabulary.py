@@ -81,7 +81,7 @@ def _beside(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
     return matrix
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Vocabulary:
     """Words, and n-grams over them.
 
@@ -129,6 +129,9 @@ class Vocabulary:
             keys.append(found)
             encoded.levels.append(ids)
         return Vocabulary(tuple(kept), tuple(keys)), encoded
+
+    def __repr__(self) -> str:
+        return f"<Vocabulary of {len(self.words)} words and {len(self) - len(self.words)} longer n-grams>"
 
     def __len__(self) -> int:
         return len(self.words) + sum(map(len, self.keys))

@@ -59,8 +59,8 @@ def fit(
     Parameters
     ----------
     source:
-        A .csv, .tsv, .jsonl or .parquet file, a folder with one folder of .txt files per label, hf:owner/name, imdb or
-        yelp (fetched once, see tokenmargin data), or sentences (built in).
+        A .csv, .tsv, .jsonl, .json or .parquet file, a folder with one folder of .txt files per label, hf:owner/name,
+        imdb or yelp (fetched once, see tokenmargin data), or sentences (built in).
     out:
         The model folder to write.
     ngrams:
@@ -147,7 +147,8 @@ def _tell(classifier: TokenSelectionClassifier, texts: int) -> None:
     if classifier.n_duplicates_:
         say(f"{classifier.n_duplicates_} texts are copies of others: copies stay on one side of every split")
     if not tokens:
-        say("NO TOKEN is known: no word occurs often enough, so every text gets the base rate; try --min-count 1")
+        say("NO TOKEN is known: no word (punctuation is none) occurs often enough, so every text gets the base rate;")
+        say("try --min-count 1")
     say(str(check) if check else "too few texts to hold any out: the accuracy was not measured")
 
 

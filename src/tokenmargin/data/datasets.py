@@ -20,7 +20,8 @@ from tokenmargin._files import atomic_path, file_digest, json_digest
 from tokenmargin.data.pipeline import PAPER, PLAIN, Pipeline, prepare
 from tokenmargin.data.prepared import PreparedText, load_prepared
 from tokenmargin.data.sentences import make_sentences
-from tokenmargin.data.sources import LabelledText, SourceError, binary_labels, read_labelled
+from tokenmargin.data.sources import LabelledText, binary_labels, read_labelled
+from tokenmargin.data.table_files import SourceError
 
 YELP_SIZE = 50_000
 Progress = Callable[[int, int], None]

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmargin.data.sources import (
-    UNDECODED,
+from tokenmargin.data.sources import UNDECODED, read_labelled
+from tokenmargin.data.table_files import (
     SourceError,
     open_bytes,
     open_table,
     read_header,
-    read_labelled,
+    read_json,
     read_parquet,
     table_kind,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,20 +32,22 @@ class TextRows:
 def read_text_rows(
     source: str | Path, *, text: str = "text", encoding: str | None = None, delimiter: str | None = None
 ) -> TextRows:
-    """All rows of a .csv, .tsv, .jsonl or .parquet file; of other sources, the rows with a text.
+    """All rows of a .csv, .tsv, .jsonl, .json or .parquet file; of other sources, the rows with a text.
 
     **Arguments**
     - `text`: the column with the texts. `encoding`, `delimiter`: as for `read_labelled`.
     """
     path = Path(source)
     suffix = table_kind(path)
-    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet") or not path.is_file():
+    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet") or not path.is_file():
         found = read_labelled(source, text=text, label=text).texts
         return TextRows({text: list(found)}, list(found))
     if suffix in (".csv", ".tsv"):
         columns = _read_delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
+    elif suffix == ".parquet":
+        columns = read_parquet(path)
     else:
-        columns = read_parquet(path) if suffix == ".parquet" else _json_lines(path)
+        columns = _by_key(read_json(path) if suffix == ".json" else _json_lines(path))
     if text not in columns:
         raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
     texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
@@ -71,7 +73,12 @@ def _by_name(header: Sequence[str], rows: list[list[Any]]) -> dict[str, list[Any
     return {name: [row[k] for row in rows] for k, name in enumerate(header)}
 
 
-def _json_lines(path: Path) -> dict[str, list[Any]]:
+def _by_key(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with open_bytes(path) as file:
         lines = file.read().splitlines()
@@ -82,5 +89,4 @@ def _json_lines(path: Path) -> dict[str, list[Any]]:
             except (ValueError, RecursionError) as error:
                 raise SourceError(f"{path}: line {number} is not JSON ({error})") from error
             rows.append(row if isinstance(row, dict) else {})
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}
+    return rows

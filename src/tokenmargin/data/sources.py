@@ -1,4 +1,4 @@
-"""Read labelled text: CSV, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
+"""Read labelled text: CSV, JSON, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
 
 A row that cannot be used is set aside with its line number and the reason; it does not stop the reading. So is a row
 of a CSV file in which an open quote has swallowed the rows after it.
@@ -7,32 +7,35 @@ of a CSV file in which an open quote has swallowed the rows after it.
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import check_plain, read_plain
+from tokenmargin.data.table_files import (
+    SourceError,
+    column_number,
+    open_bytes,
+    open_table,
+    read_header,
+    read_json,
+    read_parquet,
+    table_kind,
+)
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
 UNDECODED = re.compile("[\ud800-\udfff]")  # halves of characters, and what stands for bytes that are not UTF-8
 csv.field_size_limit(1 << 27)
 
 Row = tuple[int, object, object]
-
-
-class SourceError(ValueError):
-    """A source of text that cannot be read at all."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ def read_labelled(
     """Texts and labels of a source.
 
     **Arguments**
-    - `source`: a `.csv`, `.tsv`, `.jsonl` (each also with `.gz`) or `.parquet` file; a folder with one folder of `.txt`
-        files per label; a folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or `hf:owner/name:split`,
-        for which the package `datasets` is needed.
+    - `source`: a `.csv`, `.tsv`, `.jsonl`, `.json` (each also with `.gz`) or `.parquet` file; a folder with one folder
+        of `.txt` files per label; a folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or
+        `hf:owner/name:split`, for which the package `datasets` is needed.
     - `text`, `label`: names of the two columns.
     - `encoding`, `delimiter`: of a .csv or .tsv file; UTF-8, and a comma or a tab, unless said.
     """
@@ -84,24 +87,13 @@ def read_labelled(
             return _collect(path, _csv(path, delimiter or "\t", text, label, encoding))
         case ".jsonl" | ".ndjson":
             return _collect(path, _json_lines(path, text, label))
+        case ".json":
+            return _collect(path, _json(path, text, label))
         case ".parquet":
             return _collect(path, _parquet(path, text, label))
-    raise SourceError(f"{path}: text is read from .csv, .tsv, .jsonl, .parquet or a folder, got {path.suffix!r}")
-
-
-def table_kind(path: Path) -> str:
-    """How the name of a table ends; of a compressed one, how it would without.
-
-    >>> table_kind(Path("Reviews.CSV.gz"))
-    '.csv'
-    """
-    kind = Path(path.name.lower().removesuffix(".gz")).suffix
-    return kind if kind != ".parquet" else path.suffix.lower()
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """A file to read, decompressed if its name ends in .gz."""
-    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+    remedy = "; save the sheet as CSV (UTF-8)" if path.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
+    kinds = ".csv, .tsv, .jsonl, .json, .parquet or a folder"
+    raise SourceError(f"{path}: text is read from {kinds}, got {path.suffix!r}{remedy}")
 
 
 def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[Array, " n"]:
@@ -140,7 +132,9 @@ def _collect(source: object, rows: Iterable[Row | Rejected]) -> LabelledText:
             texts.append(found[0])
             labels.append(found[1])
     if not texts:
-        remedy = "; say its encoding, such as latin-1 or cp1252" if "not UTF-8" in _first(rejected) else ""
+        if not rejected:
+            raise SourceError(f"{source}: no row; it needs a text and a label in each")
+        remedy = "; say it, such as --encoding latin-1 (encoding=) or cp1252" if "not UTF-8" in _first(rejected) else ""
         raise SourceError(f"{source}: no usable row ({len(rejected)} rejected{_first(rejected)}){remedy}")
     return LabelledText(texts, labels, tuple(rejected))
 
@@ -168,48 +162,11 @@ def _first(rejected: list[Rejected]) -> str:
     return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
 
 
-def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
-    """A file of delimited text; what is not in its encoding is kept and told with its row later."""
-    if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise SourceError(f"{path}: the delimiter must be one character, such as ; or a tab, got {delimiter!r}")
-    try:
-        with open_bytes(path) as file:
-            begin = file.read(4096)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SourceError(f"{path}: not a readable .gz file ({error})") from error
-    if encoding is None and (begin[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in begin):
-        raise SourceError(f"{path}: not UTF-8 but most likely UTF-16; read it with encoding utf-16")
-    if not begin:
-        raise SourceError(f"{path}: the file is empty; it needs a first line with the names of the columns")
-    file = open_bytes(path)
-    try:
-        return io.TextIOWrapper(file, encoding or "utf-8-sig", "surrogateescape", newline="")
-    except (LookupError, ValueError) as error:  # unknown, or no name at all
-        file.close()
-        raise SourceError(f"{path}: {error}; encodings are named like utf-8, utf-16, latin-1, cp1252") from error
-
-
-def read_header(reader: Any, path: Path, wanted: Sequence[str], delimiter: str) -> list[str]:
-    """The names of the columns; where one is missing and another delimiter would help, the error says so."""
-    try:
-        header = [str(name) for name in next(reader, [])]
-    except (csv.Error, UnicodeError) as error:
-        raise SourceError(f"{path}: the header is not readable ({error}); look at its quotes and encoding") from error
-    if any(name not in header for name in wanted):
-        for other in (";", "\t", "|", ","):
-            if other != delimiter and set(wanted) <= set(
-                next(csv.reader([delimiter.join(header)], delimiter=other), [])
-            ):
-                name = "a tab" if other == "\t" else repr(other)
-                raise SourceError(f"{path}: its columns are separated by {name}; read it with that delimiter")
-    return header
-
-
 def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None) -> Iterator[Row | Rejected]:
     with open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = read_header(reader, path, (text, label), delimiter)
-        columns = [_column(header, name, path) for name in (text, label)]
+        columns = [column_number(header, name, path) for name in (text, label)]
         rows = list(_csv_rows(reader, len(header)))
     labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
     for first, last, row in rows:
@@ -276,25 +233,17 @@ def json_rows(lines: Iterable[bytes], text: str, label: str) -> Iterator[Row | R
         yield line, row.get(text), row.get(label)
 
 
+def _json(path: Path, text: str, label: str) -> Iterator[Row]:
+    rows = read_json(path)
+    for name in (text, label):
+        column_number(list(dict.fromkeys(key for row in rows for key in row)), name, path)
+    return ((number, row.get(text), row.get(label)) for number, row in enumerate(rows, start=1))
+
+
 def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
     columns = read_parquet(path, (text, label))
     rows = zip(columns[text], columns[label], strict=True)
     return ((number, *row) for number, row in enumerate(rows, start=1))
-
-
-def read_parquet(path: Path, wanted: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """The columns of a parquet file by name: those `wanted`, all of which must be there, or every one."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        for name in wanted or ():
-            _column(pq.read_schema(path).names, name, path)
-        table = pq.read_table(path, columns=None if wanted is None else list(dict.fromkeys(wanted)))
-        values = [column.to_pylist() for column in table.columns]
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: not a readable parquet file ({error})") from error
-    return dict(zip(table.column_names, values, strict=True))
 
 
 def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
@@ -308,7 +257,7 @@ def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(shard))).read_all()
             for name in (text, label):
-                _column(table.column_names, name, shard)
+                column_number(table.column_names, name, shard)
             rows = list(zip(table[text].to_pylist(), table[label].to_pylist(), strict=True))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{shard}: not a readable arrow file ({error})") from error
@@ -358,14 +307,8 @@ def _hugging_face(name: str, text: str, label: str) -> Iterator[Row]:
     place, _, split = name.partition(":")
     dataset = load_dataset(place, split=split or "train")
     for column in (text, label):
-        _column(dataset.column_names, column, f"hf:{name}")
+        column_number(dataset.column_names, column, f"hf:{name}")
     names = getattr(dataset.features[label], "names", None)
     for number, row in enumerate(dataset, start=1):
         value = row[label]
         yield number, row[text], names[value] if names and value is not None and value >= 0 else value
-
-
-def _column(names: Sequence[str], name: str, source: object) -> int:
-    if name not in names:
-        raise SourceError(f"{source}: no column {name!r}; it has {', '.join(map(repr, names))}")
-    return list(names).index(name)

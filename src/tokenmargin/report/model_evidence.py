@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import unescape
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +13,17 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import wilson_interval
-from tokenmargin.classifier import Explanation
-from tokenmargin.classifier.fitting import Validation
+from tokenmargin.classifier import Explanation, WordPart
+from tokenmargin.classifier.fitting import UNBALANCED, Validation
 from tokenmargin.classifier.slices import Confined, Slices
 from tokenmargin.classifier.trust import Trust
 
+TAG = re.compile(r"<[^<>\n]{1,500}>")
 BINS = (0.0, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0001)
 MOST_CLASSES = 20
-ERRORS, SUSPECTS, COPIES = 8, 12, 6
+ERRORS, SUSPECTS, COPIES, MIX_UPS = 8, 12, 6, 5
+MOST_WORDS = 90  # of a long text, the part that says most
+COUNTED = ("No text", "One text", "Two texts", "Three texts")
 LIT, SHORT = 3, 240
 CONFINED = 25
 KINDS = {"stands": "stands only there", "speaks": "says so only there", "betrays": "gives the part away"}
@@ -32,25 +37,37 @@ class PartsFound:
     confined: Sequence[Confined]
 
 
-def in_plain_words(trust: Trust) -> str:
-    """How often it is right, against guessing and against the usual method."""
+def in_plain_words(trust: Trust, names: Sequence[str]) -> str:
+    """How often it is right, against guessing and against the usual method; of uneven classes, how the rarest fares."""
     ours, *others = trust.models
     n = len(trust.held.truths)
     low, high = wilson_interval(ours.accuracies[0] * n, n)
     text = (
         f"Of 100 texts it has not seen it gets about {100 * ours.accuracies[0]:.0f} right "
-        f"(with 95% confidence between {100 * low:.0f} and {100 * high:.0f}; {n} texts were kept aside to count). "
+        f"(with 95% confidence between {100 * low:.0f} and {100 * high:.0f}; {n:,} texts were kept aside to count). "
         f"Always answering with the most frequent class would get {100 * trust.majority:.0f} right."
     )
+    counts = trust.held.confusion
+    rare = int(counts.sum(1).argmin())
+    hits, own, given = int(counts[rare, rare]), int(counts[rare].sum()), int(counts[:, rare].sum())
+    if trust.majority >= UNBALANCED and own:
+        text += f" Of the {own:,} texts of the rarest class, {names[rare]}, it found {hits:,}"
+        text += f", and {hits:,} of the {given:,} that it called so were." if given else "."
     usual = others[-1]
     if np.isfinite(usual.accuracy):
         gap, half = ours.less(usual)
-        word = "as good as" if abs(gap) <= half else "better than" if gap > 0 else "worse than"
+        lead = f"{100 * gap:+.1f} points, give or take {100 * half:.1f}"
         text += (
-            f" On the same texts and words it is {word} the usual method, {usual.name} "
-            f"({100 * gap:+.1f} points, give or take {100 * half:.1f})."
+            f" On the same texts and words it is {'level with' if abs(gap) <= half else _ahead(gap)} the usual method, "
+        )
+        text += (
+            f"{usual.name} ({lead}, over {len(ours.accuracies)} splits{': that may be chance' * (abs(gap) <= half)})."
         )
     return text
+
+
+def _ahead(gap: float) -> str:
+    return "better than" if gap > 0 else "worse than"
 
 
 def compared_rows(trust: Trust) -> list[tuple[str, ...]]:
@@ -75,11 +92,24 @@ def confusion(trust: Trust, names: Sequence[str]) -> list[dict[str, Any]]:
         {
             "name": names[k],
             "cells": [
-                (int(count), f"{count / total[k, 0]:.2f}", "plus" if j == k else "minus") for j, count in enumerate(row)
+                (int(count), f"{0.7 * count / total[k, 0]:.2f}", "plus" if j == k else "minus")
+                for j, count in enumerate(row)
             ],
         }
         for k, row in enumerate(counts)
     ]
+
+
+def mix_ups(trust: Trust, names: Sequence[str]) -> list[str]:
+    """The classes that are most often taken for another, in words; of two classes the matrix says it all."""
+    counts = trust.held.confusion.copy()
+    total = counts.sum(1)
+    np.fill_diagonal(counts, 0)
+    if len(counts) < 3:
+        return []
+    order = np.argsort(-counts, axis=None, kind="stable")[:MIX_UPS]
+    pairs = [(int(at) // len(counts), int(at) % len(counts)) for at in order if counts.flat[at] > 1]
+    return [f"{counts[a, b]} of {total[a]} texts of {names[a]} were taken for {names[b]}" for a, b in pairs]
 
 
 def class_rows(trust: Trust, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -148,8 +178,9 @@ def sure_examples(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation,
     right = held.probabilities.argmax(1) == held.truths
     lengths = np.array([len(texts[row]) for row in held.rows])
     good = np.flatnonzero(right & (lengths <= SHORT) & (lengths >= 20))
-    if not len(good):
+    if len(good) < LIT:  # all are long, or nearly all
         good = np.flatnonzero(right)
+        good = good[np.argsort(lengths[good], kind="stable")[: 10 * LIT]]
     order = good[np.argsort(-held.probabilities[good].max(1), kind="stable")]
     chosen: list[int] = []
     for code in list(dict.fromkeys(held.truths[order].tolist())) * LIT:
@@ -194,12 +225,13 @@ def trial_context(
         held = f"Held out while training: {check}." if check else "No texts were held out while training."
         tables: dict[str, Any] = {name: [] for name in ("lit", "confusion", "by_class", "calibration", "compared")}
         counts = dict.fromkeys(("suspected", "near_copies", "duplicates", "held_out"), 0)
-        return {"verdict": held, "errors": {}} | tables | counts
+        return {"verdict": held, "errors": {}, "mix_ups": [], "lit_title": ""} | tables | counts
     names = list(called.values())
     errors = shown_errors(trust, texts) if len(texts) else {}
     shown = sure_examples(trust, texts) if len(texts) else []
     return {
-        "verdict": in_plain_words(trust),
+        "verdict": in_plain_words(trust, names),
+        "lit_title": f"{COUNTED[len(shown)]} it had not seen",
         "lit": [example(*pair, called) for pair in shown],
         "errors": {name: [example(*pair, called) for pair in pairs] for name, pairs in errors.items()},
         "suspected": len(trust.held.suspects()),
@@ -207,6 +239,7 @@ def trial_context(
         "duplicates": trust.duplicates,
         "held_out": len(trust.held.truths),
         "confusion": confusion(trust, names),
+        "mix_ups": mix_ups(trust, names),
         "by_class": class_rows(trust, names),
         "calibration": calibration_rows(trust),
         "compared": compared_rows(trust),
@@ -214,13 +247,18 @@ def trial_context(
 
 
 def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str, Any]:
-    """A text with its words coloured by what they say, and how it was decided; `called` names the classes."""
+    """A text with its words coloured by what they say, and how it was decided; `called` names the classes.
+
+    Tags and character references, which are blanks to the model, are shown as a browser would.
+    """
     largest = max((abs(word.spoken) for word in one.words), default=0.0) or 1.0
     parts: list[dict[str, Any]] = []
-    place = 0
-    for word in one.words:
+    words, place, end = _telling(one)
+    if place:
+        parts.append({"text": "\u2026 ", "style": ""})
+    for word in words:
         if word.start > place:
-            parts.append({"text": one.text[place : word.start], "style": ""})
+            parts.append({"text": _plain(one.text[place : word.start]), "style": ""})
         colour = "plus" if word.spoken > 0 else "minus"
         parts.append({
             "text": one.text[word.start : word.end],
@@ -229,7 +267,7 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
             "chosen": bool(one.span and one.span[0] <= word.start < one.span[1]),
         })  # fmt: skip
         place = word.end
-    parts.append({"text": one.text[place:], "style": ""})
+    parts.append({"text": _plain(one.text[place:end]) + (" \u2026" if end < len(one.text) else ""), "style": ""})
     return {
         "label": called.get(str(one.label), str(one.label)),
         "truth": None if truth is None else called.get(str(truth), str(truth)),
@@ -240,6 +278,22 @@ def example(one: Explanation, truth: Any, called: Mapping[str, str]) -> dict[str
         "margin": f"{one.margin:.2f}",
         "parts": parts,
     }
+
+
+def _telling(one: Explanation) -> tuple[Sequence[WordPart], int, int]:
+    """The words to show and where they begin and end: all, or the run of a long text that says most."""
+    words = one.words
+    if len(words) <= MOST_WORDS:
+        return words, 0, len(one.text)
+    said = np.concatenate([[0.0], np.cumsum([abs(word.spoken) for word in words])])
+    first = int((said[MOST_WORDS:] - said[:-MOST_WORDS]).argmax())
+    shown = words[first : first + MOST_WORDS]
+    last = first + MOST_WORDS == len(words)
+    return shown, shown[0].start if first else 0, len(one.text) if last else shown[-1].end
+
+
+def _plain(between: str) -> str:
+    return unescape(TAG.sub(" ", between))
 
 
 def _sure(probability: float) -> str:

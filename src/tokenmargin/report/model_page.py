@@ -45,6 +45,18 @@ COLUMNS = {
 }
 
 
+HINTS = {
+    "count": "Texts that hold it",
+    "posterior_difference": "Of its occurrences, the part in its class less the part in the others: (37) of paper A",
+    "signed_frequency": "Its occurrences in its class less those in the others, over all occurrences: (3) of paper A",
+    "attention_logit": "How much attention it draws: the logarithm of its weight before all weights are divided",
+    "value": "What it says when attended to: positive speaks for its class",
+    "selected": "Texts in which it draws the most attention",
+    "contribution": "What it adds to a decision, on average over all texts",
+    "influence": "How far it moves decisions apart: the spread of its contribution over the texts",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class ModelReport:
     """What a report shows; without `examples` and `texts` it holds no text, only tokens."""
@@ -101,7 +113,7 @@ def _token_context(table: TokenTable) -> dict[str, Any]:
     rows = [list(row) for row in zip(*(_plain(table[name]) for name in shown), strict=True)]
     return {
         "plots": [_scatter(table.head(PLOTTED).columns, name) for name in ("attention_logit", "value")],
-        "columns": list(shown.values()),
+        "columns": [(title, HINTS.get(name, "")) for name, title in shown.items()],
         "first_rows": [[_short(value) for value in row] for row in rows[:FIRST]],
         "data": _script({"columns": list(shown.values()), "rows": rows}),
     }

@@ -41,7 +41,8 @@ from tokenmargin.data.sharded.worker import (
     words_path,
     write_table,
 )
-from tokenmargin.data.sources import SourceError, binary_labels
+from tokenmargin.data.sources import binary_labels
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.engines import AbstractEngine, LostTask, SerialEngine
 
 if TYPE_CHECKING:

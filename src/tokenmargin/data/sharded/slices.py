@@ -22,7 +22,8 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, open_sealed, read_plain
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
-from tokenmargin.data.sources import Rejected, Row, SourceError, json_rows, usable
+from tokenmargin.data.sources import Rejected, Row, json_rows, usable
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.problem.corpus import CountedByLabel
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -22,7 +22,7 @@ from tokenmargin._files import atomic_path, json_digest, write_json
 from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
 from tokenmargin.data.prepared import ARRAYS, PreparedText
 from tokenmargin.data.sharded.slices import FORMAT, Slice, read_slice, shard_path
-from tokenmargin.data.sources import SourceError
+from tokenmargin.data.table_files import SourceError
 from tokenmargin.data.words import find_words
 
 if TYPE_CHECKING:
