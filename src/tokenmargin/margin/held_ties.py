@@ -25,8 +25,8 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, copies_of, equals, gaps_over, near_tokens, relative_logits
 
-MOST = 2048
-"""Work spent on ties, in convex problems."""
+MOST = 1 << 14
+"""Work spent on ties, in convex problems: some seconds."""
 SEARCH = 64
 """A search for a minimum of F takes as long as this many convex problems."""
 
