@@ -119,7 +119,7 @@ def _naming(path: str | Path) -> Iterator[None]:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     except Exception as error:
-        told = re.search(r"\(os error (\d+)\)", str(error))  # of safetensors
+        told = re.search(r"(?:\(os error |\bcode: )(\d+)", str(error))  # of safetensors, by its version
         if told is None:
             raise
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error

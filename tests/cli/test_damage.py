@@ -45,9 +45,16 @@ def test_a_damaged_part_of_a_sweep_is_dropped(tmp_path) -> None:
     assert len(parts.drop_damaged()) == 1
 
 
-def test_what_other_languages_say_of_the_disk_is_an_error_of_the_disk(tmp_path) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error while serializing: I/O error: No space left on device (os error 28)",
+        'Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "No space left on device" })',
+    ],
+)
+def test_what_other_languages_say_of_the_disk_is_an_error_of_the_disk(tmp_path, said) -> None:
     with pytest.raises(OSError, match="No space left on device"), atomic_path(tmp_path / "x.safetensors"):
-        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise RuntimeError(said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -230,7 +230,7 @@ def test_work_without_an_end_is_a_reason_too(monkeypatch):
     problem = TokenProblem.of(
         [[[-2.0, -2.0], [-2.0, -1.0]], [[0.0, -2.0], [-2.0, -1.0]]], [-1, -1], scores=[[0.0, -1e150], [0.0, 1e150]]
     )
-    monkeypatch.setattr(integrate, "_MOST_EVALUATIONS", 2000)
+    monkeypatch.setattr(integrate, "MOST_EVALUATIONS", 2000)
     path = flow(problem, start=np.array([0.05, -26.0]))
     assert path.stop == "steps"
     further = path.resume()

@@ -74,7 +74,8 @@ class TokenSelectionClassifier(FittedTexts):
     - `progress`: called with the iteration and the loss.
 
     **Attributes**: `classes_`, `vocabulary_`, `token_model_`, `chosen_` (what `auto` became), `n_iter_`, `loss_curve_`,
-    `validation_`, `n_texts_`, `n_duplicates_`, `token_statistics_`, `token_importance_`.
+    `validation_`, `n_texts_`, `n_texts_kept_` (by `partial_fit`), `n_duplicates_`, `token_statistics_`,
+    `token_importance_`.
 
     >>> texts = ["a fine film", "fine acting", "a dull film", "dull acting"] * 5
     >>> model = TokenSelectionClassifier().fit(texts, ["good", "good", "bad", "bad"] * 5)
@@ -198,6 +199,7 @@ class TokenSelectionClassifier(FittedTexts):
             if len(np.unique(labels)) == len(known):
                 self.fit(documents, labels, sample_weight)
                 self._seen = self._part(documents, labels, weight)
+                self.n_texts_kept_ = len(self._seen.chance)
                 return self
             check_settings(self)
             self.vocabulary_, _ = self._learn_words(read_tokens(documents, self.tokenizer), None)
@@ -222,7 +224,7 @@ class TokenSelectionClassifier(FittedTexts):
             fit = lower_loss(data, self.chosen_, self._settings(), changes, self.max_iter)
         counts = np.stack([data.matrix.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
         self._keep(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
-        self.n_texts_ = seen.met
+        self.n_texts_, self.n_texts_kept_ = seen.met, len(seen.chance)
         return self
 
     def _learn_words(self, words: Words, weight: Array | None) -> tuple[Vocabulary | HashedVocabulary, EncodedTexts]:

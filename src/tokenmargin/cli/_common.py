@@ -78,12 +78,19 @@ def print_hanging(console: Console, markup: str) -> None:
 
 
 def coordinates(vector: Any) -> str:
-    """A vector in six figures, without zeros at the end that every planar problem in space has."""
+    """A vector in six figures, without zeros at the end that every planar problem in space has.
+
+    >>> import numpy as np
+    >>> coordinates(np.array([-1e-17, 0.5, 0.0])), coordinates(np.array([2e-12, 1e-12]))
+    ('[0.  0.5]', '[2.e-12 1.e-12]')
+    """
     import numpy as np
 
     kept = max((k + 1 for k, x in enumerate(vector.tolist()) if x), default=1) if np.ndim(vector) == 1 else None
-    with np.printoptions(precision=6, suppress=True, threshold=12):
-        return str(np.asarray(vector)[:kept])
+    shown = np.asarray(vector)[:kept]
+    plain = bool(np.abs(shown).max(initial=0.0) >= 1e-3)  # shorter vectors keep their powers of ten
+    with np.printoptions(precision=6, suppress=plain, threshold=12):
+        return str(np.where(np.abs(shown) < 5e-7, 0.0, shown) if plain else shown)
 
 
 def with_sign(x: float) -> str:

@@ -33,7 +33,7 @@ _PIECES = 4  # sub-intervals of a solver step at which labels are looked at
 _PATIENCE, _HEADWAY = 500, 0.1
 # Where the field is mostly rounding (scores of 1e150) solvers creep on. Paths that arrive ask for the field up to 4,300
 # times (360 flows of `benchmarks.limits_audit`, and those of the tests): ten times as much is enough.
-_MOST_EVALUATIONS = 40_000
+MOST_EVALUATIONS = 40_000
 _LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers stall, and what it stays below
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
@@ -228,7 +228,7 @@ class Integration:
         begin = len(knots)
         most = min(self.settings.max_steps, MOST_STEPS) if name == "Euler" else self.settings.max_steps
         solver, short_until = self._solver(name, knots[-1]), np.inf
-        while len(knots) <= most and self._asked <= _MOST_EVALUATIONS:
+        while len(knots) <= most and self._asked <= MOST_EVALUATIONS:
             if name == "Radau":
                 solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):

@@ -1,9 +1,9 @@
 """The atlas: every selection to which attention can converge, for one problem, with its direction.
 
-A limit of training is the max-margin direction of a selection that is feasible and locally optimal (Definition 2 of
-*Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4; `limits` beside says what this means where scores
-tie, keys repeat, or inputs share keys). There are T^n selections of distinct tokens. The atlas walks their tree input
-by input, a block of prefixes at a time:
+Such a limit of training is the max-margin direction of a selection that is feasible and locally optimal (Definition 2
+of *Max-Margin Token Selection in Attention Mechanism*; Theorems 3 and 4; `limit_directions` beside says what this means
+where scores tie, keys repeat, or inputs share keys). There are T^n selections of distinct tokens. The atlas walks their
+tree input by input, a block of prefixes at a time:
 
 - a prefix that cannot be separated rules out all its extensions, by the same Farkas vector; short prefixes that are
   hardly ever infeasible in their dimension are not worth asking;
