@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed
+from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed_hypotheses
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampled, searched, seen, true
 from tokenmargin.theory.evidence import rarely
 
@@ -62,7 +62,7 @@ def test_definitions_and_assumptions_name_what_computes_them():
 def table_row(known, reports):
     """The claim's line in the table of the documentation: what it says, its evidence, and the hypotheses shown to be
     needed by the instances outside."""
-    shown = needed(report for report in reports if report.kind == "outside")
+    shown = needed_hypotheses(report for report in reports if report.kind == "outside")
     needs = "no hypothesis" if known.unconditional else "; ".join(shown) or "-"
     printed = str(known.refutation()) if known.refutation else "-"
     cells = (text.replace("|", "\\|") for text in (known.name, known.about, known.evidence, needs, printed))
@@ -80,7 +80,7 @@ def test_claims_show_what_they_ship_for(known):
     assert known.about
     assert (reports[0].kind, reports[0].verdict) == ("example", "holds")  # its hypotheses are met: not vacuous
     hypotheses = {slack.name for slack in reports[0].findings.hypotheses}
-    shown = set(needed(report for report in reports if report.kind == "outside"))
+    shown = set(needed_hypotheses(report for report in reports if report.kind == "outside"))
     assert set(known.unneeded) <= hypotheses - shown  # reasons are given for what is not shown to be needed
     assert (hypotheses == set()) == bool(known.unconditional)
     assert all(known.unneeded.values())
@@ -185,11 +185,11 @@ def test_needed_hypotheses_are_broken_alone():
         )
 
     claimed = Claim("X.lemma0", check, "exact", about="x", example=lambda: 0)
-    assert needed([claimed.on("one"), claimed.on("both")]) == ("one",)
-    assert needed([claimed.on("one"), claimed.on("two")]) == ("one", "two")
-    assert needed([claimed.on("none")]) == ()
+    assert needed_hypotheses([claimed.on("one"), claimed.on("both")]) == ("one",)
+    assert needed_hypotheses([claimed.on("one"), claimed.on("two")]) == ("one", "two")
+    assert needed_hypotheses([claimed.on("none")]) == ()
     without_subject = Claim("X.lemma0", lambda x: Findings((NO,), ()), "exact", about="x", example=lambda: 0)
-    assert needed([without_subject.on(0)]) == ()
+    assert needed_hypotheses([without_subject.on(0)]) == ()
     assert without_subject.on(0).verdict == "vacuous"
 
 
