@@ -29,8 +29,8 @@ LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
 class WordPart:
     """A word of the text: its characters `start:end`, its share of the attention and of the decision.
 
-    `effect` is what the decision loses without the word; `spoken` is the contribution where the effect has its sign,
-    and zero where it has not: what may be shown as speaking for or against.
+    `effect` is what the decision loses without the word; `shown_contribution` is its contribution where the
+    effect has the same sign, and zero where it has not: what may be shown as speaking for or against.
     """
 
     start: int

@@ -54,7 +54,7 @@ class ProductObjective(AbstractObjective):
 
     @abc.abstractmethod
     def _derivatives(self, jacobian: Array, unit: Array, theta: Array) -> tuple[Array, Array]:
-        """Those of `pulled` in the parameter, where the direction has this derivative in the product."""
+        """Those of `pull_back` in the parameter, where the direction has this derivative in the product."""
 
     @abc.abstractmethod
     def reach(self, theta: Float[Array, " D"]) -> float:
