@@ -9,16 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenmargin.data import table_files
 from tokenmargin.data.sources import UNDECODED, read_labelled
-from tokenmargin.data.table_files import (
-    SourceError,
-    open_bytes,
-    open_table,
-    read_header,
-    read_json,
-    read_parquet,
-    table_kind,
-)
+from tokenmargin.data.table_files import SourceError
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +31,16 @@ def read_text_rows(
     - `text`: the column with the texts. `encoding`, `delimiter`: as for `read_labelled`.
     """
     path = Path(source)
-    suffix = table_kind(path)
+    suffix = table_files.table_kind(path)
     if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet") or not path.is_file():
         found = read_labelled(source, text=text, label=text).texts
         return TextRows({text: list(found)}, list(found))
     if suffix in (".csv", ".tsv"):
         columns = _read_delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
     elif suffix == ".parquet":
-        columns = read_parquet(path)
+        columns = table_files.read_parquet(path)
     else:
-        columns = _by_key(read_json(path) if suffix == ".json" else _json_lines(path))
+        columns = _by_key(table_files.read_json(path) if suffix == ".json" else _json_lines(path))
     if text not in columns:
         raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
     texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
@@ -61,9 +54,9 @@ def _is_text(value: object) -> bool:
 
 
 def _read_delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
-    with open_table(path, encoding, delimiter) as file:
+    with table_files.open_table(path, encoding, delimiter) as file:
         reader = csv.reader(file, delimiter=delimiter)
-        header = read_header(reader, path, (text,), delimiter)
+        header = table_files.read_header(reader, path, (text,), delimiter)
         rows = [row for row in reader if row]
     # A row that is too short has empty fields at its end; of one that is too long, the rest is left out.
     return _by_name(header, [(row + [""] * len(header))[: len(header)] for row in rows])
@@ -80,7 +73,7 @@ def _by_key(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with open_bytes(path) as file:
+    with table_files.open_bytes(path) as file:
         lines = file.read().splitlines()
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -174,7 +174,7 @@ def _outweighed(problem: TokenProblem, found: LimitDirection, loss: AbstractLoss
 
 def _independent(problem: TokenProblem, selected: Int[Array, " n"], pulls: SharedPulls) -> bool:
     """Whether the differences along which the neighbours pull are linearly independent."""
-    index, inputs, tokens = problem.keys.index, pulls.inputs[pulls.first], pulls.tokens[pulls.first]
+    index, (inputs, tokens) = problem.keys.index, pulls.pairs
     rows = problem.keys.differences(index[inputs, selected[inputs]], index[inputs, tokens])
     rows = rows / np.abs(rows).max(axis=1, keepdims=True)  # lengths do not matter, nor may they underflow
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -24,13 +24,11 @@ SATURATED = 1 - 1e-5
 class SharedPulls(NamedTuple):
     """The pulls to the selected side, added up difference by difference.
 
-    - `inputs`, `tokens`: the pairs asked about. `which`: the difference of each, as a number.
+    - `pairs`: an input and a token of it that has each difference to the selected one.
     - `sums`: the pull along each difference. `errors`: what rounding may have made of it.
     """
 
-    inputs: Int[Array, " k"]
-    tokens: Int[Array, " k"]
-    which: Int[Array, " k"]
+    pairs: Int[Array, "2 g"]
     sums: Float[Array, " g"]
     errors: Float[Array, " g"]
 
@@ -38,11 +36,6 @@ class SharedPulls(NamedTuple):
     def cancel(self) -> Bool[Array, " g"]:
         """Differences along which the pulls cancel, as far as doubles can tell: smaller terms decide there."""
         return np.asarray(~(np.abs(self.sums) > self.errors))
-
-    @property
-    def first(self) -> Int[Array, " g"]:
-        """A pair of each difference."""
-        return np.asarray(np.unique(self.which, return_index=True)[1])
 
 
 def shared_pulls(
@@ -63,9 +56,9 @@ def shared_pulls(
     which = shared_differences(problem, inputs, selected[inputs], tokens)
     with np.errstate(invalid="ignore"):
         errors = np.finfo(float).eps * operations * sizes
-    return SharedPulls(
-        inputs, tokens, which, np.bincount(which, weights=pulls), np.bincount(which, weights=errors)
-    )  # fmt: skip
+    first = np.unique(which, return_index=True)[1]
+    pairs = np.stack([inputs[first], tokens[first]])
+    return SharedPulls(pairs, np.bincount(which, weights=pulls), np.bincount(which, weights=errors))
 
 
 def shared_differences(
@@ -92,6 +85,6 @@ def pulls_cancel(problem: TokenProblem, p: Float[Array, " D"], loss: AbstractLos
     if not others.any():
         return False
     pulls = shared_pulls(problem, selected, others, loss)
-    behind = leads(problem.keys, p, selected)[pulls.inputs, pulls.tokens][pulls.first]
+    behind = leads(problem.keys, p, selected)[tuple(pulls.pairs)]
     with np.errstate(divide="ignore"):
         return bool(pulls.cancel[(np.log(pulls.errors) - behind).argmax()])

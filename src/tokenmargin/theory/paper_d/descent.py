@@ -13,6 +13,7 @@ from tokenmargin.objective.losses import CorrelationLoss, LogLoss
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true
 from tokenmargin.theory.evidence import falls_to_zero
+from tokenmargin.theory.paper_d.convexity import positive
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     beside_a_tie,
@@ -24,7 +25,7 @@ from tokenmargin.theory.paper_d.instance import (
     tied_pair,
     twice_forced,
 )
-from tokenmargin.theory.paper_d.risk import ASSUMPTION1, EPS, cyclic_minimum, positive
+from tokenmargin.theory.paper_d.risk import ASSUMPTION1, EPS, cyclic_minimum
 
 FLOW = "following descent itself: its norm grows like the logarithm of the number of steps"
 NOT_INDEPENDENT = (

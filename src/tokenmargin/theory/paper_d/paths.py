@@ -22,6 +22,7 @@ from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, sampled, seen, true
+from tokenmargin.theory.paper_d.convexity import positive
 from tokenmargin.theory.paper_d.instance import (
     FLAT,
     FlatLoss,
@@ -37,7 +38,7 @@ from tokenmargin.theory.paper_d.instance import (
     tied_pair,
     two_chains,
 )
-from tokenmargin.theory.paper_d.risk import cyclic_minimum, positive
+from tokenmargin.theory.paper_d.risk import cyclic_minimum
 
 FARTHER = "larger balls, in more digits"
 RADII = (6.0, 12.0)
