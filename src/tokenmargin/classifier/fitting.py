@@ -31,7 +31,7 @@ UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by i
 def document_numbers(documents: Sequence[Any]) -> Int[Array, " n"]:
     """The number of each document, equal for equal ones, in the order of their first row.
 
-    >>> distinct(["b", "a", "b"]).tolist()
+    >>> document_numbers(["b", "a", "b"]).tolist()
     [0, 1, 0]
     """
     numbers: dict[Any, int] = {}

@@ -96,7 +96,7 @@ def coordinates(vector: Any) -> str:
 def with_sign(x: float) -> str:
     """A part of a decision with its sign, in two decimals; what rounds to zero has none.
 
-    >>> signed(0.5), signed(-0.004)
+    >>> with_sign(0.5), with_sign(-0.004)
     ('+0.50', '0.00')
     """
     return f"{x:+.2f}" if abs(x) >= 0.005 else "0.00"

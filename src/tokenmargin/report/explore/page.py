@@ -30,7 +30,7 @@ PAGE = (
 def join_modules(names: tuple[str, ...]) -> str:
     """Modules as one script: imports of each other are dropped, exports become plain declarations.
 
-    >>> joined(("worker.js",)).strip().splitlines()[0]
+    >>> join_modules(("worker.js",)).strip().splitlines()[0]
     'const SLICE = 400; // starts between two looks at the post'
     """
     text = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)

@@ -200,7 +200,7 @@ def _interrupt() -> Callable[[float], None]:
 def list_names(items: Iterable[str]) -> str:
     """`a, b and c`; of more than eight the first seven.
 
-    >>> listed(["A1", "B2", "C1"]), listed([])
+    >>> list_names(["A1", "B2", "C1"]), list_names([])
     ('A1, B2 and C1', 'none')
     """
     *others, last = [*items] or ["none"]
