@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import docstring_parser
@@ -13,6 +14,56 @@ import docstring_parser
 import tokenmargin as tm
 
 __all__ = ["TASKS", "Task", "task_text"]
+
+BESIDE = {
+    "tokenmargin.norms": ("CustomNorm", "LpNorm", "SchattenNorm"),
+    "tokenmargin.problem.problem_files": ("ProblemFileError",),
+    "tokenmargin.problem.geometry": ("Coordinates", "Gram"),
+    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.instances": (
+        "NAMED_PROBLEMS",
+        "figure1a",
+        "figure1c",
+        "figure3a",
+        "figure3b",
+        "figure5",
+        "figure8",
+        "shared_vocabulary_problem",
+    ),
+    "tokenmargin.problem.next_token": ("next_token_windows",),
+    "tokenmargin.objective.losses": ("CorrelationLoss",),
+    "tokenmargin.objective.nonlinear_heads": ("optimal_sets",),
+    "tokenmargin.objective.attention_maps": ("AttentionMap",),
+    "tokenmargin.objective.embedding": (
+        "EmbeddingObjective",
+        "Embeddings",
+        "gaussian_embeddings",
+        "wishart_embeddings",
+    ),
+    "tokenmargin.objective.single_location": ("SingleLocation",),
+    "tokenmargin.objective.first_step": ("class_first_step",),
+    "tokenmargin.selection": ("saturation", "select"),
+    "tokenmargin.margin": ("Atlas", "LimitDirection", "MarginBatch", "MarginSolution"),
+    "tokenmargin.dynamics": (
+        "Adam",
+        "FlowPath",
+        "FlowSettings",
+        "MirrorDescent",
+        "Momentum",
+        "Polyak",
+        "Schedule",
+        "Trajectory",
+        "cone_path",
+        "ridge_path",
+    ),
+    "tokenmargin.limits": ("Basins", "MethodLimit", "Rates", "NextTokenLimit"),
+    "tokenmargin.theory": ("Claim",),
+    "tokenmargin.data.pipeline": ("Pipeline",),
+    "tokenmargin.data.prepared": ("PreparedText",),
+    "tokenmargin.training.trainer": ("TrainingRun",),
+}
+"""Names that are no part of the front door, by the modules to import them from; the reference has them too."""
+_HOME = tm._ROOMS | {name: module for module, names in BESIDE.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -56,16 +107,16 @@ USUAL = {
 
 
 def _tasks() -> tuple[Task, ...]:
-    left = dict.fromkeys(tm._HOME)
+    left = dict.fromkeys(name for name in _HOME if name != "__version__")
     tasks = []
     for place, title, what, rooms in ROOMS:
-        here = tuple(name for name in left if _home(name).split(".")[1] in rooms)
+        here = (name for name in left if _HOME[name].split(".")[1] in rooms)
         tasks.append(Task(place, title, what, tuple(sorted(here, key=str.lower))))
     return tuple(tasks)
 
 
-def _home(name: str) -> str:
-    return tm._HOME[name]
+def _value(name: str) -> Any:
+    return getattr(import_module(_HOME[name]), name)
 
 
 TASKS = _tasks()
@@ -73,16 +124,16 @@ TASKS = _tasks()
 
 def task_text(task: Task) -> str:
     """The page of a task: a table of names, then each of them."""
-    rows = "\n".join(f"| [`{name}`](#{name}) | {_cell(_first(getattr(tm, name)))} |" for name in task.names)
+    rows = "\n".join(f"| [`{name}`](#{name}) | {_cell(_first(_value(name)))} |" for name in task.names)
     head = f"# {task.title}\n\n{task.what.capitalize()}\n\n| name | what it is |\n|---|---|\n{rows}"
-    return "\n\n".join([head, *(_entry(name, getattr(tm, name)) for name in task.names)]) + "\n"
+    return "\n\n".join([head, *(_entry(name, _value(name)) for name in task.names)]) + "\n"
 
 
 def _entry(name: str, value: Any) -> str:
     parts = [f"## {name} {{ #{name} }}"]
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return "\n\n".join(
-            [*parts, f"A constant of `{_home(name)}`: `{type(value).__name__}` of {len(value)} entries."]
+            [*parts, f"A constant of `{_HOME[name]}`: `{type(value).__name__}` of {len(value)} entries."]
         )
     shapes = _annotations(value)
     if shapes is not None:
@@ -134,7 +185,7 @@ def _signature(name: str, value: Callable[..., Any]) -> str:
         prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         default = "" if one.default is one.empty else f"={_default(one.default)}"
         told.append(f"{prefix}{one.name}{default}")
-    place = "tm." if name in tm.__all__ else f"from {_home(name)} import {name}\n"
+    place = "tm." if name in tm.__all__ else f"from {_HOME[name]} import {name}\n"
     line = f"{place}{name}({', '.join(told)})"
     return line if len(line.split("\n")[-1]) <= 88 else f"{place}{name}(\n    " + ", ".join(told) + ",\n)"
 

@@ -248,4 +248,4 @@ def test_the_command_says_that_the_weights_are_exact(capsys) -> None:
     assert main(["evolve", "fig1b", "--attention", "sparsemax", "--method", "flow", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stop"] == "saturated"
     assert main(["evolve", "fig1b", "--attention", "sparsemax", "--train", "joint"]) == 2
-    assert isinstance(tm.Sparsemax(), tm.AttentionMap)
+    assert isinstance(tm.Sparsemax(), AttentionMap)

@@ -12,6 +12,7 @@ from tests.oracles.rounding import rounding
 import tokenmargin as tm
 from tokenmargin.norms import L1, L2, LINF, NUCLEAR, SPECTRAL, CustomNorm, LpNorm, SchattenNorm, norm_named
 from tokenmargin.plugins import PluginError
+from tokenmargin.problem.geometry import Coordinates
 
 SHAPE = (3, 4)
 VECTORS = [L1, L2, LINF, LpNorm(1.1), LpNorm(1.5), LpNorm(3), LpNorm(40)]
@@ -110,7 +111,7 @@ def test_matrices_need_their_shape():
     problem = tm.figure1b().with_matrix(np.ones(2))
     assert problem.keys.matrix_shape == (2, 3)
     with pytest.raises(ValueError, match="do not flatten"):
-        tm.Coordinates(np.ones((2, 5)), [[0, 1]], matrix_shape=(2, 2))
+        Coordinates(np.ones((2, 5)), [[0, 1]], matrix_shape=(2, 2))
 
 
 def test_a_norm_of_ones_own(monkeypatch):

@@ -10,6 +10,9 @@ import pytest
 from tests.oracles.rounding import rounding
 
 import tokenmargin as tm
+from tokenmargin.dynamics import cone_path, ridge_path
+from tokenmargin.objective.embedding import gaussian_embeddings
+from tokenmargin.problem.instances import figure3a, shared_vocabulary_problem
 from tokenmargin.problem.names import input_name, parse_token, token_name
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed; it is in the extra report")
@@ -24,7 +27,7 @@ def things():
     starts = tm.random_starts(problem, 6, rng=0)
     found = tm.atlas(problem)
     corpus = tm.selective_corpus(4, 3, rng=0)
-    embeddings = tm.gaussian_embeddings(corpus, 40, rng=0)
+    embeddings = gaussian_embeddings(corpus, 40, rng=0)
     high = tm.random_problem(3, 4, 6, rng=0)
     return {
         "problem": problem,
@@ -44,7 +47,7 @@ def things():
         "trajectories": tm.evolve(objective, STEP, steps=30, start=starts, keep=("point", "loss", "weights")),
         "bare trajectory": tm.evolve(objective, STEP, steps=30, start=starts),
         "high trajectory": tm.evolve(tm.PromptObjective(high), STEP, steps=30, keep=("point",)),
-        "joint trajectory": tm.evolve(tm.JointObjective(tm.figure3a()), STEP, steps=3),
+        "joint trajectory": tm.evolve(tm.JointObjective(figure3a()), STEP, steps=3),
         "flow": tm.flow(objective, until_norm=100.0),
         "flow of a problem": tm.flow(problem, until_norm=10.0),
         "many": tm.evolve_many([problem], STEP, steps=5, starts=[starts]),
@@ -59,8 +62,8 @@ def things():
         "map": tm.basin_map(problem, resolution=5),
         "limit": tm.limit_of(problem, until_norm=1e3),
         "regularisation path": tm.regularisation_path(objective, [1.0, 10.0], rng=0, starts=2),
-        "cone path": tm.cone_path(objective, found.limits[0].solution.vector, [1.0, 10.0], width=0.1, rng=0),
-        "ridge path": tm.ridge_path(tm.JointObjective(tm.figure3a()), [(1.0, 1.0)], rng=0, starts=2),
+        "cone path": cone_path(objective, found.limits[0].solution.vector, [1.0, 10.0], width=0.1, rng=0),
+        "ridge path": ridge_path(tm.JointObjective(figure3a()), [(1.0, 1.0)], rng=0, starts=2),
         "corpus": corpus,
         "embeddings": embeddings,
         "first step": tm.first_step(embeddings, 1.0),
@@ -178,12 +181,12 @@ def test_a_path_without_points_says_how_to_keep_them(made):
 def test_a_seed_is_as_good_as_a_generator():
     makers = (
         lambda rng: tm.random_problem(2, 3, 4, rng=rng).scores,
-        lambda rng: tm.shared_vocabulary_problem(2, 3, 4, vocabulary=5, rng=rng).scores,
+        lambda rng: shared_vocabulary_problem(2, 3, 4, vocabulary=5, rng=rng).scores,
         lambda rng: tm.random_starts(tm.figure1b(), 3, rng=rng),
         lambda rng: tm.evolve(tm.figure1b(), STEP, steps=3, batch=1, rng=rng).final,
         lambda rng: tm.k_level_corpus(6, rng=rng).index,
         lambda rng: tm.selective_corpus(4, 3, rng=rng).index,
-        lambda rng: tm.gaussian_embeddings(tm.selective_corpus(4, 3, rng=1), 9, rng=rng).prompt,
+        lambda rng: gaussian_embeddings(tm.selective_corpus(4, 3, rng=1), 9, rng=rng).prompt,
     )
     for make in makers:
         np.testing.assert_array_equal(make(7), make(np.random.default_rng(7)))

@@ -10,7 +10,7 @@ import pytest
 import tokenmargin as tm
 from tokenmargin.cli import main
 from tokenmargin.dynamics import MirrorDescent, Polyak, Schedule, SteepestDescent, method_named
-from tokenmargin.limits import rates
+from tokenmargin.limits import Rates, rates
 from tokenmargin.limits.by_method import margin_share
 from tokenmargin.margin import GAP
 
@@ -85,7 +85,7 @@ def test_flow_grows_and_sparsifies_as_the_theory_says(seed: int) -> None:
 def test_runs_of_methods_have_rates() -> None:
     problem = problem_of(0)
 
-    def of(method, steps: int = 3000) -> tm.Rates:
+    def of(method, steps: int = 3000) -> Rates:
         return rates(tm.evolve(problem, method, steps=steps, keep=("point",)))
 
     plain = of("ngd")

@@ -16,7 +16,11 @@ from tokenmargin.cli import main
 from tokenmargin.data.rows import read_text_rows
 from tokenmargin.data.sources import read_labelled
 from tokenmargin.data.table_files import SourceError
+from tokenmargin.dynamics import ridge_path
 from tokenmargin.experiments.sweep_rows import PartFolder
+from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.next_token import next_token_windows
+from tokenmargin.selection import saturation, select
 
 ROWS = ("damaged record", "full", "readonly")
 
@@ -86,9 +90,9 @@ def test_refusals_are_sentences() -> None:
     rng = np.random.default_rng(0)
     joint = tm.JointObjective(tm.random_problem(2, 3, 2, rng=rng))
     calls = {
-        "in its last axis": lambda: tm.select(problem.keys, np.zeros(5)),
+        "in its last axis": lambda: select(problem.keys, np.zeros(5)),
         "in its last axis, got": lambda: tm.angle(problem.keys, np.zeros(3), np.zeros(2)),
-        "scores must have shape": lambda: tm.saturation(problem.keys, np.zeros(3), np.zeros((9, 9))),
+        "scores must have shape": lambda: saturation(problem.keys, np.zeros(3), np.zeros((9, 9))),
         "must be a rectangular array": lambda: tm.TokenProblem.of([[[1.0], [2.0]]], [1], head=[[1.0], 2.0]),
         "start must be one point|start must be a rect": lambda: tm.flow(objective, start=[[1.0], 2.0]),
         "starts must have shape": lambda: tm.basins(problem, np.zeros((2, 3, 1))),
@@ -96,18 +100,18 @@ def test_refusals_are_sentences() -> None:
         "resolution must be at least 2": lambda: tm.basin_map(problem, resolution=1),
         "radii must be at least 1e-12": lambda: tm.regularisation_path(objective, [1e-300, 1.0], rng=rng),
         "starts must be at least 0": lambda: tm.regularisation_path(objective, [1.0], rng=rng, starts=-1),
-        "radii must be pairs": lambda: tm.ridge_path(joint, [], rng=rng),
-        "starts must be at least 1": lambda: tm.ridge_path(joint, [(1.0, 1.0)], starts=0, rng=rng),
+        "radii must be pairs": lambda: ridge_path(joint, [], rng=rng),
+        "starts must be at least 1": lambda: ridge_path(joint, [(1.0, 1.0)], starts=0, rng=rng),
         "max_tokens must be": lambda: tm.TrainingConfig(max_tokens=2**63),
         "n, T, irrelevant": lambda: tm.k_level_corpus(-1, rng=rng),
-        "lengths must be": lambda: tm.next_token_windows(np.array([0, 1]), np.array([-1]), "ab"),
+        "lengths must be": lambda: next_token_windows(np.array([0, 1]), np.array([-1]), "ab"),
         "tokens must be numbers": lambda: tm.self_attention(np.array([[["a"]]]), [1], head=[1.0]),
     }
     for words, call in calls.items():
         with pytest.raises(ValueError, match=words):
             call()
     with pytest.raises(TypeError, match="vectors must hold real numbers"):
-        tm.Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
+        Coordinates.of(np.array([[["0.5"]]]), mask=np.array([[True]]))
 
 
 @pytest.mark.parametrize("encoding", ["no-such", "\udcff", "\0"])

@@ -11,6 +11,14 @@ from tests.fuzz.harness import FLOATS, INTEGERS, TEXTS, Generator, WrongAnswer, 
 from tests.fuzz.samples import Samples
 
 import tokenmargin as tm
+from tokenmargin.data.pipeline import Pipeline
+from tokenmargin.dynamics import Adam, MirrorDescent, Momentum, ridge_path
+from tokenmargin.norms import LpNorm, SchattenNorm
+from tokenmargin.objective.embedding import gaussian_embeddings
+from tokenmargin.objective.single_location import SingleLocation
+from tokenmargin.problem.geometry import Coordinates, Gram
+from tokenmargin.problem.next_token import next_token_windows
+from tokenmargin.selection import saturation, select
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
 BOUNDED = {"steps", "every", "n", "T", "d", "m", "k", "length", "repeats", "count", "budget", "draws", "resolution",
@@ -37,9 +45,9 @@ def _calls() -> dict[str, Call]:
     return {
         "TokenProblem.of": (tm.TokenProblem.of, {"keys": keys, "labels": labels, "scores": scores, "mask": mask}),
         "TokenProblem.of head": (tm.TokenProblem.of, {"keys": keys, "labels": labels, "head": head, "values": keys}),
-        "Coordinates": (tm.Coordinates, {"vectors": vectors, "index": index}),
-        "Coordinates.of": (tm.Coordinates.of, {"tokens": keys, "mask": mask}),
-        "Gram": (tm.Gram, {"matrix": vectors @ vectors.T, "index": index}),
+        "Coordinates": (Coordinates, {"vectors": vectors, "index": index}),
+        "Coordinates.of": (Coordinates.of, {"tokens": keys, "mask": mask}),
+        "Gram": (Gram, {"matrix": vectors @ vectors.T, "index": index}),
         "ClassProblem": (tm.ClassProblem.of, {"keys": keys, "classes": np.array([0, 2]),
                                               "head": rng.normal(size=(2, 3))}),
         "RegressionProblem": (tm.RegressionProblem.of, {"keys": keys, "labels": head, "head": head}),
@@ -66,38 +74,38 @@ def _calls() -> dict[str, Call]:
         "limit_of": (tm.limit_of, {"problem": p, "start": head}),
         "regularisation_path": (tm.regularisation_path, {"objective": prompt, "radii": np.array([1.0, 2.0]),
                                                          "starts": 2, "rng": np.random.default_rng(0)}),
-        "ridge_path": (tm.ridge_path, {"objective": joint, "radii": [(1.0, 1.0)], "starts": 2,
+        "ridge_path": (ridge_path, {"objective": joint, "radii": [(1.0, 1.0)], "starts": 2,
                                        "rng": np.random.default_rng(0)}),
         "basins": (tm.basins, {"problem": p, "starts": vectors, "steps": 3}),
         "basin_map": (tm.basin_map, {"problem": p, "extent": 2.0, "resolution": 3}),
         "random_starts": (tm.random_starts, {"problem": p, "count": 3, "radius": 1.0, "rng": np.random.default_rng(0)}),
         "random_problem": (tm.random_problem, {"n": 2, "T": 3, "d": 2, "rng": np.random.default_rng(0)}),
         "limit_constants": (tm.limit_constants, {"problem": p, "selected": best}),
-        "select": (tm.select, {"keys": p.keys, "p": head}),
+        "select": (select, {"keys": p.keys, "p": head}),
         "attention_weights": (tm.attention_weights, {"keys": p.keys, "p": head}),
-        "saturation": (tm.saturation, {"keys": p.keys, "p": head, "scores": scores}),
+        "saturation": (saturation, {"keys": p.keys, "p": head, "scores": scores}),
         "angle": (tm.angle, {"geometry": p.keys, "p": head, "q": vectors[0]}),
         "cosine": (tm.cosine, {"geometry": p.keys, "p": head, "q": vectors[0]}),
         "norm_named": (tm.norm_named, {"name": "lp:1.5"}),
-        "LpNorm": (tm.LpNorm, {"p": 1.5}),
-        "SchattenNorm": (tm.SchattenNorm, {"p": 1.5}),
+        "LpNorm": (LpNorm, {"p": 1.5}),
+        "SchattenNorm": (SchattenNorm, {"p": 1.5}),
         "GradientDescent": (tm.GradientDescent, {"step": 0.1}),
-        "Adam": (tm.Adam, {"step": 0.1}),
-        "Momentum": (tm.Momentum, {"step": 0.1}),
-        "MirrorDescent": (tm.MirrorDescent, {"p": 1.5, "step": 0.1}),
+        "Adam": (Adam, {"step": 0.1}),
+        "Momentum": (Momentum, {"step": 0.1}),
+        "MirrorDescent": (MirrorDescent, {"p": 1.5, "step": 0.1}),
         "Entmax": (tm.Entmax, {"alpha": 1.5}),
         "Sigmoid": (tm.Sigmoid, {"bias": 1.5}),
         "TokenCorpus.of": (tm.TokenCorpus.of, {"sequences": [["a", "b"], ["b"]], "labels": labels}),
         "k_level_corpus": (tm.k_level_corpus, {"n": 4, "T": 3, "rng": np.random.default_rng(0)}),
-        "gaussian_embeddings": (tm.gaussian_embeddings, {"corpus": corpus, "d": 4, "rng": np.random.default_rng(0)}),
-        "first_step": (tm.first_step, {"embeddings": tm.gaussian_embeddings(corpus, 4, rng=rng), "eta": 1.0}),
-        "next_token_windows": (tm.next_token_windows, {"tokens": np.array([0, 0, 1, 0, 1]), "lengths": np.array([5]),
+        "gaussian_embeddings": (gaussian_embeddings, {"corpus": corpus, "d": 4, "rng": np.random.default_rng(0)}),
+        "first_step": (tm.first_step, {"embeddings": gaussian_embeddings(corpus, 4, rng=rng), "eta": 1.0}),
+        "next_token_windows": (next_token_windows, {"tokens": np.array([0, 0, 1, 0, 1]), "lengths": np.array([5]),
                                                       "vocabulary": ["a", "b", "c"], "window": 2}),
         "prepare": (tm.prepare, {"texts": words, "labels": [1, -1] * 8}),
-        "Pipeline": (tm.Pipeline, {"minimum_count": 2, "punctuation": "split"}),
+        "Pipeline": (Pipeline, {"minimum_count": 2, "punctuation": "split"}),
         "classifier": (_fitted, {"texts": words, "labels": signs, "sample_weight": np.ones(16), "ngrams": 1,
                                  "min_count": 1}),
-        "SingleLocation": (tm.SingleLocation, {"d": 4, "L": 3}),
+        "SingleLocation": (SingleLocation, {"d": 4, "L": 3}),
         "TrainingConfig": (tm.TrainingConfig, {"dimension": 2, "epochs": 1, "rate": 0.1, "batch": 2, "seed": 0}),
     }  # fmt: skip
 

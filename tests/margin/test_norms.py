@@ -26,6 +26,7 @@ from tokenmargin.margin import GAP, MATRIX_GAP, Constraints, relaxed_max_margin,
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.norms import L1, LINF, CustomNorm, LpNorm
 from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.instances import figure1c, figure3b
 
 VECTOR_NORMS = ["l1", "linf", "lp:1.2", "lp:1.5", "lp:3", "lp:8"]
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
@@ -344,8 +345,8 @@ def test_the_other_problems_take_a_norm():
     for name in VECTOR_NORMS:
         # Within GAP of the shortest, hence to its square root at worst.
         assert tm.class_margin(tied, both, norm=name).vector == pytest.approx([1, 0], abs=(2 * GAP) ** 0.5)
-        assert tm.relaxed_max_margin(tm.figure3b(), [1, 1, 1], norm=name).is_optimal
-        assert tm.label_margin(tm.figure3b(), [1, 1, 1], norm=name).is_optimal
+        assert tm.relaxed_max_margin(figure3b(), [1, 1, 1], norm=name).is_optimal
+        assert tm.label_margin(figure3b(), [1, 1, 1], norm=name).is_optimal
     best = tm.choice_margin(tied, both, norm="l1")  # one token alone: (1, 1) x >= 1, by either coordinate
     assert best.is_optimal
     assert best.margin == pytest.approx(1, rel=GAP)
@@ -450,7 +451,7 @@ def test_a_users_norm_is_judged_and_not_trusted():
 def test_the_command(capsys):
     assert main(["solve", "fig1c", "--norm", "linf", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    expected = tm.max_margin(tm.figure1c(), report["selected"], norm="linf")
+    expected = tm.max_margin(figure1c(), report["selected"], norm="linf")
     assert report["norm"] == "linf"
     assert report["vector"] == expected.vector.tolist()
     assert report["gap"] <= GAP

@@ -6,6 +6,7 @@ from tests.oracles.certified import assert_same_vector
 
 import tokenmargin as tm
 from tokenmargin.margin import atlas, plane_atlas
+from tokenmargin.problem.instances import NAMED_PROBLEMS
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -38,9 +39,9 @@ def test_inputs_of_different_lengths(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", list(tm.NAMED_PROBLEMS))
+@pytest.mark.parametrize("name", list(NAMED_PROBLEMS))
 def test_figures(name: str) -> None:
-    assert_same(tm.NAMED_PROBLEMS[name]())
+    assert_same(NAMED_PROBLEMS[name]())
 
 
 def test_two_tokens_at_one_place_are_selected_together() -> None:

@@ -14,6 +14,7 @@ from tokenmargin.margin.constraints import (
     label_constraints,
     relaxed_constraints,
 )
+from tokenmargin.problem.geometry import Coordinates
 
 NEAR = 1e-9
 """Distance of near-duplicate tokens."""
@@ -68,7 +69,7 @@ def one_hot(rng: np.random.Generator) -> Constraints:
     """Tokens of a one-hot vocabulary, shared by all inputs: massively degenerate."""
     n, T, d = _shape(rng)
     index = np.stack([rng.choice(d + T, size=T, replace=False) for _ in range(n)])
-    problem = tm.TokenProblem(tm.Coordinates(np.eye(d + T), index), np.ones(n), scores=rng.random((n, T)))
+    problem = tm.TokenProblem(Coordinates(np.eye(d + T), index), np.ones(n), scores=rng.random((n, T)))
     return attention_constraints(problem, rng.integers(0, T, n))
 
 

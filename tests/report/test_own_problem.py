@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tokenmargin as tm
+from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.problem_files import parse_problem
 from tokenmargin.report.playground.own_problem import answer_about, example, overview
 
@@ -70,7 +71,7 @@ def test_masks_and_matrices_are_shown() -> None:
     answer = answer_about(ragged)
     assert [len(row["tokens"]) for row in answer["inputs"]] == [2, 1]
     assert answer["planar"]
-    assert not answer_about(tm.figure8().with_matrix(np.ones((2, 3))))["planar"]
+    assert not answer_about(figure8().with_matrix(np.ones((2, 3))))["planar"]
     alone = tm.TokenProblem.of([[[1.0, 0.0]]], [1], scores=[[1.0]])
     assert answer_about(alone)["verdict"]["why"].startswith("Every input has a single token")
     assert overview(alone)["limits"] == []
