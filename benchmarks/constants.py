@@ -132,7 +132,7 @@ def _ridge(problem: TokenProblem, loss: AbstractLoss, constants: LimitConstants)
 def _flow(problem: TokenProblem, loss: AbstractLoss, constants: LimitConstants, rng: np.random.Generator) -> float:
     direction, keys = constants.named.solution.vector, problem.keys
     length = float(keys.norm(direction))
-    aside = keys.combine(rng.normal(size=keys.rows))
+    aside = keys.combine(rng.normal(size=keys.n_vectors))
     start = (200 + 30 * constants.constant / length) * direction + aside / keys.norm(aside)
     path = flow(PromptObjective(problem, loss), start=start, until_norm=FAR * length)
     if path.stop != "norm" or path.selected.tolist() != constants.named.selected.tolist():

@@ -176,7 +176,7 @@ def _cancelled(objective: PromptObjective, probes: Float[Array, "m 2"]) -> Float
     """How much larger the terms of the gradient are than their sum."""
     state = objective.forward(probes)
     weights, log_scale = descent_weights(state, objective.loss.log_slope(state.output))
-    terms = np.einsum("mit,it->m", np.abs(weights), objective.problem.keys.token_lengths)
+    terms = np.einsum("mit,it->m", np.abs(weights), objective.problem.keys.token_norms)
     length = objective.descent(probes).log_norm[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):  # where all tokens score alike there are no terms, and no sum
         return np.exp(np.log(terms) + log_scale - np.log(objective.problem.n) - length)

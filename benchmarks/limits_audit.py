@@ -98,7 +98,7 @@ def case(number: int, seed: int = 0) -> Case:
     if number % 2:
         return Case(family, plain, plain, tuple(starts))
     posed = plain.as_gram(np.array(starts))
-    return Case(family, plain, posed, tuple(posed.keys.unit(plain.keys.rows + j) for j in range(3)))
+    return Case(family, plain, posed, tuple(posed.keys.unit(plain.keys.n_vectors + j) for j in range(3)))
 
 
 def _coordinates(here: Case, p: np.ndarray) -> np.ndarray:

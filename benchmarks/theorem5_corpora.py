@@ -34,7 +34,7 @@ def structure(corpus: TokenCorpus) -> tuple[str, ...]:
     """A fingerprint that does not depend on names or order: corpora that differ in it are different."""
     counts = np.zeros((corpus.size, corpus.n), dtype=int)
     np.add.at(counts, (corpus.tokens, corpus.sequence), 1)
-    tokens = [str(sign) for sign in corpus.completely]
+    tokens = [str(sign) for sign in corpus.sole_label]
     for _ in range(3):  # sequences by who stands in them, tokens by where they stand, to depth three
         texts = [sorted((tokens[s], int(counts[s, i])) for s in np.flatnonzero(counts[:, i])) for i in range(corpus.n)]
         tokens = [f"{tokens[s]}{sorted(str(texts[i]) for i in np.flatnonzero(counts[s]))}" for s in range(corpus.size)]
@@ -64,7 +64,7 @@ def replicate(n: int, T: int, seed: int) -> Replication:
     if not all(slack.proven for slack in regime(x)):
         raise RuntimeError(f"corpus {seed} is outside the regime")
     limit, important, corpus = x.limits[0], x.corpus.important, x.corpus
-    sizes = np.abs(corpus.signed_frequency[corpus.completely != 0])
+    sizes = np.abs(corpus.signed_frequency[corpus.sole_label != 0])
     return Replication(
         structure=structure(corpus),
         repeats=any(len(set(row)) < T for row in corpus.index.tolist()),

@@ -182,7 +182,7 @@ def test_a_mixture_that_beats_every_token_is_told_by_the_scores_around_them() ->
 def test_gram_space_and_files(tmp_path) -> None:
     rng, keys, head, classes, mask = drawn(2)
     problem = ClassProblem.of(keys, classes, head=head, mask=mask)
-    p = problem.keys.combine(rng.standard_normal(problem.keys.rows))
+    p = problem.keys.combine(rng.standard_normal(problem.keys.n_vectors))
     coefficients = np.linalg.lstsq(problem.keys.vectors.T, p, rcond=None)[0]
     one, other = ClassObjective(problem), ClassObjective(problem.as_gram())
     # Least squares lose the condition of the tokens, twelve and more of them in six dimensions; a sum of sums.

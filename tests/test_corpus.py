@@ -32,7 +32,7 @@ def test_statistics_are_the_formulas(drawn):
         assert corpus.signed_share[s] == pytest.approx(share, abs=1e-14)
         assert corpus.signed_frequency[s] == (up - down) / sum(map(len, sequences))
         assert corpus.posterior_difference[s] == (up - down) / (up + down)
-        assert corpus.completely[s] == (1 if down == 0 else -1 if up == 0 else 0)
+        assert corpus.sole_label[s] == (1 if down == 0 else -1 if up == 0 else 0)
         assert corpus.counts[:, s].tolist() == [down, up]
 
 
@@ -60,7 +60,7 @@ def test_assumption_4_by_its_definition(drawn):
     sequences, labels = drawn
     corpus = TokenCorpus.of(sequences, labels)
     alpha = dict(zip(corpus.vocabulary, corpus.signed_frequency, strict=True))
-    complete = {w for w, sign in zip(corpus.vocabulary, corpus.completely, strict=True) if sign}
+    complete = {w for w, sign in zip(corpus.vocabulary, corpus.sole_label, strict=True) if sign}
 
     def fine(sequence):
         decisive = [w for w in sequence if w in complete]
@@ -87,7 +87,7 @@ def test_selective_corpora_satisfy_assumption_4(n, T, irrelevant, equal, repeats
         rng = np.random.default_rng(seed)
         corpus = selective_corpus(n, T, rng=rng, irrelevant=irrelevant, equal=equal, repeats=repeats)
         assert corpus.assumption4().holds
-        sizes = np.abs(corpus.signed_frequency[corpus.completely != 0])
+        sizes = np.abs(corpus.signed_frequency[corpus.sole_label != 0])
         assert (len(set(sizes.tolist())) == 1) == equal
         assert set(range(corpus.size)) == set(corpus.tokens.tolist())
 
@@ -99,13 +99,13 @@ def test_varied_corpora_satisfy_assumption_4_and_vary(n, T):
     assert all(set(range(corpus.size)) == set(corpus.tokens.tolist()) for corpus in corpora)
     repeated = [any(len(set(row)) < T for row in corpus.index.tolist()) for corpus in corpora]
     assert any(repeated) == (T > 2)  # one irrelevant token has nothing to repeat
-    unequal = [len(set(np.abs(c.signed_frequency[c.completely != 0]).tolist())) > 1 for c in corpora]
+    unequal = [len(set(np.abs(c.signed_frequency[c.sole_label != 0]).tolist())) > 1 for c in corpora]
     assert any(unequal) == (n > 2)
 
 
 def test_one_irrelevant_token():
     corpus = selective_corpus(4, 3, rng=np.random.default_rng(0), irrelevant=1, repeats=True)
-    assert (corpus.completely == 0).sum() == 1
+    assert (corpus.sole_label == 0).sum() == 1
     assert corpus.assumption4().holds
 
 

@@ -37,7 +37,7 @@ def test_gradient_is_autograds(corpus):
     embeddings = random_embeddings(corpus, 5)
     value, dE, dp = autograd(corpus, embeddings)
     objective = EmbeddingObjective(corpus)
-    c, _, _ = gradient = objective.gradient(embeddings)
+    c, _, _ = gradient = objective.descent(embeddings)
     vectors = embeddings.geometry.vectors
     E, p, v = vectors[:-2], vectors[-2], vectors[-1]
     # Sums of a few sequences of a few tokens in five dimensions, of numbers of size one: some fifty roundings.
@@ -63,7 +63,7 @@ def test_small_terms_survive_at_fifty_digits():
     rng = np.random.default_rng(5)
     corpus = selective_corpus(4, 3, rng=rng)
     embeddings = wishart_embeddings(corpus, 10**59, rng=rng)
-    gradient = EmbeddingObjective(corpus).gradient(embeddings)
+    gradient = EmbeddingObjective(corpus).descent(embeddings)
     with mpmath.workdps(90):
         rows = [[mpmath.mpf(x) for x in row] for row in embeddings.geometry.vectors.tolist()]
         dot = lambda x, y: mpmath.fsum(a * b for a, b in zip(x, y, strict=True))  # noqa: E731

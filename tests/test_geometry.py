@@ -52,7 +52,7 @@ def test_gram_gives_the_same_logits_and_inner_products(shared: bool, ragged: boo
     tokens = random_geometry(2, shared=shared, ragged=ragged)
     gram = tokens.as_gram()
     rng = np.random.default_rng(3)
-    a, b = rng.standard_normal((2, tokens.rows))
+    a, b = rng.standard_normal((2, tokens.n_vectors))
     p, q = tokens.combine(a), tokens.combine(b)
     np.testing.assert_allclose(gram.logits(a), tokens.logits(p), rtol=0, atol=OF_SUMS_OF_SUMS)
     assert gram.inner(a, b) == pytest.approx(tokens.inner(p, q), rel=0, abs=12 * 4 * OF_SUMS_OF_SUMS)

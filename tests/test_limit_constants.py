@@ -123,7 +123,7 @@ def test_one_irrelevant_token_in_closed_form() -> None:
     x = EmbeddingInstance.on(words, [1, 1, 1, -1, -1, -1])
     problem, corpus, half = x.steps[0].after.problem(), x.corpus, x.step / 2
     found = limit_constants(problem, problem.shared_scores.argmax(axis=1))
-    important = np.flatnonzero(corpus.completely != 0)
+    important = np.flatnonzero(corpus.sole_label != 0)
     alpha = corpus.signed_frequency[important]
     score = half * np.abs(alpha)
     count = np.array([(corpus.index == s).any(axis=1).sum() for s in important])

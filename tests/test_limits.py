@@ -245,7 +245,7 @@ def test_a_path_by_inner_products_ends_at_its_norm() -> None:
     keys, scores = rng.normal(size=(n, T, d)), rng.normal(size=(n, T))
     labels = rng.choice([-1.0, 1.0], n)
     posed = TokenProblem.of(keys + 1e4 * rng.normal(size=d), labels, scores=scores).as_gram(np.zeros((1, d)))
-    limit = limit_of(posed, posed.keys.unit(posed.keys.rows - 1))
+    limit = limit_of(posed, posed.keys.unit(posed.keys.n_vectors - 1))
     assert limit.outcome == "direction"
     assert_same_vector(limit.path.at_norm(limit.path.norm), limit.path.final)
 
@@ -472,7 +472,7 @@ def test_keys_of_any_length_have_the_same_limits(scale, gram) -> None:
         problem, begin = TokenProblem.of(keys * s, np.ones(2), scores=scores), start / s
         if gram:
             problem = problem.as_gram(begin[None])
-            begin = problem.keys.unit(problem.keys.rows - 1)
+            begin = problem.keys.unit(problem.keys.n_vectors - 1)
         found.append(limit_of(problem, begin))
     plain, scaled = found
     assert plain.outcome == scaled.outcome == "direction"

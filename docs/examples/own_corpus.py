@@ -25,7 +25,7 @@ corpus = tm.TokenCorpus.of(texts, [1, 1, -1, -1])
 # %%
 for word, frequency in zip(corpus.vocabulary, corpus.signed_frequency, strict=True):
     print(f"{word:10} {frequency:+.4f}")
-decisive = {corpus.vocabulary[k] for k in np.flatnonzero(corpus.completely)}
+decisive = {corpus.vocabulary[k] for k in np.flatnonzero(corpus.sole_label)}
 assert decisive == {"wonderful", "dreadful"}
 
 # %% [markdown]

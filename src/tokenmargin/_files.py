@@ -61,7 +61,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))  # of a link, what it points to
     kind = stat.S_IFMT(target.stat().st_mode) if target.exists() else stat.S_IFREG
     if kind in (stat.S_IFCHR, stat.S_IFIFO):
-        with _naming(path):
+        with _errors_naming(path):
             yield target
         return
     if kind != stat.S_IFREG:
@@ -70,7 +70,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = _temporary_name(target, target.suffix)
     try:
-        with _naming(path):
+        with _errors_naming(path):
             beside.touch()
             mode = stat.S_IMODE(beside.stat().st_mode)
             yield beside
@@ -91,7 +91,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     beside = _temporary_name(folder, "")
     old = beside.with_suffix(".old")
     try:
-        with _naming(folder):
+        with _errors_naming(folder):
             beside.mkdir()
             yield beside
             for path in beside.iterdir():
@@ -110,7 +110,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _naming(path: str | Path) -> Iterator[None]:
+def _errors_naming(path: str | Path) -> Iterator[None]:
     """What the disk refuses is said of `path`, not of the file beside it; also by a writer in another language."""
     try:
         yield

@@ -135,7 +135,7 @@ class RayEngine(AbstractEngine):
         flying: dict[Any, range] = {}
         while True:
             room = IN_FLIGHT * self.workers - len(flying)
-            for piece in _take(pieces, room):
+            for piece in _next_pieces(pieces, room):
                 flying[remote.remote(shared, piece)] = piece
             if not flying:
                 return
@@ -153,18 +153,18 @@ def _with_piece(task: Callable[[range], Any], piece: range) -> tuple[range, Any]
 
 
 def _call(task: Callable[[range], Any], piece: range) -> Any:
-    _settle()
+    _freeze_what_is_loaded()
     return task(piece)
 
 
 @functools.cache
-def _settle() -> None:
+def _freeze_what_is_loaded() -> None:
     """Once per worker: loky collects garbage every second, and need not look at what is loaded for good."""
     gc.collect()
     gc.freeze()
 
 
-def _take(pieces: Iterator[range], count: int) -> Iterator[range]:
+def _next_pieces(pieces: Iterator[range], count: int) -> Iterator[range]:
     for _ in range(count):
         piece = next(pieces, None)
         if piece is None:

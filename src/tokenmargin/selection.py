@@ -352,7 +352,7 @@ def cone_constants(
     delta = 0.5 * float((ahead[counted] - 1).min(initial=np.inf))
     theta = 1 / float(problem.keys.norm(p))
     rows = np.unique(problem.keys.index[problem.mask])
-    reach = max(_length(problem.keys, int(row)) for row in rows) / theta
+    reach = max(_vector_length(problem.keys, int(row)) for row in rows) / theta
     scores = np.where(problem.mask, problem.scores, np.nan)
     spread = float((np.nanmax(scores, axis=1) - np.nanmin(scores, axis=1)).max())
     inner, inputs = (delta, 1) if as_printed else (delta / 2, problem.n)
@@ -367,7 +367,7 @@ def cone_constants(
     )
 
 
-def _length(keys: AbstractGeometry, row: int) -> float:
+def _vector_length(keys: AbstractGeometry, row: int) -> float:
     """Length of a vector of the dictionary, also where its square is not a double."""
     if isinstance(keys, Coordinates):
         vector = keys.vectors[row]

@@ -27,7 +27,7 @@ LONG = ((1000, 0.999), (20_000, 0.9999))
 def views(problem: TokenProblem, starts: np.ndarray) -> list[tuple[TokenProblem, np.ndarray]]:
     """The problem and its starts in coordinates and in Gram space."""
     gram = problem.as_gram(starts)
-    return [(problem, starts), (gram, np.eye(gram.keys.rows)[-len(starts) :])]
+    return [(problem, starts), (gram, np.eye(gram.keys.n_vectors)[-len(starts) :])]
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

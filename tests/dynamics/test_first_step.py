@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import rounding
 
-from tokenmargin.dynamics import first_step
 from tokenmargin.objective.embedding import gaussian_embeddings
+from tokenmargin.objective.first_step import first_step
 from tokenmargin.problem.instances import selective_corpus
 
 

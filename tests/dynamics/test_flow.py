@@ -6,13 +6,14 @@ import pytest
 from tests.oracles.certified import SETTLED
 from tests.oracles.rounding import of_flow, rounding
 
-from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, first_step, integrate
+from tokenmargin.dynamics import GradientDescent, NormalizedGradientDescent, evolve, integrate
 from tokenmargin.dynamics.events import AngleReached, NormReached, Saturated, SelectionChanged, WhenTrue
 from tokenmargin.dynamics.flow import flow
 from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.embedding import wishart_embeddings
+from tokenmargin.objective.first_step import first_step
 from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.instances import (
     NAMED_PROBLEMS,

@@ -269,7 +269,7 @@ def test_mu_is_negative_on_every_corpus_as_proven():
         x = instance(corpus)
         assert corpus.assumption4().holds
         assert claim("A.lemma19-no-mu").on(x).verdict == "holds"
-        M = int((corpus.completely != 0).sum())
+        M = int((corpus.sole_label != 0).sum())
         mu = largest_mu(x.problems_and_choices[0][0], corpus.important)
         assert mu <= 1 - math.sqrt((1 - 1 / (M + 1)) / smallest_rival(x)) + 1e-9
         largest.append(mu)
@@ -298,7 +298,7 @@ def test_no_corpus_found_by_search_has_a_larger_mu_than_proven():
         mu, y = posed(*tried)
         if mu >= best:
             state, best, x = tried, mu, y
-    M = int((x.corpus.completely != 0).sum())
+    M = int((x.corpus.sole_label != 0).sum())
     assert best <= 1 - math.sqrt((1 - 1 / (M + 1)) / smallest_rival(x)) + 1e-9
     assert best < 0
 
@@ -409,7 +409,7 @@ def test_equation_18_leaves_the_class():
 def test_the_length_formula_by_clarabel():
     for corpus in corpora_under_assumption_4():
         x = instance(corpus)
-        M, N = (corpus.completely != 0).sum(), (corpus.completely == 0).sum()
+        M, N = (corpus.sole_label != 0).sum(), (corpus.sole_label == 0).sum()
         found = shortest(x.problems_and_choices[0][0], corpus.important) ** 2
         if balanced_flow(corpus):
             # By clarabel, as above.
@@ -423,7 +423,7 @@ def test_balanced_flows_by_trying_every_set():
     for seed in range(60):
         corpus = varied_selective_corpus(2 * (seed % 4 + 1), seed % 3 + 2, rng=np.random.default_rng(seed))
         important, irrelevant = (
-            {int(s) for s in np.flatnonzero(m)} for m in (corpus.completely != 0, corpus.completely == 0)
+            {int(s) for s in np.flatnonzero(m)} for m in (corpus.sole_label != 0, corpus.sole_label == 0)
         )
         beside = {s: set().union(*(set(row) - {s} for row in corpus.index.tolist() if s in row)) for s in important}
         fine = all(

@@ -145,7 +145,7 @@ def corpus_statistics(corpus: TokenCorpus) -> dict[str, Any]:
                 "signed_frequency": float(corpus.signed_frequency[s]),
                 "signed_share": float(corpus.signed_share[s]),
                 "posterior_difference": float(corpus.posterior_difference[s]),
-                "class": ("completely " if corpus.completely[s] else "") + CLASSES[int(corpus.token_class[s])],
+                "class": ("completely " if corpus.sole_label[s] else "") + CLASSES[int(corpus.token_class[s])],
             }
             for s in order.tolist()
         ],

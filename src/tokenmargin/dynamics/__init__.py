@@ -14,8 +14,8 @@ from tokenmargin.dynamics.evolve import OBSERVABLES, Memory, Trajectory, evolve
 from tokenmargin.dynamics.flow import FlowPath, flow
 from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.dynamics.methods import (
-    AbstractLengths,
     AbstractMethod,
+    AbstractStepLength,
     Adam,
     GradientDescent,
     MirrorDescent,
@@ -32,19 +32,17 @@ from tokenmargin.dynamics.paths.cone import ConePath, cone_path
 from tokenmargin.dynamics.paths.joint import RidgePath, ridge_path
 from tokenmargin.dynamics.rest import FinitePart
 from tokenmargin.dynamics.rounding import Rounding
-from tokenmargin.objective.first_step import FirstStep, first_step
 
 __all__ = [
     "OBSERVABLES",
-    "AbstractLengths",
     "AbstractMethod",
+    "AbstractStepLength",
     "Adam",
     "AngleReached",
     "BatchResult",
     "ConePath",
     "Crossing",
     "FinitePart",
-    "FirstStep",
     "FlowPath",
     "FlowSettings",
     "GradientDescent",
@@ -67,7 +65,6 @@ __all__ = [
     "cone_path",
     "evolve",
     "evolve_many",
-    "first_step",
     "flow",
     "method_named",
     "regularisation_path",

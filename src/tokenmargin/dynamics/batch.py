@@ -13,7 +13,7 @@ from tokenmargin._notebook import Tabular
 from tokenmargin._statistics import Rng, generator
 from tokenmargin.dynamics.batch_state import BatchState, Tokens
 from tokenmargin.dynamics.events import note_interrupt
-from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, State, as_method
+from tokenmargin.dynamics.methods import AbstractMethod, AbstractStepLength, State, as_method
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
@@ -128,7 +128,7 @@ def evolve_many(
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)
     shape, n, rule = (len(problems), len(firsts[0])), problems[0].n, as_method(method)
-    if not isinstance(rule, AbstractLengths):
+    if not isinstance(rule, AbstractStepLength):
         _check_points(problems, rule)
     if batch is not None and not (1 <= batch <= n and rng is not None):
         raise ValueError(f"batch must be from 1 to the number of inputs {n}, with rng, a seed such as 0; got {batch}")
@@ -232,7 +232,7 @@ class _Group:
         here, loss, method = result.problems[chunk[0]], result.loss, result.method
         begin = [first[chunk[1]] for first in result.finals[chunk[0]]]
         count, T = len(begin[0]), max(pose.T for pose in result.problems)
-        along = isinstance(method, AbstractLengths)
+        along = isinstance(method, AbstractStepLength)
         tokens = _lay_out(here, T, coordinates=not along)
         logits = np.full((here[0].n, T, len(here) * count), -np.inf)
         for j, (pose, first) in enumerate(zip(here, begin, strict=True)):
@@ -263,7 +263,7 @@ class _Group:
                 if until is not None:
                     finished |= self.lanes.saturation >= until
                 if finished.any():
-                    self._leave(active, finished)
+                    self._retire_runs(active, finished)
                     active = active[~finished]
                     continue
                 for _ in range(min(_LOOK, int((budget - self.steps)[active].min()))):
@@ -272,11 +272,11 @@ class _Group:
                 if tell is not None:
                     tell(int(np.where(np.isin(np.arange(len(budget)), active), self.steps, budget).sum()))
         except KeyboardInterrupt:
-            self._leave(active, np.ones(active.size, dtype=bool))
+            self._retire_runs(active, np.ones(active.size, dtype=bool))
             return note_interrupt()
         return False
 
-    def _leave(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:
+    def _retire_runs(self, active: Int[Array, " lanes"], finished: Bool[Array, " lanes"]) -> None:
         self.ends.write_ends(active[finished], self.lanes.subset(finished))
         self.lanes = self.lanes.subset(~finished)
         if len(self.methods) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics.methods import AbstractLengths, AbstractMethod, AbstractValue, State
+from tokenmargin.dynamics.methods import AbstractMethod, AbstractStepLength, AbstractValue, State
 from tokenmargin.objective.forward import Attention, Descent, attend, descent_weights
 from tokenmargin.objective.losses import AbstractLoss, signed_excess
 
@@ -100,7 +100,7 @@ class _Pivots:
 
 
 @dataclass(frozen=True, eq=False)
-class _LaneValue(AbstractValue):
+class _ValueOfRuns(AbstractValue):
     """The risk of every run, where it is."""
 
     runs: BatchState
@@ -154,32 +154,36 @@ class BatchState:
         same = (self.taken == self.taken[0]).all()
         t = int(self.taken[0]) if same else self.taken[:, None]
         if self.points is None:
-            self._go_along([method for method in methods if isinstance(method, AbstractLengths)], t)
+            self._step_along_gradient([method for method in methods if isinstance(method, AbstractStepLength)], t)
         else:
-            self._move(methods[0], self.points, t)
+            self._step_to_point(methods[0], self.points, t)
         self.taken += 1
 
-    def _go_along(self, methods: Sequence[AbstractLengths], t: int | Int[Array, "lanes 1"]) -> None:
+    def _step_along_gradient(self, methods: Sequence[AbstractStepLength], t: int | Int[Array, "lanes 1"]) -> None:
         """A step that is a length: the tokens' weights and the logits are all that changes."""
         direction, log_scale = self.descent_weights()
         n, T, lanes = direction.shape
         moved, length = self.tokens.step(direction.reshape(n * T, lanes))
         with np.errstate(divide="ignore"):
             log_norm = (log_scale + np.log(length))[:, None]
-        value = _LaneValue(self)
+        value = _ValueOfRuns(self)
         if len(methods) == 1:
-            lengths = methods[0].lengths(Descent(np.empty((lanes, 0)), log_norm), value, t)[:, 0]
+            lengths = methods[0].step_lengths(Descent(np.empty((lanes, 0)), log_norm), value, t)[:, 0]
         else:
             times = np.broadcast_to(t, (lanes, 1))[:, 0].tolist()
             parts = zip(methods, log_norm, times, strict=True)
-            lengths = np.array([rule.lengths(Descent(np.empty(0), log), value, when)[0] for rule, log, when in parts])
+            lengths = np.array(
+                [rule.step_lengths(Descent(np.empty(0), log), value, when)[0] for rule, log, when in parts]
+            )
         rate = np.divide(lengths, length, out=np.zeros(lanes), where=length > 0)
         moved *= rate
         self.logits += moved.reshape(n, T, lanes)
         direction *= rate
         self.weights += direction
 
-    def _move(self, method: AbstractMethod, points: Float[Array, "lanes r"], t: int | Int[Array, "lanes 1"]) -> None:
+    def _step_to_point(
+        self, method: AbstractMethod, points: Float[Array, "lanes r"], t: int | Int[Array, "lanes 1"]
+    ) -> None:
         """A step to a point of the method's choice."""
         weights, log_scale = self.descent_weights()
         n, T, lanes = weights.shape
@@ -187,7 +191,7 @@ class BatchState:
         length = np.sqrt(np.einsum("lr,lr->l", vector, vector))[:, None]
         with np.errstate(divide="ignore"):
             descent = Descent(vector / np.where(length > 0, length, 1.0), log_scale[:, None] + np.log(length))
-        self.points, self.memory = method.advance(points, descent, _LaneValue(self), t, self.memory)
+        self.points, self.memory = method.advance(points, descent, _ValueOfRuns(self), t, self.memory)
         logits = self.tokens.logits(np.ascontiguousarray(self.points.T)).reshape(n, T, lanes)
         self.logits = np.where(np.isneginf(self.logits), -np.inf, logits)
 

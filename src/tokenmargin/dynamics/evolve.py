@@ -96,8 +96,9 @@ class Trajectory(Tabular, Drawable):
         kept = f", kept {', '.join(self.kept)} at {len(self.at)} steps" if self.kept else ""
         stopped = ", interrupted" if self.interrupted else ""
         return (
-            f"Trajectory({runs}{self.steps} steps of {self.method!r}, |p|={_extent(self.objective.norms(self.final))}, "
-            f"mean selected weight {_extent(self.saturation)}{kept}{stopped})"
+            f"Trajectory({runs}{self.steps} steps of {self.method!r}, "
+            f"|p|={_span_text(self.objective.norms(self.final))}, "
+            f"mean selected weight {_span_text(self.saturation)}{kept}{stopped})"
         )
 
     def _columns(self) -> dict[str, Array]:
@@ -126,7 +127,7 @@ class Trajectory(Tabular, Drawable):
         return self.kept[name]
 
 
-def _extent(values: Float[Array, "..."]) -> str:
+def _span_text(values: Float[Array, "..."]) -> str:
     """A number, or the least and the largest of several."""
     low, high = f"{np.min(values):.4g}", f"{np.max(values):.4g}"
     return low if low == high else f"{low}..{high}"
@@ -170,9 +171,9 @@ def evolve(
     objective, method = _as_objective(objective), as_method(method)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
-    wanted = _observables(keep)
+    wanted = _checked_observables(keep)
     theta = _checked_start(objective, start)
-    seen_at = _minibatches(objective, batch, rng)
+    seen_at = _objectives_of_steps(objective, batch, rng)
     method = method.for_objective(objective)
     first, states = (0, _initial(method, objective, theta)) if memory is None else memory
 
@@ -243,7 +244,7 @@ def _name_of(kept: Kept) -> str:
     return kept if isinstance(kept, str) else getattr(kept, "__name__", type(kept).__name__)
 
 
-def _observables(keep: Iterable[Kept]) -> dict[str, Observable]:
+def _checked_observables(keep: Iterable[Kept]) -> dict[str, Observable]:
     """What to record, by name."""
     found: dict[str, Observable] = {}
     for kept in (keep,) if isinstance(keep, str) else keep:
@@ -272,7 +273,9 @@ def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | 
     return theta
 
 
-def _minibatches(objective: AbstractObjective, batch: int | None, rng: Rng | None) -> Callable[[], AbstractObjective]:
+def _objectives_of_steps(
+    objective: AbstractObjective, batch: int | None, rng: Rng | None
+) -> Callable[[], AbstractObjective]:
     """What gives the objective of the next step: of all inputs, or of some that are drawn."""
     if batch is None:
         return lambda: objective

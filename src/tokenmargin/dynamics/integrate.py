@@ -155,7 +155,7 @@ class UnitField:
         return np.vstack([_without_radial(block, unit) for block, unit in pairs])
 
 
-def _resolvable(tolerance: float, y: Float[Array, " r"]) -> float:
+def _absolute_tolerance(tolerance: float, y: Float[Array, " r"]) -> float:
     """The absolute tolerance to ask of every coordinate of a point, however small that coordinate is.
 
     The field is a function of the logits `<k, p>`, known to eps |k| |p|: it places a point to eps |p| in every
@@ -230,7 +230,7 @@ class Integration:
         solver, short_until = self._solver(name, knots[-1]), np.inf
         while len(knots) <= most and self._asked <= MOST_EVALUATIONS:
             if name == "Radau":
-                solver.atol = _resolvable(tolerance, solver.y)  # type: ignore[attr-defined]
+                solver.atol = _absolute_tolerance(tolerance, solver.y)  # type: ignore[attr-defined]
             if not self._step(solver, knots):
                 return self.stop != "stalled"
             if self._turns_back is not None:
@@ -252,7 +252,7 @@ class Integration:
     def _solver(self, name: str, arc: float, *, longest: float = np.inf) -> OdeSolver:
         """A solver that begins where the path has come to, with steps of at most the `longest`."""
         if name == "Euler":
-            tokens = max(float(span.tokens.token_lengths.max()) for span in self.field.reduced.spans)
+            tokens = max(float(span.tokens.token_norms.max()) for span in self.field.reduced.spans)
             step = 1 / max(2 * tokens, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
             return Euler(self._direction, arc, self._y, np.inf, step=step, unit=self.field.unit)
         tolerance = self.settings.tolerance
@@ -265,7 +265,7 @@ class Integration:
         self._asked += 1
         return self.field.direction(arc, y)
 
-    def _leap(self, piece: DenseOutput, begin: float, end: float) -> float | None:
+    def _distance_to_turn(self, piece: DenseOutput, begin: float, end: float) -> float | None:
         """How far into a long step the field first points back along it; None where it does not."""
         length = self.field.unit + self.field.norm(self._y)
         end = min(end, begin + length + self.until)  # farther out it does not matter
@@ -294,10 +294,10 @@ class Integration:
         if not (np.isfinite(end) and np.isfinite(piece(end)).all()):  # beyond doubles: known is the path up to here
             self.stop = "stalled"
             return False
-        self._turns_back = self._leap(piece, knots[-1], end)
+        self._turns_back = self._distance_to_turn(piece, knots[-1], end)
         if self._turns_back is not None:
             return True
-        self.stop, end = self._watch(piece, knots[-1], end)
+        self.stop, end = self._record_events(piece, knots[-1], end)
         self.pieces.append(piece)
         knots.append(end)
         before, self._y = self._y, piece(end)
@@ -309,7 +309,7 @@ class Integration:
             self.progress(self.field.norm(self._y))
         return self.stop == "steps" and not self._at_rest(self._y)
 
-    def _watch(self, piece: DenseOutput, begin: float, end: float) -> tuple[Stop, float]:
+    def _record_events(self, piece: DenseOutput, begin: float, end: float) -> tuple[Stop, float]:
         """Record the events of a piece; why and where the run stops in it, or "steps" and its end."""
         stop: Stop = "steps"
         nodes = np.linspace(begin, end, _PIECES + 1).tolist()

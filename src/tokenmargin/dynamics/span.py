@@ -62,10 +62,10 @@ class Span:
             kept[-1] = True
             root = np.sqrt(values[kept])
             vectors = columns[:, kept] * root
-            coefficients = np.zeros((root.size, geometry.rows))
+            coefficients = np.zeros((root.size, geometry.n_vectors))
             coefficients[:, used] = (columns[:, kept] / np.where(root > 0, root, 1.0)).T
             basis = geometry.combine(coefficients)
-        rows = np.zeros(geometry.rows, dtype=np.intp)
+        rows = np.zeros(geometry.n_vectors, dtype=np.intp)
         rows[used] = np.arange(len(used))
         return cls(Coordinates(vectors, rows[geometry.index], geometry.mask), basis, geometry)
 

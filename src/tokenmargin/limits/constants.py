@@ -200,7 +200,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     named = limit_direction(problem, selected, loss=loss)
     constraints = limit_constraints(problem, named.selected)
     span = Span.of(problem.keys, exact=True)
-    rows = _rows(span, constraints.token, named)
+    rows = _difference_rows(span, constraints.token, named)
     copies, gaps = _shares_and_gaps(problem, named, constraints.token)
     inputs = constraints.token[:, 0]
     scores = problem.shared_scores[np.arange(problem.n), named.selected]
@@ -247,7 +247,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     )  # fmt: skip
 
 
-def _rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
+def _difference_rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
     """The differences of selected and other tokens, in coordinates of the span."""
     laid = span.tokens.token_array
     inputs, positions = tokens.T

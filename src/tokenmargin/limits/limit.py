@@ -205,7 +205,7 @@ def limit_of(
     short = SHARE if tolerance is None else tolerance
     if isinstance(problem, ProductObjective) and method is not None and loss is None:
         return limit_by_method(problem, method, start, steps=steps, tolerance=short, progress=progress)
-    objective, problem = _asked(problem, loss)
+    objective, problem = _objective_and_problem(problem, loss)
     if method is not None:
         return limit_by_method(objective, method, start, steps=steps, tolerance=short, progress=progress)
     tolerance = 1e-6 if tolerance is None else tolerance
@@ -214,11 +214,11 @@ def limit_of(
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
-        return _with_finite_part(problem, path, path.finite_part, tolerance)
+        return _limit_beside_finite_part(problem, path, path.finite_part, tolerance)
     if isinstance(objective, MapObjective) and not objective.attention.shares:
         named = separating_direction(objective, path.prompt)
         off = _angle_to(path, named)
-        outcome, reason = _judged(path, named, off, tolerance, shares=False)
+        outcome, reason = _outcome_of_path(path, named, off, tolerance, shares=False)
         return Limit(outcome, reason, named, off, np.nan, path.log_gradient, path)
     if isinstance(objective, MapObjective) and path.stop == "saturated":
         named = limit_direction(problem, path.selected, loss=objective.loss)
@@ -227,17 +227,17 @@ def limit_of(
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss)
     off = _angle_to(path, named)
-    if path.stop == "norm" and not off <= tolerance and (tied := _level(problem, path, tolerance)) is not None:
+    if path.stop == "norm" and not off <= tolerance and (tied := _level_equals(problem, path, tolerance)) is not None:
         tie, _ = tie_of_equals(problem, tied, objective.loss)
         if _angle_to(path, tie) <= tolerance:
             named, off = tie, _angle_to(path, tie)
-    outcome, reason = _judged(path, named, off, tolerance)
-    if path.stop == "norm" and not off <= tolerance and _advance(path, named) <= tolerance:
-        outcome, reason = _judged(path, named, 0.0, tolerance)
+    outcome, reason = _outcome_of_path(path, named, off, tolerance)
+    if path.stop == "norm" and not off <= tolerance and _angle_of_last_decade(path, named) <= tolerance:
+        outcome, reason = _outcome_of_path(path, named, 0.0, tolerance)
         reason = (
             reason or f"what lies across it has settled at {path.norm * np.sin(off):.3g}, and the angle falls as 1/|p|"
         )
-    rate = _rate(path, named.solution) if outcome == "direction" else np.nan
+    rate = _angle_rate(path, named.solution) if outcome == "direction" else np.nan
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
 
 
@@ -248,7 +248,7 @@ def _angle_to(path: FlowPath, named: LimitDirection) -> float:
     return float(angle(path.objective.problem.keys, path.prompt, named.solution.vector))
 
 
-def _advance(path: FlowPath, named: LimitDirection) -> float:
+def _angle_of_last_decade(path: FlowPath, named: LimitDirection) -> float:
     """The angle between a direction and the last decade of a path; NaN where there is none, or the path began there."""
     begun = float(np.linalg.norm(path.objective.norms(path(0.0))))
     if np.isnan(_angle_to(path, named)) or path.norm <= 10.0 * begun:
@@ -257,7 +257,7 @@ def _advance(path: FlowPath, named: LimitDirection) -> float:
     return float(angle(path.objective.problem.keys, step, named.solution.vector))
 
 
-def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Array, "n T"] | None:
+def _level_equals(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Array, "n T"] | None:
     """Equals of the selected tokens that are level with them up to an angle of `tolerance`; None without any."""
     logits = problem.keys.logits(path.prompt)
     visible = logits[problem.mask]
@@ -268,7 +268,7 @@ def _level(problem: TokenProblem, path: FlowPath, tolerance: float) -> Bool[Arra
     return tied if (tied & ~copies_of(problem, path.selected)).any() else None
 
 
-def _asked(
+def _objective_and_problem(
     given: TokenProblem | Followed | ProductObjective, loss: AbstractLoss | None
 ) -> tuple[Followed, TokenProblem]:
     """The objective to follow, in which copies of a key have one score, and the problem that was given."""
@@ -287,7 +287,7 @@ def _asked(
     return replace(given, problem=given.problem.merged), given.problem
 
 
-def _judged(
+def _outcome_of_path(
     path: FlowPath, named: LimitDirection, off: float, tolerance: float, *, shares: bool = True
 ) -> tuple[Outcome, str]:
     """What was settled, and what was not."""
@@ -322,7 +322,7 @@ def _where_rounding_decides(path: FlowPath) -> str:
     return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
 
 
-def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
+def _limit_beside_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
     named = tied_direction(problem, part.tied, scored=path.objective.constant_scores is not None)
     off = _angle_to(path, named)
@@ -338,7 +338,7 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
     elif not part.curvature > 0:
         outcome, held = "rounding", f"{held} at a point that is no minimum: starts beside it go elsewhere"
     # Short keys have a long finite part, which still turns p where its last decade has nothing of it.
-    elif off <= tolerance or (path.stop == "norm" and _advance(path, named) <= tolerance):
+    elif off <= tolerance or (path.stop == "norm" and _angle_of_last_decade(path, named) <= tolerance):
         outcome = "finite part"
     else:
         outcome = "undecided"
@@ -346,11 +346,11 @@ def _with_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, t
             f"{part.size} tied tokens were followed as if they kept their weights, and the direction beside them is "
             f"not settled (stopped by {path.stop} at |p| = {path.norm:.3g})"
         )
-    rate = _rate(path, named.solution) if outcome == "finite part" else np.nan
+    rate = _angle_rate(path, named.solution) if outcome == "finite part" else np.nan
     return Limit(outcome, held, named, off, rate, path.log_gradient, path)
 
 
-def _rate(path: FlowPath, solution: MarginSolution) -> float:
+def _angle_rate(path: FlowPath, solution: MarginSolution) -> float:
     """Slope of log angle against log norm over the last decades, where the angle is more than rounding."""
     keys = path.objective.problem.keys
     begun = float(np.linalg.norm(path.objective.norms(path(0.0))))

@@ -134,13 +134,13 @@ def next_token_limit(problem: NextTokenProblem) -> NextTokenLimit:
     graph, dependent = problem.graph, False
     direction = graph_margin(problem, graph)
     if problem.embeddings is not None and not direction.is_optimal:
-        graph = replace(graph, component=_classes(graph, forced_ties(problem)))
+        graph = replace(graph, component=_classes_of_ties(graph, forced_ties(problem)))
         dependent = len(graph.sizes) < len(problem.graph.sizes)
         direction = graph_margin(problem, graph)
     return NextTokenLimit(problem, graph, dependent, direction, tied_choice(problem, graph).minimum())
 
 
-def _classes(graph: PriorityGraph, forced: Array) -> Array:
+def _classes_of_ties(graph: PriorityGraph, forced: Array) -> Array:
     """Tokens connected by edges that are forced to tie."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -160,10 +160,10 @@ def tied_choice(problem: NextTokenProblem, graph: PriorityGraph) -> TiedChoice:
     kept = several[rows]
     place = np.cumsum(several) - 1
     choice = TiedChoice(place[rows[kept]], nodes[kept], counts[kept], label[several], problem.n, graph.component)
-    return choice if problem.embeddings is None else _embedded(problem, graph, choice)
+    return choice if problem.embeddings is None else _in_span_of_ties(problem, graph, choice)
 
 
-def _embedded(problem: NextTokenProblem, graph: PriorityGraph, choice: TiedChoice) -> TiedChoice:
+def _in_span_of_ties(problem: NextTokenProblem, graph: PriorityGraph, choice: TiedChoice) -> TiedChoice:
     """The same in coordinates of the span of the ties."""
     vectors = node_vectors(problem)
     first = np.unique(graph.component, return_index=True)[1]

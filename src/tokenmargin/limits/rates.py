@@ -82,8 +82,11 @@ class Rates(Tabular):
         lines = [f"{'quantity':<34} {'fitted':>12}  {'95% interval':>23}  {'theory':>6}"]
         for rate in self.rates:
             low, high = rate.interval
-            fitted, interval = _shown(rate.fitted, "12.8f"), _shown(low, "11.7f") + _shown(high, "12.7f")
-            lines.append(f"{rate.quantity:<34} {fitted}  {interval}  {_shown(rate.theorem, '6.3g')}")
+            fitted, interval = (
+                _number_cell(rate.fitted, "12.8f"),
+                _number_cell(low, "11.7f") + _number_cell(high, "12.7f"),
+            )
+            lines.append(f"{rate.quantity:<34} {fitted}  {interval}  {_number_cell(rate.theorem, '6.3g')}")
         if np.isfinite(self.constant):
             closed = "" if np.isnan(self.predicted) else f"  closed form {self.predicted:.8f}"
             lines.append(f"{'angle |p| at the end':<34} {self.constant:12.8f}{closed}")
@@ -115,7 +118,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def _shown(value: float, form: str) -> str:
+def _number_cell(value: float, form: str) -> str:
     """A number in its column; a dash where it is not known."""
     return format("-", f">{form.split('.')[0]}") if np.isnan(value) else format(value, form)
 
@@ -152,7 +155,7 @@ def rates(path: FlowPath | Trajectory) -> Rates:
     >>> round(found["|p| against log t, times margin"].fitted, 6), round(found["log angle against log |p|"].fitted, 4)
     (1.0, -1.0)
     """
-    samples = _of_flow(path) if isinstance(path, FlowPath) else _of_steps(path)
+    samples = _samples_of_flow(path) if isinstance(path, FlowPath) else _samples_of_steps(path)
     objective, norm = path.objective, L2 if samples.method is None else samples.method.margin_norm
     problem = objective.local_problem(path.final)
     named = limit_direction(problem, path.selected, loss=objective.loss, norm=norm)
@@ -169,10 +172,12 @@ def rates(path: FlowPath | Trajectory) -> Rates:
     log_left = _log_unselected(problem, prompts, named)
     expected = -1.0 if norm == L2 else np.nan
     asked = [
-        _growth(samples, far, margin),
-        far.fitted("log angle against log |p|", far.log_sizes, _log(angles, ROUNDING), -1.0),
-        far.fitted("log missing margin against log |p|", far.log_sizes, _log(short, 1e3 * ROUNDING), expected),
-        far.fitted("log unselected against margin |p|", margin * sizes, log_left, -1.0),
+        _norm_growth(samples, far, margin),
+        far.fit_slope("log angle against log |p|", far.log_sizes, _log_of_small(angles, ROUNDING), -1.0),
+        far.fit_slope(
+            "log missing margin against log |p|", far.log_sizes, _log_of_small(short, 1e3 * ROUNDING), expected
+        ),
+        far.fit_slope("log unselected against margin |p|", margin * sizes, log_left, -1.0),
         _sparsification(samples, far, log_left, named),
     ]
     found = tuple(rate for rate in asked if rate is not None)
@@ -186,7 +191,7 @@ class _FittedNorms(NamedTuple):
     log_sizes: Float[Array, " k"]
     sizes: Float[Array, " k"]
 
-    def fitted(self, quantity: str, x: Float[Array, " k"], y: Float[Array, " k"], theorem: float) -> Rate | None:
+    def fit_slope(self, quantity: str, x: Float[Array, " k"], y: Float[Array, " k"], theorem: float) -> Rate | None:
         """The slope of y in x where both are known; None where that is on too few points."""
         known = np.isfinite(x) & np.isfinite(y)
         x, y, sizes = x[known], y[known], self.sizes[known]
@@ -201,15 +206,15 @@ class _FittedNorms(NamedTuple):
         return Rate(quantity, slope, (slope - error, slope + error), theorem, (float(sizes[0]), float(sizes[-1])))
 
 
-def _log(values: Float[Array, " k"], least: float) -> Float[Array, " k"]:
+def _log_of_small(values: Float[Array, " k"], least: float) -> Float[Array, " k"]:
     """The logarithm where a value is more than rounding and already small; else NaN."""
     return np.log(np.where((values > least) & (values < SMALL), values, np.nan))
 
 
-def _growth(samples: _Samples, far: _FittedNorms, margin: float) -> Rate | None:
+def _norm_growth(samples: _Samples, far: _FittedNorms, margin: float) -> Rate | None:
     if samples.logarithmic:
-        return far.fitted("|p| against log t, times margin", samples.log_time, far.sizes * margin, 1.0)
-    return far.fitted("log |p| against log t", samples.log_time, far.log_sizes, _power(samples.method))
+        return far.fit_slope("|p| against log t, times margin", samples.log_time, far.sizes * margin, 1.0)
+    return far.fit_slope("log |p| against log t", samples.log_time, far.log_sizes, _norm_exponent(samples.method))
 
 
 def _sparsification(
@@ -217,12 +222,12 @@ def _sparsification(
 ) -> Rate | None:
     """How the unselected weight falls: like `1 / t` where the norm grows with log t, else by a fixed factor a step."""
     if samples.logarithmic:
-        return far.fitted("log unselected against log t", samples.log_time, log_left, -1.0)
+        return far.fit_slope("log unselected against log t", samples.log_time, log_left, -1.0)
     pace = _fall_per_step(samples.method, named)
-    return far.fitted("log unselected against steps", np.exp(samples.log_time), log_left, -pace)
+    return far.fit_slope("log unselected against steps", np.exp(samples.log_time), log_left, -pace)
 
 
-def _of_flow(path: FlowPath) -> _Samples:
+def _samples_of_flow(path: FlowPath) -> _Samples:
     """Knots over the last decades of the norm."""
     lengths = np.linalg.norm(path.objective.norms(path(path.arcs)), axis=-1)
     late = np.flatnonzero((lengths >= lengths[-1] / 10**DECADES) & np.isfinite(path.log_time))
@@ -230,7 +235,7 @@ def _of_flow(path: FlowPath) -> _Samples:
     return _Samples(None, path.log_time[knots], path(path.arcs[knots]))
 
 
-def _of_steps(path: Trajectory) -> _Samples:
+def _samples_of_steps(path: Trajectory) -> _Samples:
     """Kept points from the square root of the last step on."""
     if path.final.ndim != 1 or "point" not in path.kept or path.at[-1] < 1:
         raise ValueError('rates are fitted along one run that kept its points: evolve(..., keep=("point",))')
@@ -249,7 +254,7 @@ def _log_time(method: methods.AbstractMethod, at: Int[Array, " k"]) -> Float[Arr
     return np.asarray(np.log(sizes[at - 1]))
 
 
-def _power(method: methods.AbstractMethod | None) -> float:
+def _norm_exponent(method: methods.AbstractMethod | None) -> float:
     """With which power of the steps the norm grows; NaN where nobody knows."""
     step = getattr(method, "step", None)
     if isinstance(step, methods.Schedule):

@@ -98,7 +98,7 @@ class Basins(Tabular, Drawable):
         """Go on until every run has settled or taken `steps` steps in all."""
         waiting = self.runs.saturation[0] < SATURATED
         budget = np.where(waiting, steps, self.runs.steps[0])[None]
-        runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_half(progress))
+        runs = self.runs.resume(steps=budget, until_saturation=SATURATED, progress=_first_half(progress))
         return _run_until_proven(self.starts, runs, steps, progress)
 
 
@@ -147,12 +147,18 @@ def basins(
     """
     rule = NormalizedGradientDescent(0.1) if method is None else as_method(method)
     runs = evolve_many(
-        [problem], rule, steps=steps, starts=[starts], loss=loss, until_saturation=SATURATED, progress=_half(progress)
+        [problem],
+        rule,
+        steps=steps,
+        starts=[starts],
+        loss=loss,
+        until_saturation=SATURATED,
+        progress=_first_half(progress),
     )
     return _run_until_proven(starts, runs, steps, progress)
 
 
-def _half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
+def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
     """The first half of the work."""
     return None if progress is None else lambda share: progress(share / 2)
 
@@ -209,10 +215,10 @@ def _run_until_proven(
         elsewhere[int(start)] = limit.named
         if progress is not None:
             progress((1 + (done + 1) / open_.sum()) / 2)
-    return _by_limit(starts, runs, settled, elsewhere, names)
+    return _group_by_limit(starts, runs, settled, elsewhere, names)
 
 
-def _by_limit(
+def _group_by_limit(
     starts: Float[Array, "starts D"],
     runs: BatchResult,
     settled: Bool[Array, " starts"],

@@ -165,8 +165,8 @@ def _inputs(problem: TokenProblem) -> list[_Input]:
         vectors = _in_span(keys)
     else:
         first = keys.index[0, keys.mask[0].argmax()]
-        vectors = keys.differences(np.arange(keys.rows), np.full(keys.rows, first))
-        vectors = vectors if vectors.shape[1] else np.zeros((keys.rows, 1))  # all are equal
+        vectors = keys.differences(np.arange(keys.n_vectors), np.full(keys.n_vectors, first))
+        vectors = vectors if vectors.shape[1] else np.zeros((keys.n_vectors, 1))  # all are equal
     inputs = []
     for i in range(problem.n):
         visible = np.flatnonzero(problem.mask[i] & (keys.first_copies[i] == np.arange(problem.T)))

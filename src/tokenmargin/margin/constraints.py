@@ -81,9 +81,9 @@ class Constraints:
     def combine(self, multipliers: Float[Array, " k"]) -> Float[Array, " D"]:
         """`sum_j multipliers_j (constraint vector j)` as a parameter of the geometry."""
         weights = multipliers if self.sign is None else multipliers * self.sign
-        coefficients = np.bincount(self.plus, weights=weights, minlength=self.geometry.rows)
+        coefficients = np.bincount(self.plus, weights=weights, minlength=self.geometry.n_vectors)
         if self.minus is not None:
-            coefficients -= np.bincount(self.minus, weights=weights, minlength=self.geometry.rows)
+            coefficients -= np.bincount(self.minus, weights=weights, minlength=self.geometry.n_vectors)
         return self.geometry.combine(coefficients)
 
 
@@ -98,7 +98,7 @@ def attention_constraints(problem: TokenProblem, selected: Selection) -> Constra
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
     keys = problem.keys
-    chosen = keys.starts + alpha
+    chosen = keys.first_positions + alpha
     others = keys.mask.flatten()
     others[chosen] = False
     inputs, positions = others.reshape(keys.mask.shape).nonzero()

@@ -18,7 +18,7 @@ from tokenmargin.objective.forward import (
     exp_shifted,
     from_pivot,
     head_block,
-    linearisation,
+    join_blocks,
     prompt_block,
     prompt_descent,
     unit_descent,
@@ -195,7 +195,7 @@ class PromptObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         forward = self.forward(theta)
         state = differences_from_pivot(self.problem.keys, forward, self.loss)
-        return linearisation((prompt_block(state._replace(log_slope=self._log_slope(forward))),), self.problem.n)
+        return join_blocks((prompt_block(state._replace(log_slope=self._log_slope(forward))),), self.problem.n)
 
     def _log_slope(self, state: Attention) -> Float[Array, "... n"]:
         """`log(-loss')`. Of -log it is the loss itself, known where the output has underflowed: by its logarithm."""
@@ -325,7 +325,7 @@ class JointObjective(AbstractObjective):
         features = labels * (values[attention.pivot] + mean)
         spread = labels[..., None] * (offsets - mean[:, None])
         blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
-        return linearisation(blocks, self.problem.n)
+        return join_blocks(blocks, self.problem.n)
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         """The forward pass at a point, with what the stable gradient needs of it."""

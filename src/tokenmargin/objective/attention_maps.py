@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 from scipy.special import expit
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.forward import Descent, Linearisation, block_of, exp_with_slopes, linearisation, unit_descent
+from tokenmargin.objective.forward import Descent, Linearisation, exp_with_slopes, join_blocks, make_block, unit_descent
 from tokenmargin.plugins import find
 from tokenmargin.problem.geometry import in_coordinates
 
@@ -315,7 +315,7 @@ class MapObjective(AbstractObjective):
         slope = np.einsum("nt,ntr->nr", signs * np.exp(sizes), keys)
         curvature = self.attention.curvature(logits, self.problem.scores, scale - log_slope)
         own = np.einsum("ntr,ntu,nuq->rq", keys, curvature, keys) + np.einsum("nr,n,nq->rq", pull, bend, slope)
-        return linearisation((block_of(pull.sum(axis=0), terms, float(scale), (own,)),), self.problem.n)
+        return join_blocks((make_block(pull.sum(axis=0), terms, float(scale), (own,)),), self.problem.n)
 
     @property
     def _softmax(self) -> PromptObjective:

@@ -44,10 +44,10 @@ class Embeddings:
     __repr__ = one_line
 
     def __post_init__(self) -> None:
-        if self.geometry.rows != self.corpus.size + 2:
+        if self.geometry.n_vectors != self.corpus.size + 2:
             raise ValueError(
                 f"the dictionary must hold the {self.corpus.size} tokens, then the prompt p, then the head v; "
-                f"got {self.geometry.rows} rows"
+                f"got {self.geometry.n_vectors} rows"
             )
 
     @classmethod
@@ -65,7 +65,7 @@ class Embeddings:
 
     def row(self, j: int) -> Float[Array, " D"]:
         """The dictionary's vector `j` as a parameter."""
-        return self.geometry.combine(np.eye(1, self.geometry.rows, j)[0])
+        return self.geometry.combine(np.eye(1, self.geometry.n_vectors, j)[0])
 
     @property
     def prompt(self) -> Float[Array, " D"]:
@@ -110,7 +110,7 @@ class Embeddings:
         return Embeddings(self.corpus, Gram((matrix + matrix.T) / 2, old.index, old.mask))
 
 
-class EmbeddingGradient(NamedTuple):
+class EmbeddingDescent(NamedTuple):
     """Minus the gradient: `c_s p + (alpha_s / 2 + rest_s) v` in `E_s`, and `sum_s c_s E_s` in p.
 
     - `alpha`: the corpus's `signed_share`, which is (3) where all sequences have one length.
@@ -135,7 +135,7 @@ class EmbeddingObjective:
     >>> corpus = selective_corpus(4, 3, rng=rng)
     >>> objective = EmbeddingObjective(corpus)
     >>> start = wishart_embeddings(corpus, 5.4e59, rng=rng)
-    >>> bool(abs(objective.gradient(start).rest).max() < 1e-29)  # the small terms are not lost to rounding
+    >>> bool(abs(objective.descent(start).rest).max() < 1e-29)  # the small terms are not lost to rounding
     True
     """
 
@@ -150,7 +150,7 @@ class EmbeddingObjective:
         """The risk."""
         return float(LogisticLoss().value(self.outputs(embeddings)).mean())
 
-    def gradient(self, embeddings: Embeddings) -> EmbeddingGradient:
+    def descent(self, embeddings: Embeddings) -> EmbeddingDescent:
         """Minus the gradient in E and p, in its rank-two form (Lemma 7)."""
         q, above_uniform = self.attention(embeddings)
         values = self.values(embeddings)
@@ -159,7 +159,7 @@ class EmbeddingObjective:
         bend = -np.tanh(y * f / 2) / 2  # g - 1/2, where g = 1 / (1 + exp(y f))
         c = y * (0.5 + bend) * q * (values - f)
         rest = y * (bend * q + above_uniform / 2)  # g q - 1/(2T)
-        return EmbeddingGradient(self.per_token(c), self.corpus.signed_share, self.per_token(rest))
+        return EmbeddingDescent(self.per_token(c), self.corpus.signed_share, self.per_token(rest))
 
     def attention(self, embeddings: Embeddings) -> tuple[Float[Array, "n T"], Float[Array, "n T"]]:
         """Softmax weights q, and `q - 1/T` to full relative precision."""
@@ -173,8 +173,8 @@ class EmbeddingObjective:
 
     def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
         """One step of gradient descent on all embeddings and the prompt (4)."""
-        gradient = self.gradient(embeddings)
-        return embeddings.after_step(eta * gradient.c, eta * gradient.e)
+        descent = self.descent(embeddings)
+        return embeddings.after_step(eta * descent.c, eta * descent.e)
 
     def values(self, embeddings: Embeddings) -> Float[Array, "n T"]:
         """`<E_{x_t}, v>` per position; zero where there is no token."""

@@ -30,7 +30,7 @@ from tokenmargin.objective.forward import (
     attend,
     descent_weights,
     differences_from_pivot,
-    linearisation,
+    join_blocks,
     prompt_block,
     prompt_descent,
 )
@@ -217,18 +217,18 @@ def side_by_side(problems: Sequence[TokenProblem]) -> TokenProblem:
     if not problems:
         raise ValueError("give at least one problem to put side by side")
     T = max(problem.T for problem in problems)
-    before = np.cumsum([0, *(problem.keys.rows for problem in problems)])
+    before = np.cumsum([0, *(problem.keys.n_vectors for problem in problems)])
     parts = list(zip(problems, before, strict=False))
-    index = np.concatenate([_wider(problem.keys.index + int(first), T) for problem, first in parts])
-    mask = np.concatenate([_wider(problem.mask, T) for problem in problems])
+    index = np.concatenate([_pad_tokens(problem.keys.index + int(first), T) for problem, first in parts])
+    mask = np.concatenate([_pad_tokens(problem.mask, T) for problem in problems])
     return TokenProblem(
         _direct_sum([problem.keys for problem in problems], index, mask, before),
         np.concatenate([problem.labels for problem in problems]),
-        scores=np.concatenate([_wider(problem.scores, T) for problem in problems]),
+        scores=np.concatenate([_pad_tokens(problem.scores, T) for problem in problems]),
     )
 
 
-def _wider(array: Array, T: int) -> Array:
+def _pad_tokens(array: Array, T: int) -> Array:
     return np.pad(array, ((0, 0), (0, T - array.shape[1])))
 
 
@@ -297,7 +297,7 @@ class MultiHeadObjective(AbstractObjective):
         seen = differences_from_pivot(self.problem.keys, state, self.loss)
         apart = seen.slope.reshape(len(self.heads), -1, self.dimension)
         slope = np.tile(apart.sum(axis=0), (len(self.heads), 1))
-        return linearisation((prompt_block(seen, slope=slope),), self.problem.n // len(self.heads))
+        return join_blocks((prompt_block(seen, slope=slope),), self.problem.n // len(self.heads))
 
     def _forward(self, theta: Float[Array, "... D"]) -> Attention:
         logits = self.problem.keys.logits(theta)

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import softmax
 
-from tokenmargin.objective.embedding import EmbeddingGradient, EmbeddingObjective, Embeddings
+from tokenmargin.objective.embedding import EmbeddingDescent, EmbeddingObjective, Embeddings
 from tokenmargin.problem.label_problems import checked_classes
 
 
@@ -37,7 +37,7 @@ class FirstStep:
 
     before: Embeddings
     after: Embeddings
-    gradient: EmbeddingGradient
+    descent: EmbeddingDescent
     eta: float
 
     def __repr__(self) -> str:
@@ -48,7 +48,7 @@ class FirstStep:
 
         - `beside`: what half of another alpha_s than the gradient's own leaves over.
         """
-        c, r = self.eta * self.gradient.c, self.eta * (self.gradient.rest + beside)
+        c, r = self.eta * self.descent.c, self.eta * (self.descent.rest + beside)
         p, v = self.before.prompt, self.before.head
         inner = self.before.geometry.inner
         squared = c**2 * inner(p, p) + 2 * c * r * inner(p, v) + r**2 * inner(v, v)
@@ -57,7 +57,7 @@ class FirstStep:
     @property
     def prompt_error(self) -> float:
         """`|err_p|` of the decomposition (5): the length of `eta_0 sum_s c_s E_s`."""
-        coefficients = np.concatenate([self.eta * self.gradient.c, [0.0, 0.0]])
+        coefficients = np.concatenate([self.eta * self.descent.c, [0.0, 0.0]])
         return float(self.before.geometry.norm(self.before.geometry.combine(coefficients)))
 
     @property
@@ -82,8 +82,8 @@ def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
     True
     """
     objective = EmbeddingObjective(embeddings.corpus)
-    gradient = objective.gradient(embeddings)
-    return FirstStep(embeddings, embeddings.after_step(eta * gradient.c, eta * gradient.e), gradient, eta)
+    descent = objective.descent(embeddings)
+    return FirstStep(embeddings, embeddings.after_step(eta * descent.c, eta * descent.e), descent, eta)
 
 
 def class_shares(

@@ -103,7 +103,7 @@ def unit_descent(
     """
     vector = geometry.pullback(weights)
     length = geometry.norm(vector)[..., None]
-    terms = np.abs(weights).reshape(*weights.shape[:-2], -1) @ geometry.token_lengths.ravel()
+    terms = np.abs(weights).reshape(*weights.shape[:-2], -1) @ geometry.token_norms.ravel()
     seen = length > geometry.noise * terms[..., None]
     with np.errstate(divide="ignore"):
         log_norm = log_scale + np.log(np.where(seen, length, 0.0))
@@ -182,7 +182,7 @@ class Block(NamedTuple):
     rows: tuple[Float[Array, "r c"], ...]
 
 
-def block_of(
+def make_block(
     total: Float[Array, " r"], terms: Float[Array, "... r"], log_scale: float, rows: tuple[Float[Array, "r c"], ...]
 ) -> Block:
     """A block from the scaled gradient, its terms, their scale, and the derivative in the columns of each block."""
@@ -230,7 +230,7 @@ def prompt_block(
         plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
         mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
         rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)
-    return block_of(pull.sum(axis=0), pulls, log_scale, rows)
+    return make_block(pull.sum(axis=0), pulls, log_scale, rows)
 
 
 def head_block(state: PivotedAttention, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
@@ -240,7 +240,7 @@ def head_block(state: PivotedAttention, features: Float[Array, "n d"], spread: F
     in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
     in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
     in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
-    return block_of(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
+    return make_block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
 def from_pivot(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Float[Array, "n T r"]:
@@ -262,7 +262,7 @@ def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: Abstr
     )
 
 
-def linearisation(blocks: tuple[Block, ...], n: int) -> Linearisation:
+def join_blocks(blocks: tuple[Block, ...], n: int) -> Linearisation:
     with np.errstate(divide="ignore"):
         log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
     return Linearisation(

@@ -25,7 +25,7 @@ from tokenmargin.objective.forward import (
     differences_from_pivot,
     exp_shifted,
     from_pivot,
-    linearisation,
+    join_blocks,
     prompt_block,
     prompt_descent,
 )
@@ -97,8 +97,8 @@ class ClassObjective(AbstractLocalObjective):
         # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
         with np.errstate(divide="ignore"):
             apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
-        block = with_weights(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
-        return linearisation((block,), self.problem.n)
+        block = with_balance_against(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
+        return join_blocks((block,), self.problem.n)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         return self.problem.around(_weights(self.problem.keys.logits(theta)))
@@ -148,7 +148,7 @@ class SquareObjective(AbstractLocalObjective):
             keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
             self.log_slopes(state), np.zeros(self.problem.n),
         )  # fmt: skip
-        return linearisation((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
+        return join_blocks((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
 
     def _with_residuals(self, block: Block, seen: PivotedAttention) -> Block:
         """The block with `-2 g g'`, what a residual changes by, and terms weighed by what residuals are left of.
@@ -167,16 +167,16 @@ class SquareObjective(AbstractLocalObjective):
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
-        return with_weights(block, seen, log_reach[:, None] + seen.log_lead)
+        return with_balance_against(block, seen, log_reach[:, None] + seen.log_lead)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
         state = attend(self.problem.keys.logits(theta), off)
         sign = _log_sum(state, off)[1]
-        return self.problem.sides_given(np.where(sign == 0, np.nan, -sign))
+        return self.problem.with_sides(np.where(sign == 0, np.nan, -sign))
 
 
-def with_weights(block: Block, seen: PivotedAttention, log_pulls: Float[Array, "n T"]) -> Block:
+def with_balance_against(block: Block, seen: PivotedAttention, log_pulls: Float[Array, "n T"]) -> Block:
     """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
     sizes = _exponentials(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
     total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())

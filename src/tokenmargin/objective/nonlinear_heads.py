@@ -22,11 +22,11 @@ from tokenmargin.objective.forward import (
     attend,
     differences_from_pivot,
     from_pivot,
-    linearisation,
+    join_blocks,
     prompt_block,
     prompt_descent,
 )
-from tokenmargin.objective.local_scores import with_weights
+from tokenmargin.objective.local_scores import with_balance_against
 from tokenmargin.objective.losses import signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -131,7 +131,7 @@ class HeadObjective(AbstractObjective):
         # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
         with np.errstate(divide="ignore"):
             apart = np.log(np.einsum("nd,ntd->nt", np.abs(self.head.gradient(attended)), np.abs(spread)))
-        return linearisation((with_weights(block, seen, seen.log_slope[:, None] + apart),), self.problem.n)
+        return join_blocks((with_balance_against(block, seen, seen.log_slope[:, None] + apart),), self.problem.n)
 
     def excess(
         self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None

@@ -69,7 +69,7 @@ def shared_differences(
     if isinstance(keys, Coordinates):
         rows = keys.vectors[one] - keys.vectors[other] + 0.0
         return np.asarray(np.unique(rows, axis=0, return_inverse=True)[1].ravel())
-    pairs = keys.equal_rows[one] * keys.rows + keys.equal_rows[other]
+    pairs = keys.equal_rows[one] * keys.n_vectors + keys.equal_rows[other]
     return np.asarray(np.unique(pairs, return_inverse=True)[1].ravel())
 
 

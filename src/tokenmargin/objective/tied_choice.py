@@ -69,7 +69,7 @@ class TiedChoice:
     unit: float = 1.0
 
     @cached_property
-    def _starts(self) -> Int[Array, " choices"]:
+    def _first_entries(self) -> Int[Array, " choices"]:
         return np.searchsorted(self.rows, np.arange(len(self.labels)))
 
     @cached_property
@@ -77,7 +77,7 @@ class TiedChoice:
         return np.bincount(self.labels, minlength=len(self.classes)).astype(float)
 
     @cached_property
-    def _free(self) -> Int[Array, " free"]:
+    def _free_nodes(self) -> Int[Array, " free"]:
         """Nodes that move: of orthonormal ones, all in a class of several but its first, which stays at zero."""
         used = np.unique(self.nodes)
         first = np.unique(self.classes[used], return_index=True)[1]
@@ -88,9 +88,9 @@ class TiedChoice:
         if not len(self.labels):
             return np.zeros(0), np.zeros(0)
         sizes = logits[self.nodes] + np.log(self.counts)
-        top = np.maximum.reduceat(sizes, self._starts)
+        top = np.maximum.reduceat(sizes, self._first_entries)
         weights = np.exp(sizes - top[self.rows])
-        totals = np.add.reduceat(weights, self._starts)
+        totals = np.add.reduceat(weights, self._first_entries)
         chosen = sizes[self.nodes == self.labels[self.rows]]
         return weights / totals[self.rows], np.log(totals) + top - chosen
 
@@ -98,7 +98,7 @@ class TiedChoice:
         from scipy.sparse import csr_array
 
         shape = (len(self.labels), len(self.classes))
-        return csr_array((shares, self.nodes, np.append(self._starts, len(self.rows))), shape=shape)
+        return csr_array((shares, self.nodes, np.append(self._first_entries, len(self.rows))), shape=shape)
 
     def hessian(self, shares: Float[Array, " entries"]) -> Any:
         """Second derivative of the summed loss in the logits of all nodes, sparse."""
@@ -141,7 +141,7 @@ class TiedChoice:
         from scipy.sparse import diags_array
         from scipy.sparse.linalg import splu
 
-        move, free = np.zeros(len(pull)), self._free
+        move, free = np.zeros(len(pull)), self._free_nodes
         inner = hessian[free][:, free]
         inner = inner + diags_array(_RIDGE * (inner.diagonal() + inner.diagonal().max()))
         move[free] = splu(inner.tocsc()).solve(pull[free])
@@ -150,7 +150,7 @@ class TiedChoice:
     def _to_soft_part(
         self, logits: Float[Array, " all"], shares: Float[Array, " entries"], losses: Float[Array, " choices"]
     ) -> SoftPart:
-        pull, terms = self.pull(shares), self._terms(shares)
+        pull, terms = self.pull(shares), self._summed_lengths(shares)
         if self.features is None:
             members = np.bincount(self.classes)
             logits = logits - (np.bincount(self.classes, logits) / members)[self.classes]
@@ -161,19 +161,19 @@ class TiedChoice:
             point, length = self.unit * (theta @ self.basis), float(np.linalg.norm(self.features.T @ pull))
         return SoftPart(
             logits, point, length / self.unit / self.n, length / terms if terms else 0.0,
-            self.unit * self.distance(shares, length), float(losses.sum()) / self.n, self.unit,
+            self.unit * self.distance_bound(shares, length), float(losses.sum()) / self.n, self.unit,
         )  # fmt: skip
 
-    def _terms(self, shares: Float[Array, " entries"]) -> float:
+    def _summed_lengths(self, shares: Float[Array, " entries"]) -> float:
         """Summed lengths of the gradients of the choices."""
         if not len(self.labels):
             return 0.0
         apart = shares - (self.nodes == self.labels[self.rows])
         if self.features is None:
-            return float(np.sqrt(np.add.reduceat(apart**2, self._starts)).sum())
+            return float(np.sqrt(np.add.reduceat(apart**2, self._first_entries)).sum())
         return float(np.linalg.norm(self._matrix(apart) @ self.features, axis=1).sum())
 
-    def distance(self, shares: Float[Array, " entries"], length: float) -> float:
+    def distance_bound(self, shares: Float[Array, " entries"], length: float) -> float:
         """How far the minimum can be: along a unit direction the second derivative falls by at most `exp(-M t)`, M
         being the largest change of a difference of logits, so `2 |gradient| / (least curvature)` is enough where it is
         below 1 / M."""

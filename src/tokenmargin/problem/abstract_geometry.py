@@ -109,7 +109,7 @@ class AbstractGeometry(abc.ABC):
     matrix_shape: tuple[int, int] | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.rows} vectors, dimension {self.dimension}, n={self.n}, T={self.T})"
+        return f"{type(self).__name__}({self.n_vectors} vectors, dimension {self.dimension}, n={self.n}, T={self.T})"
 
     @property
     @abc.abstractmethod
@@ -118,7 +118,7 @@ class AbstractGeometry(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def rows(self) -> int:
+    def n_vectors(self) -> int:
         """Number of vectors in the dictionary."""
 
     @abc.abstractmethod
@@ -134,7 +134,7 @@ class AbstractGeometry(abc.ABC):
         """Inner product of two parameters."""
 
     @abc.abstractmethod
-    def squared_lengths(self) -> Float[Array, " m"]:
+    def squared_norms(self) -> Float[Array, " m"]:
         """`<e_j, e_j>` for every vector of the dictionary."""
 
     @abc.abstractmethod
@@ -152,7 +152,7 @@ class AbstractGeometry(abc.ABC):
 
     def _set_tokens(self, index: ArrayLike, mask: ArrayLike | None) -> None:
         """Validate and store index and mask; part of construction."""
-        checked_index, checked_mask = _checked_index(index, mask, self.rows)
+        checked_index, checked_mask = _checked_index(index, mask, self.n_vectors)
         object.__setattr__(self, "index", read_only(checked_index))
         object.__setattr__(self, "mask", read_only(checked_mask))
 
@@ -167,14 +167,14 @@ class AbstractGeometry(abc.ABC):
         return int(self.index.shape[1])
 
     @cached_property
-    def lengths(self) -> Float[Array, " m"]:
+    def vector_norms(self) -> Float[Array, " m"]:
         """Length of every vector of the dictionary."""
-        return np.sqrt(self.squared_lengths())
+        return np.sqrt(self.squared_norms())
 
     @cached_property
-    def token_lengths(self) -> Float[Array, "n T"]:
+    def token_norms(self) -> Float[Array, "n T"]:
         """Length of every token; zero where there is none."""
-        return np.where(self.mask, self.gather(self.lengths), 0.0)
+        return np.where(self.mask, self.gather(self.vector_norms), 0.0)
 
     @cached_property
     def is_full(self) -> bool:
@@ -182,7 +182,7 @@ class AbstractGeometry(abc.ABC):
         return bool(self.mask.all())
 
     @cached_property
-    def starts(self) -> Int[Array, " n"]:
+    def first_positions(self) -> Int[Array, " n"]:
         """Place of the first position of every input in the flattened index."""
         return read_only(np.arange(self.n) * self.T)
 
@@ -190,7 +190,7 @@ class AbstractGeometry(abc.ABC):
     def _dense(self) -> bool:
         """Every token has its own row, in order: gathering and scattering are reshapes."""
         tokens = self.index.size
-        return bool(self.is_full and tokens <= self.rows and (self.index.ravel() == np.arange(tokens)).all())
+        return bool(self.is_full and tokens <= self.n_vectors and (self.index.ravel() == np.arange(tokens)).all())
 
     @abc.abstractmethod
     def _equal_rows(self) -> Int[Array, " m"]:
@@ -208,7 +208,7 @@ class AbstractGeometry(abc.ABC):
         inputs, positions = self.mask.nonzero()
         vectors = self.equal_rows[self.index[inputs, positions]]
         # `nonzero` lists an input's positions in order, so the first occurrence is the first copy.
-        _, seen, which = np.unique(inputs * self.rows + vectors, return_index=True, return_inverse=True)
+        _, seen, which = np.unique(inputs * self.n_vectors + vectors, return_index=True, return_inverse=True)
         first[inputs, positions] = positions[seen][which]
         return read_only(first)
 
@@ -238,13 +238,13 @@ class AbstractGeometry(abc.ABC):
         """Sum of token values per dictionary row: the adjoint of `gather`. Hidden positions must hold zero."""
         lead = tokens.shape[:-2]
         if self._dense:
-            rows = np.zeros((*lead, self.rows))
+            rows = np.zeros((*lead, self.n_vectors))
             rows[..., : self.index.size] = tokens.reshape(*lead, -1)
             return rows
         flat = tokens.reshape(-1, self.index.size)
         where = self.index.ravel()
-        sums = [np.bincount(where, weights=row, minlength=self.rows) for row in flat]
-        return np.array(sums).reshape(*lead, self.rows)
+        sums = [np.bincount(where, weights=row, minlength=self.n_vectors) for row in flat]
+        return np.array(sums).reshape(*lead, self.n_vectors)
 
     def logits(self, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
         """`<k_it, p>` for every token; minus infinity where there is none."""

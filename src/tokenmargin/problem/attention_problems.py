@@ -193,13 +193,15 @@ class TorchNormals:
     def draw(self, *shape: int) -> Float[Array, "..."]:
         """The next numbers, as `torch.randn(shape)` in single precision."""
         size = int(np.prod(shape))
-        values = np.array([self._one() for _ in range(size)]) if size < _BLOCK else self._many(size)
+        values = (
+            np.array([self._next_normal() for _ in range(size)]) if size < _BLOCK else self._blocks_of_normals(size)
+        )
         return values.astype(np.float32).reshape(shape)
 
     def _words(self, count: int) -> Int[Array, " count"]:
         return self._twister.random_raw(count).astype(np.int64)
 
-    def _one(self) -> float:
+    def _next_normal(self) -> float:
         if self._waiting is not None:
             value, self._waiting = self._waiting, None
             return value
@@ -209,7 +211,7 @@ class TorchNormals:
         self._waiting = float(radius * np.sin(2 * np.pi * turn))
         return float(radius * np.cos(2 * np.pi * turn))
 
-    def _many(self, size: int) -> Float[Array, " size"]:
+    def _blocks_of_normals(self, size: int) -> Float[Array, " size"]:
         values = self._uniform(size)
         whole = size - size % _BLOCK
         values[:whole] = _box_muller(values[:whole])

@@ -62,7 +62,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     assert isinstance(keys, Gram), "the two geometries"
     z = np.atleast_2d(queries)
     if queries.ndim == 1:
-        rows, index, of_row = np.arange(keys.rows), keys.index, np.zeros(keys.rows, dtype=np.intp)
+        rows, index, of_row = np.arange(keys.n_vectors), keys.index, np.zeros(keys.n_vectors, dtype=np.intp)
     else:
         rows, index = keys.index.ravel(), np.arange(keys.index.size).reshape(keys.index.shape)
         of_row = np.repeat(np.arange(keys.n), keys.T)

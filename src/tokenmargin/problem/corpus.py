@@ -166,7 +166,7 @@ class TokenCorpus(FlatSequences, CountedByLabel):
         return np.where(np.abs(sums) <= noise, 0.0, sums) / self.n
 
     @cached_property
-    def completely(self) -> Int[Array, " m"]:
+    def sole_label(self) -> Int[Array, " m"]:
         """+1 for tokens seen only in positive sequences, -1 only in negative ones, 0 otherwise (Definition 1)."""
         negative, positive = self.counts
         return np.where(negative == 0, np.sign(positive), 0) - np.where(positive == 0, np.sign(negative), 0)
@@ -180,17 +180,17 @@ class TokenCorpus(FlatSequences, CountedByLabel):
     @cached_property
     def important(self) -> Bool[Array, "n T"]:
         """Positions that hold a completely positive or completely negative token."""
-        return np.asarray((self.completely[self.index] != 0) & self.mask)
+        return np.asarray((self.sole_label[self.index] != 0) & self.mask)
 
     def assumption4(self) -> Assumption4:
         """Check Assumption 4 by Definition 1, and name the sequences that break it."""
         offending = []
         number = self.important.sum(axis=1)
-        mixed = (self.completely == 0) & (self.token_class != 0)
+        mixed = (self.sole_label == 0) & (self.token_class != 0)
         for i in range(self.n):
             row = self.index[i, : self.lengths[i]]
             if number[i] != 1:
-                words = ", ".join(self.vocabulary[s] for s in row[self.completely[row] != 0]) or "none"
+                words = ", ".join(self.vocabulary[s] for s in row[self.sole_label[row] != 0]) or "none"
                 offending.append((i, f"{number[i]} completely positive or negative tokens ({words}); needs one"))
             elif mixed[row].any():
                 word = self.vocabulary[row[mixed[row]][0]]

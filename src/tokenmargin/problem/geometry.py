@@ -75,7 +75,7 @@ class Coordinates(AbstractGeometry):
         return int(self.vectors.shape[1])
 
     @property
-    def rows(self) -> int:
+    def n_vectors(self) -> int:
         return int(self.vectors.shape[0])
 
     @property
@@ -97,7 +97,7 @@ class Coordinates(AbstractGeometry):
     def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
         return np.asarray(np.einsum("...d,...d->...", p, q))
 
-    def squared_lengths(self) -> Float[Array, " m"]:
+    def squared_norms(self) -> Float[Array, " m"]:
         return np.einsum("md,md->m", self.vectors, self.vectors)
 
     def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
@@ -232,12 +232,12 @@ class Gram(AbstractGeometry):
         return int(self.matrix.shape[0])
 
     @property
-    def rows(self) -> int:
+    def n_vectors(self) -> int:
         return int(self.matrix.shape[0])
 
     def unit(self, row: int) -> Float[Array, " m"]:
         """The dictionary vector `row` itself, as a parameter."""
-        return np.eye(1, self.rows, row)[0]
+        return np.eye(1, self.n_vectors, row)[0]
 
     def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
         return p @ self.matrix
@@ -248,7 +248,7 @@ class Gram(AbstractGeometry):
     def inner(self, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
         return np.asarray(np.einsum("...d,...d->...", p @ self.matrix, q))
 
-    def squared_lengths(self) -> Float[Array, " m"]:
+    def squared_norms(self) -> Float[Array, " m"]:
         return np.maximum(self.matrix.diagonal(), 0.0)
 
     def gram_of(self, rows: Int[Array, " k"]) -> Float[Array, "k k"]:
@@ -285,14 +285,14 @@ class Gram(AbstractGeometry):
             noise = np.sqrt(self.accuracy + 4 * _EPS) * sums + _UNDERFLOW
         if minus is not None:
             noise[plus == minus] = 0.0
-        terms = self.lengths[plus] if minus is None else self.lengths[plus] + self.lengths[minus]
+        terms = self.vector_norms[plus] if minus is None else self.vector_norms[plus] + self.vector_norms[minus]
         return KnownProducts(products, noise, terms, self.rank)
 
     def _equal_rows(self) -> Int[Array, " m"]:
         """Where it is not known which vectors are equal, those are that inner products cannot tell apart."""
         if self.equal is not None:
             return self.equal
-        squared = self.squared_lengths()
+        squared = self.squared_norms()
         together = squared[:, None] + squared
         return np.asarray((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
 

@@ -51,12 +51,12 @@ def shared_vocabulary_problem(n: int, T: int, d: int, *, vocabulary: int, rng: R
 
 def figure1a() -> TokenProblem:
     """One input of three tokens; the two others score alike, so every start reaches the GMM (Theorem 2)."""
-    return _planar([[(-0.1, 1.0, 1.0), (1.0, 0.0, 0.9), (0.0, 0.0, 0.9)]])
+    return _planar_problem([[(-0.1, 1.0, 1.0), (1.0, 0.0, 0.9), (0.0, 0.0, 0.9)]])
 
 
 def figure1b() -> TokenProblem:
     """As 1a, but the token at the origin scores 0: token 1 becomes locally optimal (Theorem 3)."""
-    return _planar([[(-0.1, 1.0, 1.0), (1.0, 0.0, 0.9), (0.0, 0.0, 0.0)]])
+    return _planar_problem([[(-0.1, 1.0, 1.0), (1.0, 0.0, 0.9), (0.0, 0.0, 0.0)]])
 
 
 _FIGURE_1C_KEYS = (
@@ -71,7 +71,7 @@ _FIGURE_1C_KEYS = (
 
 def figure1c() -> TokenProblem:
     """Three inputs of seven tokens, the first of each optimal; also the data of Figure 4."""
-    return _planar([[(*key, 1.0 if t == 0 else 0.5) for t, key in enumerate(row)] for row in _FIGURE_1C_KEYS])
+    return _planar_problem([[(*key, 1.0 if t == 0 else 0.5) for t, key in enumerate(row)] for row in _FIGURE_1C_KEYS])
 
 
 def figure3a(third: tuple[float, float] = (0.5, 1.0)) -> TokenProblem:
@@ -87,7 +87,7 @@ def figure3b() -> TokenProblem:
 
 def figure5(score: float = 1.0) -> TokenProblem:
     """Two inputs whose optimal tokens (1, 1) and (1, -1) score `score` and 1: how the loss bends the path."""
-    return _planar([[(0.0, 0.0, 0.0), (1.0, 1.0, score)], [(0.0, 0.0, 0.0), (1.0, -1.0, 1.0)]])
+    return _planar_problem([[(0.0, 0.0, 0.0), (1.0, 1.0, score)], [(0.0, 0.0, 0.0), (1.0, -1.0, 1.0)]])
 
 
 def figure8() -> TokenProblem:
@@ -104,7 +104,7 @@ def figure8() -> TokenProblem:
 
 def three_limits() -> TokenProblem:
     """Two inputs of four tokens in the plane with three limit directions: an instance of our own, to demonstrate."""
-    return _planar(
+    return _planar_problem(
         [
             [(-0.1, -0.6, 0.8), (-0.5, -0.2, 0.1), (0.0, 0.2, 0.3), (0.1, 1.0, 0.6)],
             [(-0.3, -0.6, 0.7), (0.5, 0.5, 0.3), (-0.7, 0.1, 0.4), (-0.1, 0.1, 0.2)],
@@ -137,7 +137,7 @@ def _on_sphere(rng: np.random.Generator, shape: tuple[int, ...]) -> Float[Array,
     return points / np.linalg.norm(points, axis=-1, keepdims=True)
 
 
-def _planar(tokens: list[list[tuple[float, float, float]]]) -> TokenProblem:
+def _planar_problem(tokens: list[list[tuple[float, float, float]]]) -> TokenProblem:
     """Tokens (key_1, key_2, score), labels +1, W = diag(1, 1, 0), head (0, 0, 1)."""
     values = np.array(tokens)
     return TokenProblem.of(values * [1.0, 1.0, 0.0], np.ones(len(tokens)), values=values, head=[0.0, 0.0, 1.0])

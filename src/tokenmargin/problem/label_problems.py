@@ -125,7 +125,7 @@ class ClassProblem(TokenProblem):
             Coordinates.of(keys, mask), classes, geometry, head=head, class_logits=class_logits, keep_unused=keep_unused
         )
 
-    def _answers(self) -> Array:
+    def _label_column(self) -> Array:
         return self.classes
 
     @property
@@ -226,7 +226,7 @@ class RegressionProblem(TokenProblem):
         wanted.setflags(write=False)
         object.__setattr__(self, "targets", wanted)
 
-    def _answers(self) -> Array:
+    def _label_column(self) -> Array:
         return self.targets
 
     @property
@@ -252,9 +252,9 @@ class RegressionProblem(TokenProblem):
         weights = given if given.ndim == 2 else (np.arange(self.T) == given[:, None]).astype(np.float64)
         off = np.where(self.mask, self.scores - self.targets[:, None], 0.0)
         side = -np.sign((weights * off).sum(axis=1))
-        return self.sides_given(np.where(side == 0, np.nan, side))
+        return self.with_sides(np.where(side == 0, np.nan, side))
 
-    def sides_given(self, side: Float[Array, " n"]) -> TokenProblem:
+    def with_sides(self, side: Float[Array, " n"]) -> TokenProblem:
         """The same, given the sides; NaN where the target is met exactly."""
         off = self.scores - self.targets[:, None]
         scores = np.where(np.isnan(side)[:, None], -np.abs(off), np.nan_to_num(side)[:, None] * off)

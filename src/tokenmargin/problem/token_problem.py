@@ -65,7 +65,7 @@ class TokenProblem(Tabular, Drawable):
                 f"values and keys must describe the same tokens, got shapes {values.index.shape} and "
                 f"{keys.index.shape} or different masks"
             )
-        signs = _signs(labels, keys.n, None if head is None else as_array("head", head).ndim)
+        signs = _checked_signs(labels, keys.n, None if head is None else as_array("head", head).ndim)
         if (head is None) == (scores is None):
             raise ValueError(
                 "give exactly one of head (the vector v) and scores (the n x T numbers Y_i <v, x_it>); to change one "
@@ -156,7 +156,7 @@ class TokenProblem(Tabular, Drawable):
         if self.head is None or not self.has_fixed_scores:
             return self.with_keys(keys, keys if self.values is self.keys and starts is None else self.values.as_gram())
         values = self.values.as_gram(self.head[None])
-        return TokenProblem(keys, self.labels, values, head=values.unit(values.rows - 1))
+        return TokenProblem(keys, self.labels, values, head=values.unit(values.n_vectors - 1))
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> TokenProblem:
         """The same labels and scores on other keys; the values are the keys unless given."""
@@ -199,12 +199,12 @@ class TokenProblem(Tabular, Drawable):
             if shape is not None
             else f"n={self.n}, T={self.T}, d={self.keys.dimension}"
             if isinstance(self.keys, Coordinates)
-            else (f"n={self.n}, T={self.T}, in Gram space with {self.keys.rows} vectors")
+            else (f"n={self.n}, T={self.T}, in Gram space with {self.keys.n_vectors} vectors")
         )
         short = "" if self.mask.all() else f", {int(self.mask.sum())} tokens"
         return f"{type(self).__name__}({size}{short}, {'scores given' if self.head is None else 'scores from a head'})"
 
-    def _answers(self) -> Array:
+    def _label_column(self) -> Array:
         """What the inputs are labelled with."""
         return self.labels
 
@@ -214,7 +214,7 @@ class TokenProblem(Tabular, Drawable):
         best = scores == np.where(self.mask, self.scores, -np.inf).max(axis=1)[inputs]
         table = {
             "token": token_names(inputs, positions), "input": inputs, "position": positions,
-            "label": self._answers()[inputs], "score": scores, "optimal": best,
+            "label": self._label_column()[inputs], "score": scores, "optimal": best,
         }  # fmt: skip
         if isinstance(self.keys, Coordinates) and self.keys.dimension <= SHOWN_COORDINATES:
             vectors = self.keys.vectors[self.keys.index[inputs, positions]]
@@ -294,7 +294,7 @@ def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Fl
     return vector.astype(np.float64)
 
 
-def _signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n"]:
+def _checked_signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n"]:
     """Validate labels of -1 and +1; others get the remedy that fits them."""
     signs = checked_vector("labels", labels, n, "one label per input")
     odd = signs[~np.isin(signs, (-1.0, 1.0))]

@@ -210,7 +210,7 @@ def _principal(problem: TokenProblem) -> Float[Array, "m 2"]:
     """The two coordinates along which the tokens vary most, from their inner products alone."""
     rows = problem.keys.index[problem.mask]
     used, place = np.unique(rows, return_inverse=True)
-    inner = problem.keys.project(problem.keys.combine(np.eye(problem.keys.rows)[used]))[:, used]
+    inner = problem.keys.project(problem.keys.combine(np.eye(problem.keys.n_vectors)[used]))[:, used]
     middle = np.eye(len(used)) - 1 / len(used)
     values, vectors = np.linalg.eigh(middle @ inner @ middle)
     coordinates = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, ::-1]

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import FirstStep, first_step
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.objective.first_step import FirstStep, first_step
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.corpus import TokenCorpus
@@ -160,7 +160,7 @@ class EmbeddingInstance:
         if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
             assert isinstance(geometry, Coordinates)
             return np.asarray(np.linalg.pinv(geometry.vectors[: self.corpus.size]) @ logits)
-        return geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.rows))
+        return geometry.combine(np.random.default_rng([self.seed, k, 1]).standard_normal(geometry.n_vectors))
 
     def _tied_logits(self, k: int) -> Float[Array, " m"] | None:
         """A logit of 0 or 1 for every token; None where dependent tokens cannot have any logits they like."""
@@ -190,7 +190,7 @@ def _aligned_embeddings(start: Embeddings) -> Embeddings:
     """`E_s = +-h + 0.3 E_s^drawn` with h a unit vector orthogonal to all: + for important tokens, - for the others."""
     assert isinstance(start.geometry, Coordinates)
     *tokens, prompt, head = start.geometry.vectors
-    h = np.where(start.corpus.completely != 0, 1.0, -1.0)
+    h = np.where(start.corpus.sole_label != 0, 1.0, -1.0)
     moved = np.column_stack([DRAWN_SHARE * np.array(tokens), h])
     return Embeddings.of(start.corpus, moved, np.append(prompt, 0.0), np.append(head, 0.0))
 
@@ -258,7 +258,7 @@ class ProblemInstance:
     def sphere(self, number: int, rng: np.random.Generator) -> Float[Array, "number D"]:
         """Random unit vectors of the keys' span; zeros where all keys are zero."""
         keys = self.problem.keys
-        rows = keys.combine(rng.standard_normal((number, keys.rows)))
+        rows = keys.combine(rng.standard_normal((number, keys.n_vectors)))
         lengths = keys.norm(rows)[:, None]
         return rows / np.where(lengths > 0, lengths, 1.0)
 

@@ -36,7 +36,7 @@ class Statement:
 
 
 _A = (
-    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.problem.corpus.TokenCorpus.completely"),
+    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.problem.corpus.TokenCorpus.sole_label"),
     ("lemma", "the first step adds eta_0 alpha_s v / 2 to each token"),
     ("lemma", "the max-margin problem of a selection has one solution"),
     ("assumption", "one important token in every sequence", "tokenmargin.problem.corpus.TokenCorpus.assumption4"),

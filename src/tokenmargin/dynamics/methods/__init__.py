@@ -1,8 +1,8 @@
 """Methods of descent: how the next point follows from the gradient, and what is remembered from step to step."""
 
 from tokenmargin.dynamics.methods.method import (
-    AbstractLengths,
     AbstractMethod,
+    AbstractStepLength,
     AbstractValue,
     GradientDescent,
     MirrorDescent,
@@ -16,8 +16,8 @@ from tokenmargin.dynamics.methods.named import as_method, method_named
 from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
 
 __all__ = [
-    "AbstractLengths",
     "AbstractMethod",
+    "AbstractStepLength",
     "AbstractValue",
     "Adam",
     "GradientDescent",

@@ -141,21 +141,21 @@ def step_at(step: StepSize, t: StepNumber) -> float | Float[Array, "... 1"]:
     return size
 
 
-class AbstractLengths(AbstractMethod):
+class AbstractStepLength(AbstractMethod):
     """A rule for the length of a step alone. Thousands of such runs go on at once without coordinates."""
 
     @abc.abstractmethod
-    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+    def step_lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
         """How far to move along the unit direction."""
 
     def advance(
         self, theta: Float[Array, "... D"], descent: Descent, value: AbstractValue, t: StepNumber, state: State
     ) -> tuple[Float[Array, "... D"], State]:
-        return theta + self.lengths(descent, value, t) * descent.direction, state
+        return theta + self.step_lengths(descent, value, t) * descent.direction, state
 
 
 @dataclass(frozen=True)
-class GradientDescent(AbstractLengths):
+class GradientDescent(AbstractStepLength):
     """`p(t+1) = p(t) - step * gradient`.
 
     Without a step it is `1 / objective.smoothness()`: as safe as the printed `1 / L_p` of (24), by the same proof, and
@@ -182,13 +182,13 @@ class GradientDescent(AbstractLengths):
             )
         return replace(self, step=1 / smoothness)
 
-    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
-        assert self.step is not None, "prepared() settles the step"
+    def step_lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+        assert self.step is not None, "for_objective settles the step"
         return np.asarray(step_at(self.step, t) * np.exp(descent.log_norm))
 
 
 @dataclass(frozen=True)
-class NormalizedGradientDescent(AbstractLengths):
+class NormalizedGradientDescent(AbstractStepLength):
     """`p(t+1) = p(t) - step * gradient / |gradient|`, each block by its own norm.
 
     A block whose gradient is exactly zero stays where it is.
@@ -207,7 +207,7 @@ class NormalizedGradientDescent(AbstractLengths):
         if not (np.isfinite(self.guard) and self.guard >= 0):
             raise ValueError(f"guard must be zero or a positive number, got {self.guard}")
 
-    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+    def step_lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
         step = step_at(self.step, t)
         if self.guard == 0:
             return np.full(descent.log_norm.shape, step)
@@ -215,7 +215,7 @@ class NormalizedGradientDescent(AbstractLengths):
 
 
 @dataclass(frozen=True)
-class Polyak(AbstractLengths):
+class Polyak(AbstractStepLength):
     """Polyak's steps, `step * (risk - infimum) / |gradient|` long: about `1 / margin` each once softmax has saturated.
 
     The excess over the infimum is known as a logarithm, so the quotient is right when both have underflowed.
@@ -245,7 +245,7 @@ class Polyak(AbstractLengths):
                 raise ValueError(f"{error}: give Polyak(infimum=...)") from None
         return self
 
-    def lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
+    def step_lengths(self, descent: Descent, value: AbstractValue, t: StepNumber) -> Float[Array, "... blocks"]:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             log_excess = value.log_excess if self.infimum is None else np.log(np.maximum(value.risk - self.infimum, 0))
             quotient = np.exp(np.asarray(log_excess)[..., None] - descent.log_norm)

@@ -153,7 +153,9 @@ def regularisation_path(
             found = [None if branch[-1] is None else ball.minimum_at_next(branch[-1], radius) for branch in branches]
             fresh = rng.standard_normal((starts if radius <= _SEARCH_UP_TO else 0, reduced.objective.dimension))
             fresh = np.concatenate([fresh, guided])
-            _file(branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius), ball.objective)
+            _append_to_branches(
+                branches, found, [ball.minimum(start, radius) for start in fresh], (done, radius), ball.objective
+            )
             if progress is not None:
                 progress((done + 1) / len(grid))
     except KeyboardInterrupt:
@@ -162,7 +164,7 @@ def regularisation_path(
         interrupted, grid = note_interrupt(), grid[:done]
         branches = [branch[:done] for branch in branches]
     wanted = np.searchsorted(grid, [r for r in np.asarray(radii, dtype=float) if r <= grid[-1]])
-    pieces = [_branch([branch[k] for k in wanted], reduced) for branch in branches]
+    pieces = [_branch_of([branch[k] for k in wanted], reduced) for branch in branches]
     pieces = sorted((b for b in pieces if np.isfinite(b.log_excess).any()), key=lambda b: float(b.log_excess[-1]))
     return RegularisationPath(objective, grid[wanted], tuple(pieces), interrupted)
 
@@ -260,7 +262,7 @@ class _Ball:
         return replace(found, residual=balance, outward=0.0, converged=True)
 
 
-def _file(
+def _append_to_branches(
     branches: list[list[Minimum | None]],
     continued: list[Minimum | None],
     fresh: list[Minimum | None],
@@ -274,7 +276,7 @@ def _file(
     number, radius = at
     kept: list[Array] = []
 
-    def new(minimum: Minimum | None) -> Minimum | None:
+    def unless_known(minimum: Minimum | None) -> Minimum | None:
         if minimum is None:
             return None
         prompt = objective.prompt(minimum.point)
@@ -284,14 +286,14 @@ def _file(
         return minimum
 
     for branch, minimum in zip(branches, continued, strict=True):
-        branch.append(new(minimum))  # where two branches meet, the earlier one goes on
+        branch.append(unless_known(minimum))  # where two branches meet, the earlier one goes on
     for minimum in fresh:
         opened: list[Minimum | None] = [None] * number
-        if new(minimum) is not None:
+        if unless_known(minimum) is not None:
             branches.append([*opened, minimum])
 
 
-def _branch(minima: Sequence[Minimum | None], reduced: ReducedObjective) -> Branch:
+def _branch_of(minima: Sequence[Minimum | None], reduced: ReducedObjective) -> Branch:
     missing = np.full(reduced.objective.dimension, np.nan)
     points = np.stack([missing if minimum is None else minimum.point for minimum in minima])
     return Branch(

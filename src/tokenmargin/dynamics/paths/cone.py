@@ -112,7 +112,7 @@ def cone_path(
     for radius in grid.tolist():
         near = [cap.q, *(found[-1][1] / np.linalg.norm(found[-1][1]) for _ in found[-1:])]
         found.append(cap.minimum(radius, [*near, *cap.random(starts, rng)]))
-    wanted = [_lowest(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
+    wanted = [_lowest_up_to(cap, grid, found[: k + 1]) for k in np.searchsorted(grid, np.asarray(radii, dtype=float))]
     points = reduced.lift(np.stack([point for _, point in wanted]))
     return ConePath(objective, np.asarray(direction) / length, width, np.asarray(radii, dtype=float), points)
 
@@ -121,7 +121,7 @@ Ranked = tuple[tuple[float, float], Array]
 """A point after its rank."""
 
 
-def _lowest(cap: _Cap, grid: Float[Array, " radii"], found: Sequence[Ranked]) -> Ranked:
+def _lowest_up_to(cap: _Cap, grid: Float[Array, " radii"], found: Sequence[Ranked]) -> Ranked:
     """The lowest of the minimisers on the first radii, and between the radii next to it where it is an inner one."""
     last = len(found) - 1
     j = min(range(len(found)), key=lambda k: found[k][0])

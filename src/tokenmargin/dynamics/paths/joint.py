@@ -100,7 +100,7 @@ def ridge_path(
     begin = [*given, *rng.standard_normal((starts, inner.dimension))]
     found = []
     for k, start in enumerate(begin):
-        found.append(_follow(inner, pairs, start))
+        found.append(_continue_minimum(inner, pairs, start))
         if progress is not None:
             progress((k + 1) / len(begin))
     found.sort(key=lambda path: float(path[1][-1]))
@@ -111,7 +111,7 @@ def ridge_path(
     return RidgePath(objective, pairs, lifted["head"], lifted["prompt"], log_risk, residuals, other)
 
 
-def _follow(
+def _continue_minimum(
     objective: JointObjective, pairs: Float[Array, "k 2"], start: Float[Array, " r"]
 ) -> tuple[Float[Array, "k r"], Float[Array, " k"], Float[Array, "k 2"]]:
     """One local minimum, continued through the radii in steps of at most a factor of two."""

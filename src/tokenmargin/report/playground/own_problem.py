@@ -139,7 +139,7 @@ def _fits_the_plane(problem: TokenProblem) -> bool:
 
 def _step(geometry: AbstractGeometry) -> NormalizedGradientDescent:
     """Steps that suit the scale of the keys: the longest moves a logit by about a tenth."""
-    return NormalizedGradientDescent(0.1 / max(float(geometry.lengths.max()), 1e-9))
+    return NormalizedGradientDescent(0.1 / max(float(geometry.vector_norms.max()), 1e-9))
 
 
 def _train_prompt(problem: TokenProblem) -> dict[str, Any]:

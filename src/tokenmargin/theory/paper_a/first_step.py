@@ -12,8 +12,8 @@ import numpy as np
 from scipy.special import erfc
 from scipy.stats import chi2
 
-from tokenmargin.dynamics import FirstStep
 from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, searched
@@ -128,7 +128,7 @@ def first_step_parts(step: FirstStep) -> dict[str, float]:
     y = corpus.labels[:, None]
     bent = objective.per_token(-y * np.tanh(margins / 2)[:, None] / 2 * q)  # mean of y (g - 1/2) sum 1_{x_i = s} q_i
     p, v, inner = start.prompt, start.head, start.geometry.inner
-    c = step.gradient.c
+    c = step.descent.c
     squared = c**2 * inner(p, p) + 2 * c * bent * inner(p, v) + bent**2 * inner(v, v)
     return {
         "T |q - 1/T| <= 4": float(np.abs(above_uniform * corpus.lengths[:, None]).max()),

@@ -124,7 +124,7 @@ def lemma6(x: EmbeddingInstance) -> Findings:
 def one_irrelevant(x: EmbeddingInstance) -> Findings:
     """Under Theorem 5's conditions, with one irrelevant token in the vocabulary, only important tokens are selected
     (the application of Lemma 6)."""
-    number = int((x.corpus.completely == 0).sum())
+    number = int((x.corpus.sole_label == 0).sum())
     hypotheses = (*regime(x), below("irrelevant tokens in the vocabulary", number, 1))
     only = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return Findings(hypotheses, (limit_seen("only important tokens are selected", only, x),))

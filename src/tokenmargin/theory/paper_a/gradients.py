@@ -30,7 +30,7 @@ def lemma7(x: EmbeddingInstance) -> Findings:
     """The gradients of the risk in `E_s` and p are the printed double sums over pairs of positions; they equal the
     rank-two form `c_s p + e_s v`, `sum_s c_s E_s`, and what training p alone computes."""
     start = next(x.starts())
-    gradient = EmbeddingObjective(x.corpus).gradient(start)
+    gradient = EmbeddingObjective(x.corpus).descent(start)
     on_prompt, on_head, in_prompt, sizes = printed_gradients(x.corpus, start)
     direction, log_norm = PromptObjective(start.problem()).descent(start.prompt)
     trained = direction * np.exp(log_norm[0]) if np.isfinite(log_norm[0]) else 0.0
@@ -79,7 +79,7 @@ def lemma8(x: EmbeddingInstance) -> Findings:
     `g sum_{i<j} (a_i - a_j) q_i q_j (gamma_i - gamma_j)` with `a_i = <u, E_{x_i}>`."""
     after = x.steps[0].after
     problem, keys = after.problem(), after.geometry
-    u = keys.combine(np.random.default_rng(x.seed).standard_normal(keys.rows))
+    u = keys.combine(np.random.default_rng(x.seed).standard_normal(keys.n_vectors))
     pairs = Pairs(problem, after.prompt)
     direction, log_norm = PromptObjective(problem).descent(after.prompt)
     left = float(keys.inner(u, direction)) * np.exp(log_norm[0] - pairs.log_scale) if np.isfinite(log_norm[0]) else 0.0
@@ -142,7 +142,7 @@ def lemma10(x: EmbeddingInstance) -> Findings:
     rng = np.random.default_rng(x.seed)
     ahead, least, low, high, room = np.inf, np.inf, np.inf, np.inf, 0.0
     for scale in np.geomspace(0.01, 30, 40):
-        p = keys.combine(rng.standard_normal(keys.rows))
+        p = keys.combine(rng.standard_normal(keys.n_vectors))
         p *= scale / keys.norm(p)
         logits = keys.logits(p)
         log_q = logits - logits.max(axis=1, keepdims=True)

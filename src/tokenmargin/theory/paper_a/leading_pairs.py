@@ -178,7 +178,7 @@ def _levels(
     if np.linalg.matrix_rank(E) < size:
         return None
     rng = np.random.default_rng([x.seed, 17])
-    level = np.where(x.corpus.completely != 0, 2.0, rng.choice([2.0, 1.0, 0.0], p=[0.2, 0.4, 0.4], size=size))
+    level = np.where(x.corpus.sole_label != 0, 2.0, rng.choice([2.0, 1.0, 0.0], p=[0.2, 0.4, 0.4], size=size))
     behind = np.where(level == 2, 2.0, rng.uniform(0, 1, size))
     if x.selection == "everything":
         behind = np.full(size, 2.0)

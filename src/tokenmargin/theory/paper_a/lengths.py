@@ -61,7 +61,7 @@ def lemma21(x: EmbeddingInstance) -> Findings:
 
 def _explicit_solution(corpus: TokenCorpus, before: Embeddings, after: Embeddings) -> tuple[float, float]:
     """The least lead of an important token under `p = 2 sum E_s^0`, and the length of p."""
-    important = np.append(np.where(corpus.completely != 0, 2.0, 0.0), [0.0, 0.0])
+    important = np.append(np.where(corpus.sole_label != 0, 2.0, 0.0), [0.0, 0.0])
     p = before.geometry.combine(important)
     logits = after.geometry.logits(p)
     top = np.where(corpus.important, logits, -np.inf).max(axis=1, keepdims=True)
@@ -73,7 +73,7 @@ def balanced_flow(corpus: TokenCorpus) -> bool:
     """Whether every important token can send N units to irrelevant ones it shares a sequence with, so that each of the
     N irrelevant tokens receives M units from the M important ones: that is, for every set A of important tokens, the
     irrelevant ones beside A are at least a share |A|/M of all. Decided exactly, by a maximum flow of integers."""
-    s, t = np.flatnonzero(corpus.completely != 0), np.flatnonzero(corpus.completely == 0)
+    s, t = np.flatnonzero(corpus.sole_label != 0), np.flatnonzero(corpus.sole_label == 0)
     M, N = len(s), len(t)
     if not M or not N:
         return False
@@ -97,7 +97,7 @@ def from_orthogonal(corpus: TokenCorpus, after: Embeddings, step: float) -> floa
 
 def _shares(x: EmbeddingInstance) -> tuple[int, int, float]:
     """M, N and `M N / (M + N)`."""
-    M, N = int((x.corpus.completely != 0).sum()), int((x.corpus.completely == 0).sum())
+    M, N = int((x.corpus.sole_label != 0).sum()), int((x.corpus.sole_label == 0).sum())
     return M, N, M * N / (M + N)
 
 
@@ -154,7 +154,7 @@ def heuristic(x: EmbeddingInstance) -> Findings:
     tokens is about the sum of their `E_s^0`, so `|p^|` is about `sqrt(|S_X|)`, the root of the number M of tokens
     selected (D.5). "About" is read as within a tenth; the ratio does not depend on the dimension."""
     M, _, _ = _shares(x)
-    sizes = np.abs(x.corpus.signed_frequency[x.corpus.completely != 0])
+    sizes = np.abs(x.corpus.signed_frequency[x.corpus.sole_label != 0])
     hypotheses = (
         *selective(x),
         equal("largest |alpha_s| minus smallest", float(np.ptp(sizes)) if len(sizes) else 0.0, 0, tolerance=0),

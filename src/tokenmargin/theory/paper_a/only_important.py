@@ -84,7 +84,7 @@ def no_mu(x: EmbeddingInstance) -> Findings:
     corpus, hypotheses = x.corpus, regime(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    M, N = int((corpus.completely != 0).sum()), int((corpus.completely == 0).sum())
+    M, N = int((corpus.sole_label != 0).sum()), int((corpus.sole_label == 0).sum())
     near = below(
         "tokens at the start from orthonormal", _from_orthonormal(x), float(x.dimension) ** -0.25, tolerance=1e-12
     )
@@ -111,14 +111,14 @@ def _from_orthonormal(x: EmbeddingInstance) -> float:
 def smallest_rival(x: EmbeddingInstance) -> float:
     """`1 - 1/|S| - k_s^2 / (sum k^2 + c^(-2))` of `no_mu`, for the most frequent s."""
     corpus = x.corpus
-    k = corpus.counts.max(axis=0)[corpus.completely != 0]
+    k = corpus.counts.max(axis=0)[corpus.sole_label != 0]
     c = x.step / (2 * corpus.n * corpus.T)
     return float(1 - 1 / corpus.size - k.max() ** 2 / ((k**2).sum() + c**-2))
 
 
 def _all_but_one(corpus: TokenCorpus) -> Bool[Array, "n T"]:
     """The selection that ties every sequence, but for those of the most frequent important token."""
-    counts = np.where(corpus.completely != 0, corpus.counts.max(axis=0), 0)
+    counts = np.where(corpus.sole_label != 0, corpus.counts.max(axis=0), 0)
     own = (corpus.index == counts.argmax()) & corpus.mask
     return np.asarray(np.where(own.any(axis=1, keepdims=True), own, corpus.mask))
 

@@ -46,7 +46,7 @@ def _tying_direction(x: ProblemInstance) -> Float[Array, " D"]:
     """A random unit vector orthogonal to the difference of two tokens, or any on a line."""
     keys, across = x.problem.keys, x.sphere(1, x.rng)[0]
     one, two = keys.index[int(x.problem.mask.sum(axis=1).argmax()), :2]
-    weights = np.zeros(keys.rows)
+    weights = np.zeros(keys.n_vectors)
     weights[one] += 1.0
     weights[two] -= 1.0
     tied = keys.combine(weights)
@@ -78,7 +78,7 @@ def _findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
 def _distances(x: ProblemInstance, q: Float[Array, " D"]) -> tuple[float, float]:
     """`|p(R)/R - q|` for the local regularisation path at the last two radii."""
     keys = x.problem.keys
-    spanned = np.linalg.matrix_rank(keys.differences(np.arange(keys.rows), None))
+    spanned = np.linalg.matrix_rank(keys.differences(np.arange(keys.n_vectors), None))
     if spanned > 1:
         points = cone_path(x.objective, q, RADII, width=WIDTH, rng=x.rng, starts=1).points[-2:]
     else:  # the cone is a ray
@@ -145,7 +145,7 @@ def _dimension(problem: TokenProblem) -> int:
     """d: the dimension of the keys; in Gram space that of their span."""
     if isinstance(problem.keys, Coordinates):
         return problem.keys.dimension
-    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.rows), None)))
+    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.n_vectors), None)))
 
 
 def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:

@@ -50,7 +50,7 @@ def _lost_rank(problem: TokenProblem) -> Slack:
     name, mapped = "rank of the tokens that W loses", key_map(problem)
     if mapped is None:
         return seen(below(name, np.inf, 0), "tokens in coordinates")
-    values, keys = (g.differences(np.arange(g.rows), None) for g in (problem.values, problem.keys))
+    values, keys = (g.differences(np.arange(g.n_vectors), None) for g in (problem.values, problem.keys))
     return below(name, int(np.linalg.matrix_rank(values)) - int(np.linalg.matrix_rank(keys)), 0)
 
 
@@ -59,7 +59,7 @@ def _outside(problem: TokenProblem) -> float:
     mapped = key_map(problem)
     if mapped is None or problem.head is None:
         return np.inf
-    values, transposed = problem.values.differences(np.arange(problem.values.rows), None), mapped[1]
+    values, transposed = problem.values.differences(np.arange(problem.values.n_vectors), None), mapped[1]
     seen_ = np.linalg.pinv(values) @ (values @ problem.head)
     missing = seen_ - transposed @ (np.linalg.pinv(transposed) @ seen_)
     return float(np.linalg.norm(missing) / max(float(np.linalg.norm(seen_)), 1e-300))

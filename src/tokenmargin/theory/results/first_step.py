@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.dynamics import FirstStep
 from tokenmargin.objective.embedding import EmbeddingObjective
+from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.conditions import mostly, one_length, selective
@@ -54,7 +54,7 @@ def limit_variance(corpus: TokenCorpus) -> Float[Array, " m"]:
 def _parts(x: EmbeddingInstance, step: FirstStep) -> dict[str, bool]:
     """The proof's inequalities at one draw, with its own largest inner product eps in the place of x (1 + x)."""
     q, _ = token_shares(x.corpus)
-    start, gradient = step.before, step.gradient
+    start, gradient = step.before, step.descent
     a, b = start.overlaps
     p, v = start.prompt, start.head
     eps = max(float(np.abs(a).max()), float(np.abs(b).max()), abs(float(start.geometry.inner(p, v))))
