@@ -37,7 +37,7 @@ export function showBars(box, inputs, logits, weights, { withLogits = true } = {
       row.querySelector(".logit").textContent = Math.abs(logit) >= 1e4 ? logit.toExponential(1) : logit.toFixed(2);
     }
     row.querySelector(".weight i").style.width = `${100 * weight}%`;
-    row.querySelector(".share").textContent = percent(weight);
+    row.querySelector(".share").textContent = weights[i].length === 1 ? "100%" : percent(Math.min(Math.max(weight, 1e-300), 1 - 1e-15)); // never all, never nothing
     row.classList.toggle("top", weight === Math.max(...weights[i]));
   });
 }
@@ -75,7 +75,7 @@ export function plot(box, colours, { x, y, lines, mark, notes = [] }) {
     const [cx, cy] = at(mark.point);
     if (cx <= W - RIGHT + 1) inside.append(svg("circle", { cx, cy: Math.min(cy, H - BOTTOM), r: 4.5, fill: mark.colour, stroke: colours.card, "stroke-width": 1.5 }));
   }
-  for (const { point, words, colour, below = false } of notes) shapes.push(label(words, at(point)[0] - 4, at(point)[1] + (below ? 12 : -5), { fill: colour, "text-anchor": "end", "font-weight": 600 }));
+  for (const { point, words, colour } of notes) shapes.push(label(words, at(point)[0] - 4, at(point)[1] - 5, { fill: colour, "text-anchor": "end", "font-weight": 600 }));
   box.setAttribute("viewBox", `0 0 ${W} ${H}`);
   box.replaceChildren(...shapes, inside);
 }

@@ -39,6 +39,11 @@ function travel(from, to) {
   show(section, { scroll: section !== view.section });
 }
 
+function offerTravel() {
+  $("undo").disabled = !history_.past.length;
+  $("redo").disabled = !history_.future.length;
+}
+
 /** After a change: panels that do not move with the pointer, and the address. */
 let writing = 0;
 function settled() {
@@ -94,6 +99,7 @@ function arrive({ scroll, push }) {
     else link.removeAttribute("aria-current");
   }
   legend();
+  offerTravel();
   if (push) window.history.pushState(null, "", address());
   else window.history.replaceState(null, "", address());
   if (scroll) $(section).scrollIntoView();
@@ -338,8 +344,7 @@ function fillEditor() {
 function fillPanels() {
   const { state } = view;
   fillEditor();
-  $("undo").disabled = !history_.past.length;
-  $("redo").disabled = !history_.future.length;
+  offerTravel();
   for (const [id, name] of [["method", "method"], ["loss", "loss"], ["step-size", "step"], ["steps", "steps"]]) if (document.activeElement !== $(id)) $(id).value = state[name];
   $("step-size").disabled = $("steps").disabled = state.method === "flow";
   for (const button of $("stories").children) button.setAttribute("aria-pressed", button.dataset.story === state.story);

@@ -295,7 +295,10 @@ export class Disc {
       svg("path", { d: this.pathOf(run.points.slice(0, frame + 1), view), fill: "none", stroke: c.card, "stroke-width": 6, "stroke-opacity": 0.6 }),
       svg("path", { d: this.pathOf(run.points.slice(0, frame + 1), view), fill: "none", stroke: colour, "stroke-width": 3, "stroke-linejoin": "round" }),
     ];
-    if (pull) shapes.push(this.arrow(x, y, x + 46 * pull[0], y - 46 * pull[1], c.ink, 2, { class: "pull" }));
+    if (pull) { // shorter where the rim is near
+      const out = x * pull[0] - y * pull[1], room = -out + Math.sqrt(Math.max(0, out * out + (RIM - 2) ** 2 - x * x - y * y)), reach = Math.min(46, room);
+      shapes.push(this.arrow(x, y, x + reach * pull[0], y - reach * pull[1], c.ink, 2, { class: "pull" }));
+    }
     shapes.push(svg("circle", { cx: x, cy: y, r: 6.5 * Math.sqrt(this.zoom), fill: colour, stroke: c.card, "stroke-width": 2, id: "now" }));
     this.layers.training.replaceChildren(...shapes);
   }

@@ -5,7 +5,7 @@
 // the point nearest the origin of the convex hull of its difference vectors, which in the plane is held by one or two of
 // them; where the hull holds the origin, three (or two) of them prove that nothing can be selected so.
 
-import { LOSSES } from "./plane.js";
+import { LOSSES, sharedScores } from "./plane.js";
 
 /** A neighbour's margin is 1 up to this: the tolerance of the library. */
 const NEIGHBOUR = 1e-7;
@@ -13,15 +13,12 @@ const TIE = 1e-9; // relative: directions and norms that agree to this are the s
 
 /** Tokens of one input by place: copies stand together and count as one token with their mean score. */
 export function placesOf({ tokens }) {
-  const places = [];
+  const places = [], scores = sharedScores(tokens);
   tokens.forEach((k, t) => {
     const same = places.find((place) => place.x === k.x && place.y === k.y);
     if (same) same.tokens.push(t);
-    else places.push({ x: k.x, y: k.y, tokens: [t] });
+    else places.push({ x: k.x, y: k.y, tokens: [t], score: scores[t] });
   });
-  for (const place of places) {
-    place.score = place.tokens.reduce((sum, t) => sum + tokens[t].score, 0) / place.tokens.length;
-  }
   return places;
 }
 
@@ -137,7 +134,9 @@ function asked(rows, chosen) {
 /**
  * All limits of training, the best first, then by margin. Each has `sets` (the tokens selected in every input),
  * `vector` (the shortest p of margin 1), `margin`, `unit`, `neighbours` as [input, token], `support` (those with a
- * multiplier), `global`, and `shared` where a neighbour that scores more is outweighed by others.
+ * multiplier), `best` where all of them have the highest score of their input, `global` where of those it has the largest
+ * margin, and `shared` where a neighbour that scores more is outweighed by others. The list's `open` holds the selections
+ * of which terms smaller than those on the margin decide.
  *
  * Places of exactly the selected score ask for nothing: once one of them leads, they pull neither way. So a limit is the
  * max-margin direction against the tokens of other scores, where the chosen place does lead those of its own score.
@@ -145,19 +144,20 @@ function asked(rows, chosen) {
 export function limitsOf(inputs, loss = "logistic") {
   const { rows, arcs } = arcsOf(inputs);
   const best = rows.map((places) => Math.max(...places.map((place) => place.score)));
-  const seen = new Set(), limits = [];
+  const seen = new Set(), limits = [], open = [];
   for (const { places } of arcs) {
     if (seen.has(`${places}`)) continue;
     seen.add(`${places}`);
     const limit = limitAt(rows, places, LOSSES[loss]);
-    if (!limit || limits.some((other) => Math.hypot(...other.unit.map((z, j) => z - limit.unit[j])) < TIE)) continue;
+    if (limit?.open) open.push(limit.sets);
+    if (!limit || limit.open || limits.some((other) => Math.hypot(...other.unit.map((z, j) => z - limit.unit[j])) < TIE)) continue;
     limit.best = places.every((j, i) => rows[i][j].score === best[i]);
     limits.push(limit);
   }
   // Where the highest score is shared there may be several choices of best tokens: that of largest margin is global.
   const widest = Math.max(...limits.filter((limit) => limit.best).map((limit) => limit.margin));
   for (const limit of limits) limit.global = limit.best && limit.margin >= widest * (1 - TIE);
-  return limits.sort((a, b) => b.global - a.global || b.margin - a.margin);
+  return Object.assign(limits.sort((a, b) => b.global - a.global || b.margin - a.margin), { open });
 }
 
 function limitAt(rows, chosen, loss) {
@@ -186,7 +186,9 @@ function limitAt(rows, chosen, loss) {
     sets.push(set.sort((a, b) => a - b));
     options.push(leaders);
   }
-  if (!isHeld(beside, loss, solution.vector) || !isLeast(rows, options, solution.margin)) return null;
+  const held = heldBy(beside, loss, solution.vector);
+  if (held === "none" || !isLeast(rows, options, solution.margin)) return null;
+  if (held === "smaller terms") return { open: true, sets };
   const support = solution.held.flatMap((row, k) => {
     const [i, j] = about[row];
     return rows[i][j].tokens.map((t) => ({ token: [i, t], weight: solution.multipliers[k] }));
@@ -196,12 +198,13 @@ function limitAt(rows, chosen, loss) {
 }
 
 /**
- * Whether p stays: no token on the margin outscores the selected one of its input; or where one does, others outweigh it.
+ * What keeps p there: "scores" where no token on the margin outscores the selected one of its input, "others" where one does
+ * and others outweigh it, "none", or "smaller terms" where those on the margin cancel and it is not known.
  * Terms of one difference have one margin for ever, so their pulls add; three differences in the plane depend on one another,
  * and the sum of their terms, a function of how far p is beside the direction, must have a minimum above zero.
  */
-function isHeld(beside, loss, [px, py]) {
-  if (beside.every(({ own, place }) => place.score < own.score)) return true;
+function heldBy(beside, loss, [px, py]) {
+  if (beside.every(({ own, place }) => place.score < own.score)) return "scores";
   const slopes = beside.map(({ own }) => loss.logSlope(own.score) - Math.log(own.tokens.length)), most = Math.max(...slopes), sums = new Map();
   beside.forEach(({ own, place }, k) => {
     const key = `${own.x - place.x + 0},${own.y - place.y + 0}`, pull = Math.exp(slopes[k] - most) * (own.score - place.score) * place.tokens.length;
@@ -209,15 +212,17 @@ function isHeld(beside, loss, [px, py]) {
     sums.set(key, { sum: sum + pull, size: size + Math.abs(pull), across: (own.x - place.x) * -py + (own.y - place.y) * px });
   });
   const terms = [...sums.values()], sign = ({ sum, size }) => (Math.abs(sum) > beside.length * 2 ** -52 * size ? Math.sign(sum) : 0);
-  if (terms.some((term) => sign(term) === 0)) return false; // smaller terms decide, and it is not said
-  if (terms.every((term) => sign(term) > 0) || terms.length < 3) return terms.every((term) => sign(term) > 0);
+  const pulls = terms.map(sign);
+  if (pulls.includes(0)) return pulls.includes(1) || !pulls.includes(-1) ? "smaller terms" : "none";
+  if (pulls.every((pull) => pull > 0)) return "others";
+  if (terms.length < 3) return "none";
   const widest = Math.max(...terms.map(({ across }) => Math.abs(across)));
   const value = (y) => terms.reduce((total, { sum, across }) => total + sum * Math.exp((-across / widest) * y), 0);
   for (let y = -30; y < 30; y += 0.02) {
     const here = value(y);
-    if (here > 0 && here < value(y - 0.02) && here < value(y + 0.02)) return true;
+    if (here > 0 && here < value(y - 0.02) && here < value(y + 0.02)) return "others";
   }
-  return false;
+  return "none";
 }
 
 /** Whether no choice among places that tie in score and in logit has a larger margin: else p moves on to that one. */
@@ -237,16 +242,15 @@ export function verdictOn(inputs, selected) {
   const solution = maxMargin(rows);
   const weights = solution.farkas ?? solution.multipliers;
   const evidence = solution.held.map((row, k) => ({ token: about[row], row: rows[row], weight: weights[k] })).filter((one) => one.weight > 0);
-  const verdict = { ...solution, selected, evidence, rows, about, neighbours: [], beaten: [] };
+  const verdict = { ...solution, selected, evidence, rows, about, neighbours: [], higher: [], level: [] };
   if (solution.status !== "optimal") return verdict;
-  const [px, py] = solution.vector;
+  const [px, py] = solution.vector, shared = inputs.map(({ tokens }) => sharedScores(tokens));
   rows.forEach(([x, y], j) => {
     if (x * px + y * py > 1 + NEIGHBOUR) return;
     verdict.neighbours.push(about[j]);
     const [i, t] = about[j];
-    if (inputs[i].tokens[t].score >= inputs[i].tokens[selected[i]].score) verdict.beaten.push(about[j]);
+    const [other, chosen] = [shared[i][t], shared[i][selected[i]]];
+    if (other >= chosen) (other > chosen ? verdict.higher : verdict.level).push(about[j]);
   });
-  verdict.local = !verdict.beaten.length;
-  verdict.global = inputs.every(({ tokens }, i) => tokens.every((k) => k.score <= tokens[selected[i]].score));
   return verdict;
 }

@@ -2,7 +2,7 @@
 
 import { arcsOf, limitsOf, verdictOn } from "./limits.js";
 import { descend, flow, limitReached } from "./paths.js";
-import { Plane } from "./plane.js";
+import { Plane, sharedScores } from "./plane.js";
 import { placeOf } from "./drawing.js";
 import { angleBetween } from "./words.js";
 
@@ -42,7 +42,23 @@ function evenly(plane, path, view, count) {
   return { kept, points };
 }
 
-/** Training from the start of a state: the points of its frames, how it goes on, the loss, and the limit it ends at. */
+const BESIDE = 1e-9; // of a start's size: what lies nearer to a border than this, rounding may carry across
+
+/** The limits at which starts end that lie a billionth to either side of a start; -1 for none. */
+function endsBeside(plane, limits, state, unit) {
+  const size = BESIDE * (Math.hypot(...state.start) + unit);
+  if (!plane.field(...state.start)) return [];
+  return [size, -size].map((off) => [state.start[0] - off * plane.v, state.start[1] + off * plane.u]).map((start) => {
+    const begin = state.method === "flow" ? start : descend(plane, start, state).at(-1);
+    const { points, stop } = flow(plane, begin, { untilNorm: 1e4 * unit, tolerance: 1e-5, maxSteps: 400 }), end = limitReached(plane, limits, ...points.at(-1));
+    return end < 0 && stop === "steps" ? null : end; // not followed far enough to be told
+  }).filter((end) => end !== null);
+}
+
+/**
+ * Training from the start of a state: the points of its frames, how it goes on, the loss, and the limit it ends at; and,
+ * where starts beside it end elsewhere (never asked while something moves), the limits of those.
+ */
 export function runOf(plane, limits, state, view, { moving = false, fine = false } = {}) {
   const far = (moving ? 1e4 : FAR) * view.unit, tolerance = moving ? 1e-5 : fine ? 1e-9 : 1e-7;
   const byFlow = state.method === "flow";
@@ -50,6 +66,8 @@ export function runOf(plane, limits, state, view, { moving = false, fine = false
   const path = flow(plane, points.at(-1), { untilNorm: far, tolerance, maxSteps: moving ? 400 : 3000 });
   const { kept, points: dense } = evenly(plane, path, view, byFlow ? FRAMES : 80);
   const last = path.points.at(-1), shown = byFlow ? kept : points;
+  const end = path.stop === "flat" && path.points.length < 2 ? -1 : limitReached(plane, limits, ...last);
+  const beside = moving ? [] : endsBeside(plane, limits, state, view.unit).filter((other) => other !== end);
   return {
     points: shown,
     beyond: byFlow ? [] : kept,
@@ -57,7 +75,8 @@ export function runOf(plane, limits, state, view, { moving = false, fine = false
     risk: shown.map(([x, y]) => plane.risk(x, y)),
     flat: path.stop === "flat",
     finite: path.finite ?? null,
-    end: path.stop === "flat" && path.points.length < 2 ? -1 : limitReached(plane, limits, ...last),
+    end,
+    beside: beside.length ? [...new Set([end, ...beside])] : [],
   };
 }
 
@@ -106,7 +125,7 @@ export function curvesOf(plane, limit, run) {
 }
 
 /** The tokens of highest score, the first of equals: what is asked about unless something else is. */
-export const bestOf = (inputs) => inputs.map(({ tokens }) => tokens.reduce((best, k, t) => (k.score > tokens[best].score ? t : best), 0));
+export const bestOf = (inputs) => inputs.map(({ tokens }) => { const scores = sharedScores(tokens); return scores.indexOf(Math.max(...scores)); });
 
 /** Selections are counted like numbers, the last input's token changing fastest. */
 export const countSelections = (inputs) => inputs.reduce((product, { tokens }) => product * tokens.length, 1);

@@ -5,7 +5,7 @@ import { Disc, meets, svg, outlineOf, viewOf } from "./drawing.js";
 import { countSelections, logRest, numberOf, pictureOf } from "./model.js";
 import { limitsOf } from "./limits.js";
 import { angleBetween, basinWords, countWords, endWords, heldWords, logitWords, marginWords, proofWords, ratioWords, short, trainingWords, whyWords } from "./words.js";
-import { nameOf } from "./plane.js";
+import { nameOf, sharedScores } from "./plane.js";
 import { promptInSquare, serveGround } from "./worker.js";
 import { DEFAULTS } from "./state.js";
 
@@ -40,14 +40,16 @@ FORMULAS.own = FORMULAS.proofs;
 export const view = { section: "tokens", state: null, picture: null, frame: 0, playing: false, scales: null, focus: -1, colours: new Map(), chosen: "0,0", shares: null, hinted: false, moving: false };
 export const disc = new Disc($("disc"), $("ground"));
 
-/** The best has the first colour; the others keep theirs while they live. */
+const isFirst = (limit, k) => limit.global && k === 0;
+
+/** The best has the first colour (of several, the first); the others keep theirs while they live. */
 export function colourOf(k) {
   const limit = view.picture.limits[k];
   if (!limit) return -1;
-  if (limit.global) return 0;
+  if (isFirst(limit, k)) return 0;
   const key = JSON.stringify(limit.sets);
   if (!view.colours.has(key)) {
-    const used = new Set(view.picture.limits.filter((one) => !one.global).map((one) => view.colours.get(JSON.stringify(one.sets))));
+    const used = new Set(view.picture.limits.filter((one, j) => !isFirst(one, j)).map((one) => view.colours.get(JSON.stringify(one.sets))));
     view.colours.set(key, [1, 2, 3, 4, 5].find((c) => !used.has(c)) ?? 1 + (k % 5));
   }
   return view.colours.get(key);
@@ -115,8 +117,8 @@ function fromVerdict(verdict) {
 export function marksOf(inputs, limit, colour, weights = null) {
   const marks = new Map();
   inputs.forEach(({ tokens }, i) => {
-    const most = Math.max(...tokens.map((k) => k.score));
-    tokens.forEach((k, t) => marks.set(`${i},${t}`, { best: k.score === most && tokens.length > 1, ...(weights ? { weight: +weights[i][t].toFixed(3) } : {}) }));
+    const scores = sharedScores(tokens), most = Math.max(...scores);
+    tokens.forEach((_, t) => marks.set(`${i},${t}`, { best: scores[t] === most && tokens.length > 1, ...(weights ? { weight: +weights[i][t].toFixed(3) } : {}) }));
   });
   limit?.sets.forEach((set, i) => set.forEach((t) => { marks.get(`${i},${t}`).selected = colour; }));
   limit?.neighbours.forEach(([i, t]) => { marks.get(`${i},${t}`).support = colour; });
@@ -175,7 +177,7 @@ function lossPlot(run, frame, plane) {
       { points: run.risk.slice(0, frame + 1).map((z, k) => [k, z]), colour: disc.c.limit(1), width: 2.5 },
     ],
     mark: { point: [frame, run.risk[frame]], colour: disc.c.limit(1) },
-    notes: [{ point: [end, least], words: "the best tokens alone", colour: disc.c.soft, below: true }],
+    notes: [{ point: [end, least], words: "the best tokens alone", colour: disc.c.soft }],
   });
 }
 
@@ -193,7 +195,7 @@ function marginPlots(limit, curves, p, plane) {
     y: { from: low, to: 1, log: true, label: "", ticks: ticksOf(low, 1, true) },
     lines: [{ points: guide, colour: disc.c.ink, dash: "5 4", width: 1.2 }, { points: curves.rest.map(([x, z]) => [x, e(z)]), colour: c }],
     mark: { point: [now, now > curves.reach ? NaN : e(logRest(plane, limit, p))], colour: c },
-    notes: [{ point: [curves.reach, 0.02], words: `dashed: slope −${limit.margin.toFixed(3)}`, colour: disc.c.ink }],
+    notes: [{ point: [curves.reach, 0.02], words: `dashed: slope −${short(limit.margin)}`, colour: disc.c.ink }],
   });
   const seen = curves.angle.filter(([x, off]) => x >= 0.3 * view.scales.unit && off > 1e-7);
   if (seen.length < 2) return plot($("angle-plot"), disc.c, { x: none, y: { ...none, label: "" }, lines: [], notes: [] });
@@ -230,7 +232,7 @@ export function showLimits() {
     const badge = element("span", { className: "badge", textContent: limit.global ? "★" : k + 1, ariaHidden: "true" });
     badge.style.background = disc.c.limit(colourOf(k));
     const part = shares ? `, ${percent(shares.get(k) ?? 0)}` : "";
-    const row = element("button", { className: "limit", title: "Show its band" }, badge, element("b", { textContent: limit.sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+")).join(" ") }), element("small", { textContent: `margin ${limit.margin.toFixed(3)}${part}` }));
+    const row = element("button", { className: "limit", title: "Show its band" }, badge, element("b", { textContent: limit.sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+")).join(" ") }), element("small", { textContent: `margin ${short(limit.margin)}${part}` }));
     row.dataset.limit = k;
     row.setAttribute("aria-pressed", k === view.focus);
     if (k === run.end) row.setAttribute("aria-description", "the run ends here");
@@ -240,7 +242,7 @@ export function showLimits() {
   if ($("limits").dataset.looks === looks) return;
   $("limits").dataset.looks = looks;
   const held = document.activeElement?.closest?.("#limits .limit")?.dataset.limit;
-  $("limits").replaceChildren(...rows, ...(limits.length > 7 ? [`and ${limits.length - 7} more`] : []));
+  $("limits").replaceChildren(...rows, ...(limits.length > 7 ? [`and ${limits.length - 7} more`] : limits.length ? [] : ["None."]));
   if (held !== undefined) $("limits").querySelector(`[data-limit="${held}"]`)?.focus();
 }
 
@@ -329,7 +331,7 @@ export const promptOfCell = (k) => promptInSquare(view.scales.half)(((k % view.g
 export function thumbnail(story) {
   const scale = viewOf(story.inputs).scale * 0.1, limits = limitsOf(story.inputs);
   const shapes = [svg("circle", { r: 24, fill: disc.c.card, stroke: disc.c.line })];
-  limits.forEach((limit, k) => shapes.push(svg("line", { x2: limit.unit[0] * 24, y2: -limit.unit[1] * 24, stroke: disc.c.limit(limit.global ? 0 : 1 + ((k - 1 + 5) % 5)), "stroke-width": 2.5 })));
+  limits.forEach((limit, k) => shapes.push(svg("line", { x2: limit.unit[0] * 24, y2: -limit.unit[1] * 24, stroke: disc.c.limit(isFirst(limit, k) ? 0 : 1 + ((k - 1 + 5) % 5)), "stroke-width": 2.5 })));
   story.inputs.forEach(({ tokens }, i) => tokens.forEach((k) => shapes.push(svg("path", { d: outlineOf(i, 3), transform: `translate(${k.x * scale} ${-k.y * scale})`, fill: disc.c.token, stroke: disc.c.ink, "stroke-width": 1.2 }))));
   return svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true" }, shapes);
 }

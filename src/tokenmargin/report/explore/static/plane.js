@@ -19,10 +19,15 @@ export const LOSSES = {
   correlation: { value: (u) => -u, logSlope: () => 0, bend: () => 0 },
 };
 
-/** The score of a token, or the mean of its copies: their weights are equal for ever, and nothing must cancel between them. */
-function sharedScore(tokens, { x, y }) {
-  const copies = tokens.filter((other) => other.x === x && other.y === y);
-  return copies.reduce((sum, other) => sum + other.score, 0) / copies.length;
+/**
+ * The scores of an input's tokens; copies have the mean of theirs: their weights are equal for ever, and nothing must cancel
+ * between them. The mean of equal numbers is that number, without rounding: it may tie with another token's.
+ */
+export function sharedScores(tokens) {
+  return tokens.map(({ x, y, score }) => {
+    const copies = tokens.filter((other) => other.x === x && other.y === y);
+    return copies.every((other) => other.score === score) ? score : copies.reduce((sum, other) => sum + other.score, 0) / copies.length;
+  });
 }
 
 /**
@@ -43,7 +48,7 @@ export class Plane {
     const all = inputs.flatMap((row) => row.tokens);
     this.x = Float64Array.from(all, (k) => k.x);
     this.y = Float64Array.from(all, (k) => k.y);
-    this.score = Float64Array.from(inputs.flatMap(({ tokens }) => tokens.map((k) => sharedScore(tokens, k))));
+    this.score = Float64Array.from(inputs.flatMap(({ tokens }) => sharedScores(tokens)));
     this.length = Float64Array.from(all, (k) => Math.hypot(k.x, k.y));
     this.logit = new Float64Array(all.length);
     this.mass = new Float64Array(all.length); // exp(logit - largest logit of the input)

@@ -1,14 +1,17 @@
 // The picture in words. Every sentence is made from the numbers of the run that is drawn.
 
-import { nameOf } from "./plane.js";
+import { nameOf, sharedScores } from "./plane.js";
 
 export const listed = (items) => (items.length > 1 ? `${items.slice(0, -1).join(", ")} and ${items.at(-1)}` : items[0] ?? "none");
 export const tokensOf = (sets) => listed(sets.map((set, i) => set.map((t) => nameOf(i, t)).join("+"))); 
-const share = (w) => (w > 0.9995 && w < 1 ? "over 99.9%" : `${+(100 * w).toFixed(w > 0.99 ? 2 : 0)}%`);
+/** A weight in words; beside other tokens it is never all and never nothing, whatever it rounds to. */
+const share = (w, alone = false) => (alone ? "100%" : w > 0.9995 ? "over 99.9%" : w < 0.0005 ? "under 0.1%" : `${+(100 * w).toFixed(w > 0.99 || w < 0.01 ? 1 : 0)}%`);
+const verb = (items, one, several) => (items.length > 1 ? several : one);
 const raised = (n) => `${n}`.replace(/[-\d]/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻");
 const minus = (text) => text.replaceAll("-", "−");
 /** A number in three figures; large and small ones as a power of ten. */
 export const short = (x) => {
+  if (x === Infinity) return "over 10³⁰⁸";
   if (x === 0 || (Math.abs(x) < 1e4 && Math.abs(x) >= 1e-3) || !Number.isFinite(x)) return minus(`${+x.toPrecision(3)}`);
   const [front, power] = x.toExponential(1).split("e");
   return `${minus(front)}·10${raised(Number(power))}`;
@@ -20,16 +23,25 @@ export function logitWords({ plane, p }) {
   const weights = plane.weights(...p), logits = plane.logits(...p);
   if (Math.hypot(...p) === 0) return "p is zero: every logit is zero, and all tokens weigh the same.";
   const tops = weights.map((row, i) => {
-    const most = Math.max(...row), lead = row.flatMap((w, t) => (w === most ? [t] : []));
-    return `${listed(lead.map((t) => nameOf(i, t)))} lead${lead.length > 1 ? "" : "s"} with logit ${short(logits[i][lead[0]])} and ${lead.length > 1 ? "share" : "gets"} ${share(most * lead.length)} of the weight`;
+    if (row.length === 1) return `${nameOf(i, 0)} is alone in its input and has all of the weight`;
+    const lead = leading(row), names = listed(lead.map((t) => nameOf(i, t)));
+    return `${names} ${verb(lead, "leads", "lead")} with logit ${short(logits[i][lead[0]])} and ${verb(lead, "gets", "share")} ${share(row[lead[0]] * lead.length, lead.length === row.length)} of the weight`;
   });
-  return `|p| = ${short(Math.hypot(...p))}. ${tops.slice(0, 2).join("; ")}.`;
+  return `|p| = ${short(Math.hypot(...p))}. ${tops.slice(0, 2).join("; ")}${tops.length > 2 ? `; and so on in ${tops.length - 2} more` : ""}.`;
+}
+
+/** The tokens of largest weight: several where they are level. */
+function leading(row) {
+  const most = Math.max(...row);
+  return row.flatMap((w, t) => (w === most ? [t] : []));
 }
 
 /** Why the leader has its weight: a ratio of two weights is the exponential of a difference of logits. */
 export function ratioWords({ plane, p }) {
   const [logits] = plane.logits(...p), order = logits.map((z, t) => [z, t]).sort((a, b) => b[0] - a[0]);
-  if (order.length < 2 || order[0][0] === order[1][0]) return "No token is ahead: those with the largest logit weigh the same.";
+  if (order.length < 2) return "A1 is alone in its input: its weight is 1, whatever p is.";
+  const level = order.filter(([z]) => z === order[0][0]).map(([, t]) => nameOf(0, t));
+  if (level.length > 1) return `${listed(level)} have the same logit, so they weigh the same.`;
   const [[most, a], [next, b]] = order, ahead = most - next;
   return `${nameOf(0, a)} is ahead of ${nameOf(0, b)} by ${short(ahead)} in logit, so it weighs exp(${short(ahead)}) = ${short(Math.exp(ahead))} times as much.`;
 }
@@ -38,44 +50,71 @@ export function ratioWords({ plane, p }) {
 export function heldWords({ run, limits }) {
   const limit = limits[run.end];
   if (!limit) return "This run has no direction to measure.";
-  return `Here ${tokensOf(limit.sets)} ${limit.sets.flat().length > 1 ? "are" : "is"} selected, the band is ${limit.margin.toFixed(3)} wide, and ${listed(limit.neighbours.map(([i, t]) => nameOf(i, t)))} touch${limit.neighbours.length > 1 ? "" : "es"} its dashed edge.`;
+  return `Here ${tokensOf(limit.sets)} ${verb(limit.sets.flat(), "is", "are")} selected, the band is ${short(limit.margin)} wide, and ${listed(limit.neighbours.map(([i, t]) => nameOf(i, t)))} touch${limit.neighbours.length > 1 ? "" : "es"} its dashed edge.`;
 }
 
 /** Why each place is one to settle on. */
 export function whyWords({ limits, inputs }) {
-  if (!limits.length) return "No direction here selects tokens that outscore all tokens on their margin.";
+  if (!limits.length) return nowhere(limits, inputs);
+  const scores = inputs.map(({ tokens }) => sharedScores(tokens));
   return limits.slice(0, 3).map((limit) => {
-    const held = limit.neighbours.map(([i, t]) => `${nameOf(i, t)} (${short(inputs[i].tokens[t].score)})`);
+    const held = limit.neighbours.map(([i, t]) => `${nameOf(i, t)} (${short(scores[i][t])})`);
     if (limit.shared) return `${tokensOf(limit.sets)}: not all on the margin score less, but the others outweigh those that do not.`;
-    return `${tokensOf(limit.sets)}: ${listed(held)} on the margin score${held.length > 1 ? "" : "s"} less.`;
+    return `${tokensOf(limit.sets)}: ${listed(held)} on the margin ${verb(held, "scores", "score")} less.`;
   }).join(" ");
 }
+
+/** Why there is no place to settle, or that it is not known. */
+function nowhere(limits, inputs) {
+  if (pullsNothing(inputs)) return "Nothing pulls p, and it stays where it starts: no input has tokens that score differently at different places.";
+  if (limits.open.length) return `Whether training settles on ${tokensOf(limits.open[0])} is not said here: its tokens on the margin cancel, and smaller terms decide.`;
+  return "No max-margin direction here is a place to settle.";
+}
+
+const pullsNothing = (inputs) => inputs.every(({ tokens }) => new Set(sharedScores(tokens)).size === 1);
+
+/** How good the tokens of a limit are. */
+const goodness = (limit) => (limit.global ? "the best" : limit.best ? "as good as the best, with less margin" : "not the best");
 
 /** How many selections are possible, and how many of them are places to settle. */
 export function countWords({ limits, inputs, arcs }) {
   const all = inputs.reduce((product, { tokens }) => product * tokens.length, 1);
-  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${limits.length === 1 ? "one is a place" : `${limits.length} are places`} to settle: ${limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ")}${limits.length > 4 ? "; ..." : ""}.`;
+  if (all === 1) return "There is one way to choose.";
+  const places = limits.length === 0 ? "none is a place" : limits.length === 1 ? "one is a place" : `${limits.length} are places`, names = limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ");
+  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${places} to settle${names ? `: ${names}` : ""}${limits.length > 4 ? "; ..." : ""}.${limits.open.length ? ` ${nowhere({ open: limits.open }, inputs)}` : ""}`;
 }
 
 /** Where the run is, and what it has lowered. */
-export function trainingWords({ plane, run, frame, limits, state }) {
+export function trainingWords({ plane, run, frame, limits, state, inputs }) {
   const p = run.points[frame], weights = plane.weights(...p), end = run.points.length - 1;
   const where = state.method === "flow" ? `At |p| = ${short(Math.hypot(...p))}` : `Step ${frame}: |p| = ${short(Math.hypot(...p))}`;
-  const lead = weights.map((row, i) => `${nameOf(i, row.indexOf(Math.max(...row)))} has ${share(Math.max(...row))}`);
-  const now = `${where}, loss ${run.risk[frame].toFixed(4)}; ${listed(lead.slice(0, 3))} of the weight.`;
-  return frame < end ? now : `${now} ${endWords({ run, limits, state })}`;
+  const leads = weights.map((row, i) => {
+    const lead = leading(row);
+    return `${listed(lead.map((t) => nameOf(i, t)))} ${verb(lead, "has", "have")} ${share(row[lead[0]], row.length === 1)}${verb(lead, "", " each")}`;
+  });
+  const now = `${where}, loss ${run.risk[frame].toFixed(4)}; ${listed(leads.slice(0, 3))} of the weight${leads.length > 3 ? `, and so on in ${leads.length - 3} more` : ""}.`;
+  return frame < end ? now : `${now} ${endWords({ run, limits, state, inputs })}`;
 }
 
-/** Where the run goes: said only after following it. */
-export function endWords({ run, limits, state }) {
+/** Where the run goes: said only after following it, and starts on either side of it. */
+export function endWords(about) {
+  const { run, limits } = about, ends = run.beside ?? [];
+  if (!ends.length) return followed(about);
+  const names = ends.filter((end) => limits[end]).map((end) => tokensOf(limits[end].sets)), rest = ends.includes(-1) ? ["none"] : [];
+  if (limits[run.end]) return `The start lies on a border, to a billionth: beside it training ends on ${[...names, ...rest].join(" or on ")}, and which is drawn here, rounding has decided.`;
+  return `${followed(about)} But a billionth beside this start it ends on ${names.join(" or on ")}.`;
+}
+
+function followed({ run, limits, state, inputs }) {
   const last = run.points.at(-1), limit = limits[run.end];
   if (!limit) {
     if (run.finite) return `${listed(run.finite.flatMap((set, i) => (set.length > 1 ? set.map((t) => nameOf(i, t)) : [])))} keep their shares of the weight for ever; p grows across them, and the others fall behind.`;
-    if (!limits.length) return "No direction is locally optimal here, and this run settles on none.";
-    return run.flat ? "The pulls cancel to rounding: it rests, or tokens keep their shares of the weight while the others fall behind." : "It has not settled on one of the limits.";
+    if (pullsNothing(inputs)) return nowhere(limits, inputs);
+    const away = run.flat ? `It comes to a stop at |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
+    return limits.length ? away : `${away} ${nowhere(limits, inputs)}`;
   }
   const off = angleBetween(last, limit.unit);
-  const there = `${tokensOf(limit.sets)}${limit.global ? ", the best" : ", not the best"}`;
+  const there = `${tokensOf(limit.sets)}, ${goodness(limit)}`;
   if (state.method === "flow") return `It turns to the direction of ${there}: ${degrees(off)} away at |p| = ${short(Math.hypot(...last))}.`;
   return `After ${state.steps} steps p is ${degrees(off)} from the direction of ${there}; followed on (dotted), it turns there.`;
 }
@@ -85,26 +124,30 @@ export function angleBetween([x, y], [u, v]) {
 }
 
 /** The two slopes, measured on the run. */
-export function marginWords({ run, limits, slopes }) {
-  const limit = limits[run.end];
-  if (!limit) return `${endWords({ run, limits, state: { method: "flow" } })} Without a limit there is no margin to measure: move a token or the start.`;
-  const lost = Number.isFinite(slopes.rest) ? `1 − weight falls like exp(−${(-slopes.rest).toFixed(3)} |p|), and the margin is ${limit.margin.toFixed(3)}.` : "The path is too short to measure how 1 − weight falls.";
+export function marginWords({ run, limits, slopes, inputs }) {
+  const limit = limits[run.end], end = endWords({ run, limits, state: { method: "flow" }, inputs });
+  if (!limit) return `${end} Without a limit there is no margin to measure: move a token or the start.`;
+  const lost = Number.isFinite(slopes.rest) ? `1 − weight falls like exp(−${short(-slopes.rest)} |p|), and the margin is ${short(limit.margin)}.` : "The path is too short to measure how 1 − weight falls.";
   const turn = Number.isFinite(slopes.angle) ? `The angle falls like |p| to the power ${minus(slopes.angle.toFixed(2))}.` : "The angle is zero to rounding all the way: this path is straight.";
-  return `Measured on this run: ${lost} ${turn}`;
+  return `Measured on this run: ${lost} ${turn}${run.beside?.length ? ` ${end}` : ""}`;
 }
 
 /** Where the start leads, and how the disc is shared. */
-export function basinWords({ run, limits, state, shares }) {
-  if (!limits.length) return "No direction is locally optimal here: there is nowhere to settle.";
-  const from = `From p = (${short(state.start[0])}, ${short(state.start[1])})`, limit = limits[run.end];
-  const goes = limit ? `${from}, training ends on ${tokensOf(limit.sets)}${limit.global ? ", the best tokens" : ""}.` : `${from}, training settles on none of the limits.`;
-  const best = limits[0].global && shares ? ` ${Math.round(100 * (shares.get(0) ?? 0))}% of the disc leads to the best.` : "";
-  const count = limits.length === 1 ? "There is one place to settle." : `There are ${limits.length} places to settle.`;
-  return `${goes} ${count}${best}`;
+export function basinWords({ run, limits, state, shares, inputs }) {
+  const start = `p = (${short(state.start[0])}, ${short(state.start[1])})`, limit = limits[run.end];
+  if (!limit || run.beside?.length) {
+    const count = limits.length ? ` ${placesToSettle(limits)}` : "";
+    return `Started at ${start}. ${endWords({ run, limits, state: { method: "flow" }, inputs })}${count}`;
+  }
+  const good = limits.flatMap((one, k) => (one.best ? [k] : []));
+  const best = good.length && shares ? ` ${Math.round(100 * good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0))}% of the disc leads to the best.` : "";
+  return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.best ? ", the best tokens" : ""}. ${placesToSettle(limits)}${best}`;
 }
 
+const placesToSettle = (limits) => (limits.length === 1 ? "There is one place to settle." : `There are ${limits.length} places to settle.`);
+
 /** The answer about one selection, and its proof. */
-export function proofWords({ verdict, limits }) {
+export function proofWords({ verdict, limits, inputs }) {
   const names = listed(verdict.selected.map((t, i) => nameOf(i, t)));
   const said = (list) => listed(list.map(([i, t]) => nameOf(i, t)));
   if (verdict.status === "free") return "Every input has a single token: there is nothing to choose.";
@@ -114,20 +157,29 @@ export function proofWords({ verdict, limits }) {
     const sum = verdict.evidence.map(({ token: [i, t], weight }) => `${+weight.toFixed(3)} (${nameOf(i, verdict.selected[i])} − ${nameOf(i, t)})`).join(" + ");
     return `No direction selects ${names}: ${sum} = 0, and no p can make zero positive.`;
   }
-  const held = said(verdict.neighbours);
-  const band = `A direction selects ${names} with margin ${short(verdict.margin)}; ${held} hold${verdict.neighbours.length > 1 ? "" : "s"} it.`;
-  if (!verdict.local && limits.some(({ sets, shared }) => shared && sets.every((set, i) => set.includes(verdict.selected[i])))) return `${band} ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less, but the others outweigh that: training can settle here.`;
-  if (!verdict.local) return `${band} Training does not stay: ${said(verdict.beaten)} score${verdict.beaten.length > 1 ? "" : "s"} no less than the selected token of the same input.`;
-  return `${band} Each selected token outscores them, so training can settle here${verdict.global ? ": these are the best tokens" : ", though these are not the best tokens"}.`;
+  const { neighbours, higher, level } = verdict, held = verdict.evidence.map(({ token }) => token), touch = neighbours.filter(([i, t]) => !held.some(([j, u]) => j === i && u === t));
+  const band = `A direction selects ${names} with margin ${short(verdict.margin)}; ${said(held)} ${verb(held, "holds", "hold")} it${touch.length ? `, and ${said(touch)} ${verb(touch, "touches", "touch")} its margin` : ""}.`;
+  const selects = ({ sets }) => sets.every((set, i) => set.includes(verdict.selected[i])), here = ({ unit }) => angleBetween(unit, verdict.vector) < 1e-7;
+  const above = `${said(higher)} ${verb(higher, "scores", "score")} more than the selected token of the same input`;
+  const limit = limits.find((one) => selects(one) && here(one)), elsewhere = limits.find(selects);
+  if (limit) {
+    const why = limit.shared ? `${above}, but the others outweigh that` : level.length ? `${said(level)} ${verb(level, "scores", "score")} the same and ${verb(level, "asks", "ask")} for nothing; the others on the margin score less` : "Each selected token outscores them";
+    return `${band} ${why}, so training can settle here: ${{ "the best": "these are the best tokens", "not the best": "though these are not the best tokens" }[goodness(limit)] ?? `these are ${goodness(limit)}`}.`;
+  }
+  if (limits.open.some((sets) => selects({ sets }))) return `${band} ${nowhere({ open: [verdict.selected.map((t) => [t])] }, inputs)}`;
+  if (elsewhere) return `${band} Training that selects them goes on to a margin of ${short(elsewhere.margin)}, for ${said(level)} ${verb(level, "scores", "score")} the same and ${verb(level, "asks", "ask")} for none.`;
+  if (higher.length) return `${band} Training does not stay: ${above}.`;
+  return `${band} Training does not stay: ${level.length ? `${said(level)} ${verb(level, "scores", "score")} the same and ${verb(level, "asks", "ask")} for no margin` : "a choice among equals has a larger margin"}.`;
 }
 
 /** A token under the pointer. */
 export function tokenWords(inputs, [i, t], { logits, weights, limit }) {
   const token = inputs[i].tokens[t], parts = [`key (${short(token.x)}, ${short(token.y)})`, `score ${short(token.score)}`];
-  if (logits) parts.push(`logit ${short(logits[i][t])}`, `weight ${share(weights[i][t])}`);
+  if (logits) parts.push(`logit ${short(logits[i][t])}`, `weight ${share(weights[i][t], weights[i].length === 1)}`);
   if (limit) {
     if (limit.sets[i].includes(t)) parts.push("selected by the highlighted direction");
-    if (limit.neighbours.some(([j, u]) => j === i && u === t)) parts.push("on its margin: it holds the direction");
+    const among = (list) => list.some(([j, u]) => j === i && u === t);
+    if (among(limit.neighbours)) parts.push(among(limit.support.map(({ token: one }) => one)) ? "on its margin: it holds the direction" : "touches its margin");
   }
   return parts;
 }
@@ -137,6 +189,7 @@ export function limitWords(limit, inputs, part) {
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
   if (part !== undefined) list.push(`${Math.round(100 * part)}% of the disc leads here`);
   if (limit.shared) list.push("held although a token on the margin scores more: the others outweigh it");
-  else list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: not the best tokens, but no token on the margin scores more");
+  else if (limit.best) list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: the best tokens, but others that score the same have a larger margin");
+  else list.push("locally optimal: not the best tokens, but all on the margin score less");
   return list;
 }
