@@ -80,7 +80,11 @@ STATES = {
     ),
     "an equal on the margin that asks for nothing": (
         {"inputs": LEVEL, "start": [0.5, 0.1], "asked": [0]},
-        ("proofs", "above", "A2 scores the same and asks for nothing; the others on the margin score less, so training"),
+        (
+            "proofs",
+            "above",
+            "A2 scores the same and asks for nothing; the others on the margin score less, so training",
+        ),
     ),
     "an equal that holds the direction back": (
         {"inputs": inputs_of([(0, 1, 1), (0.5, 0, 1), (-0.5, 0, 0.3)]), "start": [0.5, 0.1], "asked": [0]},
