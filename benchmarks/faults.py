@@ -269,6 +269,7 @@ class Bench:
             print(said[-1500:], file=sys.stderr)
         elif code and said.strip():
             tally["refused"] += 1
+            print(f"refused: {said.strip()[-300:]}", file=sys.stderr)
         else:
             tally["silent"] += 1
             print(f"silent: {code} {said[-500:]}", file=sys.stderr)

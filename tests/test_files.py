@@ -156,6 +156,8 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 def test_leftovers_of_the_dead_go(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".unfinished-0123.npz").touch()
+    (tmp_path / ".unfinished-4567").mkdir()  # of a model folder
+    (tmp_path / ".unfinished-4567" / ".unfinished-89ab.json").touch()
     (tmp_path / "kept.npz").touch()
     remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept.npz"]

@@ -50,9 +50,13 @@ def _remove_if_dead(path: Path, process: str) -> None:
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        _remove(path)
     except (OSError, ValueError, OverflowError):  # somebody else's, or no name of ours
         return
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -127,8 +131,8 @@ def _errors_naming(path: str | Path) -> Iterator[None]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process left half written; the caller must hold the folder's lock."""
-    for path in folder.rglob(f"{LEFTOVER}*"):
-        path.unlink(missing_ok=True)
+    for path in list(folder.rglob(f"{LEFTOVER}*")):
+        _remove(path)
 
 
 def write_json(path: Path, data: Any, *, indent: int | None = 2) -> None:
