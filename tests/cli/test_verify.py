@@ -121,6 +121,8 @@ def test_list(capsys):
         (["A.theorem5", "--corpus", "nowhere.csv", "--n", "4"], "leave out one"),
         (["A.theorem5", "--n", "4", "--delta", "2"], "between 0 and 1"),
         (["A.theorem5", "--n", "2", "--q", "1"], "no direction q"),
+        (["A.theorem5", "--delta", "0.1"], "--delta is for a given instance"),
+        (["B.theorem4", "--q", "1,0"], "--q is for a given instance"),
         (["--n", "4"], "say which claim"),
         (["A.theorem5", "--n", "3"], "n must be even"),
     ],

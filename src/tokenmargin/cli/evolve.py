@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from tokenmargin.cli._common import (
     Json,
     Problem,
+    Seed,
     UsageError,
     emit_json,
     ended,
@@ -49,7 +50,7 @@ def evolve(
     step: float | None = None,
     decay: float | None = None,
     batch: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     steps: int = 1000,
     until_norm: float | None = None,
     start: str | None = None,

@@ -74,7 +74,7 @@ def verify(
     T: Annotated[int | None, Parameter(name="--T")] = None,
     d: float | None = None,
     eta: float | None = None,
-    delta: float = 0.25,
+    delta: float | None = None,
     draws: int | None = None,
     seed: Seed = 0,
     select: str | None = None,
@@ -124,7 +124,7 @@ def verify(
     eta:
         Size of the first step; by default the smallest that Theorem 5 allows.
     delta:
-        Probability the statement may fail with.
+        Probability the statement may fail with; 0.25 by default.
     draws:
         How many random starts; by default as many as can show a probability of at most delta.
     seed:
@@ -155,12 +155,16 @@ def verify(
     size = {"corpus": corpus, "n": n, "T": T, "d": d, "eta": eta}
     given = problem is not None or any(value is not None for value in size.values())
     if not given:
+        options = {"--delta": delta, "--draws": draws, "--select": select, "--q": q}
+        if idle := [name for name, value in options.items() if value is not None]:
+            raise UsageError(f"{idle[0]} is for a given instance: name a problem, --corpus, or --n and --T")
         with whole_runs():
             reports = tuple(_own(chosen))
     elif claim is None:
         raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
     else:
         with usage_errors(), whole_runs():
+            delta = 0.25 if delta is None else delta
             number = enough_draws(delta) if draws is None else draws
             instance = _instance(chosen[0], problem, size, select, q, delta=delta, draws=number, seed=seed)
             reports = (chosen[0].on(instance),)

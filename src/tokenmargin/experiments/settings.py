@@ -22,12 +22,34 @@ def setting_kinds(experiment: type[AbstractExperiment]) -> dict[str, Any]:
 
 
 def parse_setting(experiment: type[AbstractExperiment], name: str, text: str) -> Any:
-    """The value of one setting from its text: a tuple's items are separated by commas, a pair is written `2:3`."""
+    """The value of one setting from its text: a tuple's items are separated by commas, a pair is written `2:3`.
+
+    Whole numbers are counts and seeds, 0 or more unless a scale sets a smaller one. Other numbers are finite.
+    """
     kind = _kind(experiment, name)
     try:
-        return _convert(kind, text.strip())
+        value = _convert(kind, text.strip())
     except (ValueError, KeyError):
         raise ValueError(f"{experiment.figure}: {name} must be {_in_words(kind)}, got {text!r}") from None
+    for number in _numbers(value):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"{experiment.figure}: {name} must be finite, got {text!r}")
+        if isinstance(number, int) and number < (least := _least(experiment, name)):
+            raise ValueError(f"{experiment.figure}: {name} must be {least} or more, got {text!r}")
+    return value
+
+
+def _least(experiment: type[AbstractExperiment], name: str) -> int:
+    scales = (experiment.quick(), experiment.paper(), experiment.tuned(), experiment.short())
+    known = [number for scale in scales for number in _numbers(getattr(scale, name)) if isinstance(number, int)]
+    return min([0, *known])
+
+
+def _numbers(value: Any) -> list[int | float]:
+    """The numbers in a setting; truth values are none."""
+    if isinstance(value, tuple):
+        return [number for item in value for number in _numbers(item)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def with_settings(experiment: Experiment, settings: Mapping[str, str]) -> Experiment:
