@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmargin.experiments import AbstractExperiment, Axis, Grid, Result, command, parse_axis
+from tokenmargin.experiments.figures.overparameterisation import Figure9a
 from tokenmargin.experiments.settings import parse_setting, with_settings
 
 
@@ -83,6 +84,21 @@ def test_settings_from_text(name: str, text: str, value: object) -> None:
 def test_what_cannot_be_a_setting_is_named(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         parse_setting(Everything, name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("trials", "0", "fig9: trials must be 1 or more, got '0'"),
+        ("seed", "-1", "fig9: seed must be 0 or more, got '-1'"),
+        ("dimensions", "", "fig9: dimensions must not be empty; give a whole number, or several"),
+        ("step", "inf", "fig9: step must be finite"),
+    ],
+)
+def test_our_figures_count_from_one(name: str, text: str, message: str) -> None:
+    assert parse_setting(Figure9a, "seed", "0") == 0
+    with pytest.raises(ValueError, match=message):
+        parse_setting(Figure9a, name, text)
 
 
 @given(

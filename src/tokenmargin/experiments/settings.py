@@ -24,25 +24,28 @@ def setting_kinds(experiment: type[AbstractExperiment]) -> dict[str, Any]:
 def parse_setting(experiment: type[AbstractExperiment], name: str, text: str) -> Any:
     """The value of one setting from its text: a tuple's items are separated by commas, a pair is written `2:3`.
 
-    Whole numbers are counts and seeds, 0 or more unless a scale sets a smaller one. Other numbers are finite.
+    Whole numbers are counts and seeds, 0 or more unless a scale sets a smaller one. Other numbers are finite. Our own
+    figures count from 1 on, and need an item in every tuple, unless a scale of theirs says otherwise.
     """
     kind = _kind(experiment, name)
     try:
         value = _convert(kind, text.strip())
     except (ValueError, KeyError):
         raise ValueError(f"{experiment.figure}: {name} must be {_in_words(kind)}, got {text!r}") from None
+    known = [
+        getattr(scale(), name) for scale in (experiment.quick, experiment.paper, experiment.tuned, experiment.short)
+    ]
+    ours = experiment.__module__.startswith("tokenmargin.")
+    least = 1 if ours and "seed" not in name else 0
+    least = min([least, *(number for number in _numbers(tuple(known)) if isinstance(number, int))])
+    if ours and value == () and () not in known:
+        raise ValueError(f"{experiment.figure}: {name} must not be empty; give {_in_words(kind)}")
     for number in _numbers(value):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"{experiment.figure}: {name} must be finite, got {text!r}")
-        if isinstance(number, int) and number < (least := _least(experiment, name)):
+        if isinstance(number, int) and number < least:
             raise ValueError(f"{experiment.figure}: {name} must be {least} or more, got {text!r}")
     return value
-
-
-def _least(experiment: type[AbstractExperiment], name: str) -> int:
-    scales = (experiment.quick(), experiment.paper(), experiment.tuned(), experiment.short())
-    known = [number for scale in scales for number in _numbers(getattr(scale, name)) if isinstance(number, int)]
-    return min([0, *known])
 
 
 def _numbers(value: Any) -> list[int | float]:
