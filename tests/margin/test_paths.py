@@ -39,7 +39,7 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
         verdict = solve_systems(systems)
         # Two certified answers: each within 2.1 sqrt(residual) of the solution, of residuals up to TOLERANCE.
         np.testing.assert_allclose(
-            y, verdict.residuals.vectors[0] * systems.scale[0], rtol=0, atol=4.2 * TOLERANCE**0.5 * np.linalg.norm(y)
+            y, verdict.vectors[0] * systems.scale[0], rtol=0, atol=4.2 * TOLERANCE**0.5 * np.linalg.norm(y)
         )
 
 

@@ -13,7 +13,7 @@ from tests.oracles.certified import assert_same_vector
 from tokenmargin.margin import max_margin, max_margin_batch
 from tokenmargin.margin.certificate import EPS, TOLERANCE, farkas_residual, kkt_residuals, normalised_systems
 from tokenmargin.margin.compiled import forget_older, keep_somewhere
-from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED
+from tokenmargin.margin.compiled.result import INFEASIBLE, SOLVED
 from tokenmargin.margin.compiled.stack import solve_stack
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.problem.token_problem import TokenProblem
@@ -53,7 +53,7 @@ def test_what_is_claimed_passes_the_certificate(k: int, r: int, zeros: bool) -> 
         if solved[b]:
             # Both are certified: within 2.1 sqrt(TOLERANCE) each, at worst.
             np.testing.assert_allclose(
-                answers.vectors[b], alone.residuals.vectors[0], rtol=0, atol=4.2 * TOLERANCE**0.5 * answers.norms[b]
+                answers.vectors[b], alone.vectors[0], rtol=0, atol=4.2 * TOLERANCE**0.5 * answers.norms[b]
             )
         if refuted[b]:
             assert alone.infeasible[0]

@@ -30,7 +30,8 @@ from tokenmargin.margin.certificate import (
     joined_systems,
     normalised_systems,
 )
-from tokenmargin.margin.compiled.systems import StackResult, solve_systems
+from tokenmargin.margin.compiled.result import StackResult
+from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction, shares_differences
@@ -284,7 +285,7 @@ class _Walk:
             return alive
         children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
         self.solves += room
-        children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals.table, np.inf)
+        children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals[:, :4], np.inf)
         ruled_out = todo[verdicts.infeasible]
         alive[ruled_out] = False
         self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
@@ -297,17 +298,17 @@ class _Walk:
             verdicts = solve_systems(systems)
             if self.dimension < self.problem.keys.dimension:  # a proof must hold for the problem's own rows
                 for b in np.flatnonzero(verdicts.infeasible).tolist():
-                    if proof(self._constraints(prefixes[b]).systems(), verdicts.farkas.weights[b]) is None:
-                        verdicts.farkas.residual[b] = np.inf
+                    if proof(self._constraints(prefixes[b]).systems(), verdicts.farkas[b]) is None:
+                        verdicts.residuals[b, 4] = np.inf
             scale = systems.scale[:, None]
-            return verdicts.multipliers * scale, in_doubles(verdicts.residuals.vectors, times=scale), verdicts
+            return verdicts.multipliers * scale, in_doubles(verdicts.vectors, times=scale), verdicts
         verdicts = StackResult.empty(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
         multipliers = np.zeros_like(verdicts.multipliers)
         for b, prefix in enumerate(prefixes):
             own = self._constraints(prefix).systems()
             one = solve_systems(own)
             multipliers[b] = one.multipliers[0] * own.scale[0] / own.lengths[0] * systems.lengths[b]
-            verdicts.residuals.table[b], verdicts.farkas.residual[b] = one.residuals.table[0], one.farkas.residual[0]
+            verdicts.residuals[b] = one.residuals[0]
         return multipliers, np.einsum("bk,bkr->br", multipliers, systems.rows), verdicts
 
     def _constraints(self, prefix: Int[Array, " j"]) -> Constraints:

@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
 from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised_systems
-from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackBuffers
+from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackResult
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
@@ -150,7 +150,7 @@ def max_margin_batch(
         raise ValueError(f"the {chosen.name} norm is one of matrices: give the queries, queries= of shape (B, n, q)")
     B, n = selected.shape
     T, d = keys.shape[2:]
-    answers = StackBuffers.empty(B, n * (T - 1), d)
+    answers = StackResult.empty(B, n * (T - 1), d)
     block = max(1, min(BLOCK, BLOCK_BYTES // (8 * n * T * d)))
     blocks = [slice(start, min(start + block, B)) for start in range(0, B if T > 1 else 0, block)]
     works = (lambda where=where: _answer(keys, selected, where, chosen, answers, pose) for where in blocks)
@@ -244,7 +244,7 @@ def _answer(
     selected: Array,
     where: slice,
     norm: AbstractNorm,
-    answers: StackBuffers,
+    answers: StackResult,
     pose: Callable[[int], TokenProblem],
 ) -> None:
     """Answer a block of problems: in compiled code, and the rest as a stack; other norms where none is infeasible."""
@@ -274,7 +274,7 @@ def _answer(
 
 
 def _answer_in_norm(
-    keys: Array, selected: Array, which: Int[Array, " c"], norm: LpNorm, answers: StackBuffers
+    keys: Array, selected: Array, which: Int[Array, " c"], norm: LpNorm, answers: StackResult
 ) -> Int[Array, " left"]:
     """Answer the given problems in an lp norm by compiled code; returns those of which it proves nothing."""
     from tokenmargin.margin.normed.stack import solve_stack
@@ -308,20 +308,19 @@ def _pairs(
     return np.broadcast_to(chosen[:, :, None], minus.shape).reshape(shape), minus.reshape(shape)
 
 
-def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackBuffers) -> None:
+def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answers: StackResult) -> None:
     """Answer the given problems through `solve_systems`, in the units of the problem."""
     if not len(which):
         return
     plus, minus = _pairs(keys, selected, which)
     systems = normalised_systems(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
-    verdicts = solve_systems(systems)
+    found = solve_systems(systems)
     scale = systems.scale[:, None]
-    answers.multipliers[which] = in_doubles(verdicts.multipliers, times=scale, over=systems.lengths)
-    answers.vectors[which] = in_doubles(verdicts.residuals.vectors, times=scale)
-    answers.norms[which] = in_doubles(verdicts.residuals.norm, times=systems.scale)
-    answers.residuals[which, :4] = verdicts.residuals.table
-    answers.residuals[which, 4] = verdicts.farkas.residual
-    farkas = in_doubles(verdicts.farkas.weights, over=systems.lengths)
+    answers.multipliers[which] = in_doubles(found.multipliers, times=scale, over=systems.lengths)
+    answers.vectors[which] = in_doubles(found.vectors, times=scale)
+    answers.norms[which] = in_doubles(found.norms, times=systems.scale)
+    answers.residuals[which] = found.residuals
+    farkas = in_doubles(found.farkas, over=systems.lengths)
     total = farkas.sum(axis=1, keepdims=True)
-    proven = verdicts.infeasible[:, None] & (total > 0)
+    proven = found.infeasible[:, None] & (total > 0)
     answers.farkas[which] = np.divide(farkas, total, out=np.zeros_like(farkas), where=proven)

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.compiled.buffers import INFEASIBLE, SOLVED, UNDECIDED
+from tokenmargin.margin.compiled.result import INFEASIBLE, SOLVED, UNDECIDED
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Compiled once per machine, run without the interpreter's lock."""

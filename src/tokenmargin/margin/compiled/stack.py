@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import EPS, TOLERANCE
 from tokenmargin.margin.compiled.active_set import Workspace, compiled, correct, inner_products, search, summing
-from tokenmargin.margin.compiled.buffers import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackBuffers
+from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackResult
 
 _SMALLEST, _LARGEST = 1e-280, 1e280  # squared lengths that are neither zero nor spoilt by underflow or overflow
 _GRID, _MULTIPLES = 2.0**24, 12  # exact sums are tried with rows on this grid, and with weights up to so many units
@@ -312,9 +312,9 @@ def solve_keys(keys, selected, start, stop, answers):
 
 def solve_stack(
     rows: Float[Array, "B k r"], bound: Float[Array, "B k"], size: Float[Array, "B k"], *, exact: bool = True
-) -> StackBuffers:
+) -> StackResult:
     """The answers to a stack of systems (see `certificate.Systems`); `exact` says that their rows are not rounded."""
-    answers = StackBuffers.empty(*rows.shape)
+    answers = StackResult.empty(*rows.shape)
     _solve_rows(_plain(rows), _plain(bound), _plain(size), 0, len(rows), answers, exact)
     return answers
 

@@ -77,9 +77,9 @@ def _scatter_multipliers(master: RestrictedProblem, rows: Differences) -> Float[
 def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
     """Why the master has no solution: a Farkas vector, where there is one."""
     systems = normalised_systems(master.rows[None], master.bound[None])
-    verdict = solve_systems(systems)
-    if verdict.farkas.residual[0] < np.inf:
-        master.multipliers = verdict.farkas.weights[0] / systems.lengths[0]
+    found = solve_systems(systems)
+    if found.residuals[0, 4] < np.inf:
+        master.multipliers = found.farkas[0] / systems.lengths[0]
     return Proposal(_scatter_multipliers(master, rows), None)
 
 

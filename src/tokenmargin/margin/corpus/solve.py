@@ -117,12 +117,12 @@ def equal_tokens(rows: Differences) -> Proposal:
 def by_general_solver(rows: Differences) -> Proposal:
     """The solver of single problems, which refines hard cases or refutes them."""
     systems = normalised_systems(rows.dense(slice(None))[None], np.ones((1, len(rows))))
-    verdict = solve_systems(systems)
-    if verdict.farkas.residual[0] < verdict.residuals.largest[0]:
-        return Proposal(verdict.farkas.weights[0] / systems.lengths[0], None)
+    found = solve_systems(systems)
+    if found.residuals[0, 4] < found.residuals[0, :4].max():
+        return Proposal(found.farkas[0] / systems.lengths[0], None)
     scale = systems.scale[0]
-    multipliers = np.maximum(verdict.multipliers[0], 0.0) * (scale / systems.lengths[0])
-    return Proposal(multipliers, verdict.residuals.vectors[0] * scale)
+    multipliers = np.maximum(found.multipliers[0], 0.0) * (scale / systems.lengths[0])
+    return Proposal(multipliers, found.vectors[0] * scale)
 
 
 class Ties:

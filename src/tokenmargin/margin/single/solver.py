@@ -54,16 +54,16 @@ def solve(constraints: Constraints) -> MarginSolution:
 def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     """The answer by the general path, in the units of the constraints."""
     systems = constraints.systems()
-    verdicts = solve_systems(systems)
+    found = solve_systems(systems)
     lengths, scale = systems.lengths[0], systems.scale[0]
-    certificate = Certificate(*verdicts.residuals.table[0].tolist())._replace(farkas=float(verdicts.farkas.residual[0]))
-    if verdicts.infeasible[0]:
-        farkas = in_doubles(verdicts.farkas.weights[0], over=lengths)
+    certificate = Certificate(*found.residuals[0].tolist())
+    if found.infeasible[0]:
+        farkas = in_doubles(found.farkas[0], over=lengths)
         farkas = farkas / (farkas @ constraints.bound)
         return _infeasible(constraints, farkas, certificate, time.perf_counter() - began)
-    multipliers = in_doubles(verdicts.multipliers[0], times=scale, over=lengths)
-    y = in_doubles(verdicts.residuals.vectors[0], times=scale)
-    norm = float(verdicts.residuals.norm[0])
+    multipliers = in_doubles(found.multipliers[0], times=scale, over=lengths)
+    y = in_doubles(found.vectors[0], times=scale)
+    norm = float(found.norms[0])
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else np.inf
     return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)
 
