@@ -14,7 +14,7 @@ from tokenmargin.theory import paper_a, paper_b, paper_c, paper_d, results
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed_hypotheses
 from tokenmargin.theory.evidence import binomial_interval
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance
-from tokenmargin.theory.statements import STATEMENTS, Statement
+from tokenmargin.theory.statements import Statement, numbered_statements
 
 __all__ = [
     "CLAIMS",
@@ -36,6 +36,8 @@ __all__ = [
 
 PAPER_CLAIMS: tuple[Claim, ...] = (*paper_a.CLAIMS, *paper_b.CLAIMS, *paper_c.CLAIMS, *paper_d.CLAIMS, *results.CLAIMS)
 """The claims of the papers, paper A first, and results of our own on their questions."""
+STATEMENTS = numbered_statements(PAPER_CLAIMS)
+"""Every numbered item of papers A, B and D."""
 
 if TYPE_CHECKING:
     CLAIMS: tuple[Claim, ...]

@@ -1,14 +1,18 @@
 """The numbering of papers A, B and D: every theorem, lemma, definition, assumption, and equation that states a result.
 
-The table has no gaps: paper A numbers all of them in one sequence, papers B and D each kind in its own. Theorems
-and lemmas are claims of the same name; an equation that says more than the statement around it names its own claims;
-definitions and assumptions name the function that computes them.
+Theorems and lemmas are the claims of the same name. Definitions and assumptions name the function that computes them;
+an equation that says more than the statement around it names its own claims. Paper A numbers all its items in one
+sequence, papers B and D each kind in its own.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+from tokenmargin.theory.claim import Claim
 
 StatementKind = Literal["theorem", "lemma", "definition", "assumption", "equation"]
 
@@ -35,121 +39,40 @@ class Statement:
         return f"{self.paper}.{self.kind}{self.number}"
 
 
-_A = (
-    ("definition", "positive, negative, irrelevant tokens", "tokenmargin.problem.corpus.TokenCorpus.sole_label"),
-    ("lemma", "the first step adds eta_0 alpha_s v / 2 to each token"),
-    ("lemma", "the max-margin problem of a selection has one solution"),
-    ("assumption", "one important token in every sequence", "tokenmargin.problem.corpus.TokenCorpus.assumption4"),
-    ("theorem", "the limit is a max-margin direction that selects all important tokens"),
-    ("lemma", "the limit does not select every token"),
-    ("lemma", "the gradients"),
-    ("lemma", "the gradient along any vector"),
-    ("lemma", "convergence lemma"),
-    ("lemma", "attention ratios"),
-    ("lemma", "boundedness of the embeddings"),
-    ("lemma", "upper bound on the loss"),
-    ("lemma", "|p| grows without bound"),
-    ("lemma", "a limit selects every important token"),
-    ("definition", "secondary selection set", "tokenmargin.theory.paper_a.leading_pairs.choices"),
-    ("definition", "locally optimal direction", "tokenmargin.theory.paper_a.leading_pairs.local_optimality"),
-    ("lemma", "locally optimal directions and the gradient"),
-    ("lemma", "a limit is the max-margin direction of what it selects"),
-    ("lemma", "the max-margin direction of the important tokens"),
-    ("lemma", "some constraint is tight"),
-    ("lemma", "length of the max-margin solution"),
-)
-"""Paper A, in its one sequence from 1 to 21: kind, title, and for definitions the function that computes them."""
-
-_B: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
-    "lemma": (
-        ("descent on W is descent on p",),
-        ("all labels +1, W of full rank: the GMM exists",),
-        ("key lemma",),
-        ("the GMM is a descent direction everywhere",),
-        ("n = 1: far out, no direction beats the GMM",),
-        ("smoothness and descent",),
-        ("local gradient condition",),
-        ("when one direction dominates another",),
-        ("all neighbours of higher score: the risk approaches its limit from below",),
-        ("at most d directional neighbours",),
-        ("v in the range of W': the GMM exists",),
-        ("asymptotically selected tokens lie in the quadrant",),
-        ("the path confined to the quadrant",),
-        ("linear label mixing gives Assumption D",),
-    ),
-    "theorem": (
-        ("regularisation path to the GMM",),
-        ("global convergence of descent",),
-        ("local convergence of descent",),
-        ("other directions are no limits of local paths",),
-        ("joint path, all support vectors",),
-        ("joint path, relaxed problem",),
-        ("non-LMM regularisation paths fail",),
-        ("several optimal tokens, any head",),
-    ),
-    "definition": (
-        ("token scores, optimal tokens, GMM", "tokenmargin.selection.optimal_tokens"),
-        ("SVM-neighbours, locally optimal tokens", "tokenmargin.selection.is_locally_optimal"),
-        ("selected tokens, neighbours, margins of a direction", "tokenmargin.selection.directional_neighbours"),
-    ),
-    "assumption": (
-        ("well-behaved loss", "tokenmargin.theory.paper_b.assumptions.assumption_a"),
-        ("other tokens score alike", "tokenmargin.theory.paper_b.assumptions.assumption_b"),
-        ("optimal tokens of the label margin", "tokenmargin.theory.paper_b.assumptions.assumption_c"),
-        ("mixing non-optimal tokens hurts", "tokenmargin.theory.paper_b.assumptions.assumption_d"),
-    ),
-}
-"""Paper B, each kind from 1 on (assumptions from A on)."""
-
-_D: dict[StatementKind, tuple[tuple[str, ...], ...]] = {
-    "lemma": (
-        ("embeddings of full row rank: (Graph-SVM) is feasible",),
-        ("the risk is convex, strictly so on the cyclic subspace",),
-        ("without cycles, L* is the infimum",),
-        ("W_svm is orthogonal to the cyclic subspace and to W_fin",),
-        ("the cyclic risk depends on the projection alone",),
-        ("the limit of the risk along W_svm is the cyclic risk",),
-        ("the risk against the cyclic risk, (13), (14)",),
-        ("where W_svm and the gradients lie",),
-        ("strict convexity on the active subspace",),
-        ("linear maps that keep convexity",),
-        ("convexity in the logits of one-hot tokens",),
-        ("descent lemma",),
-        ("W_svm is a direction of descent",),
-        ("W_fin is unique and finite",),
-        ("far out nothing beats W_svm by more than a factor 1 + pi in length",),
-        ("the path across the cyclic subspace",),
-    ),
-    "theorem": (
-        ("informal: hard retrieval and soft composition",),
-        ("global convergence of descent",),
-        ("regularisation path",),
-        ("regularisation path without cycles",),
-        ("|W| grows without bound",),
-    ),
-    "definition": (
-        ("cyclic subspace", "tokenmargin.margin.graph_margin.cyclic_subspace"),
-        ("acyclic dataset", "tokenmargin.problem.priority_graph.PriorityGraph.is_acyclic"),
-        ("cyclic subdataset", "tokenmargin.problem.next_token.NextTokenProblem.with_label"),
-        ("cyclic component", "tokenmargin.theory.paper_d.risk.cyclic_minimum"),
-        ("active subspace", "tokenmargin.margin.graph_margin.active_subspace"),
-        ("cyclic subspace, again", "tokenmargin.margin.graph_margin.cyclic_subspace"),
-        ("SVM subspace", "tokenmargin.margin.graph_margin.svm_subspace"),
-    ),
-    "assumption": (
-        ("the head reads next tokens off", "tokenmargin.theory.paper_d.instance.assumption1"),
-        ("next tokens are in their sequences", "tokenmargin.theory.paper_d.instance.assumption2"),
-        ("next tokens score best", "tokenmargin.theory.paper_d.instance.assumption3"),
-    ),
-}
-"""Paper D, each kind from 1 on."""
-
-_EQUATIONS = (
+_CORPUS, _NEIGHBOURS = "tokenmargin.problem.corpus.TokenCorpus", "tokenmargin.selection"
+_PAIRS, _ASSUMPTIONS = "tokenmargin.theory.paper_a.leading_pairs", "tokenmargin.theory.paper_b.assumptions"
+_SPACES, _NEXT = "tokenmargin.margin.graph_margin", "tokenmargin.theory.paper_d"
+_LISTED = (
+    Statement("A", "definition", "1", "positive, negative, irrelevant tokens", (f"{_CORPUS}.sole_label",)),
+    Statement("A", "assumption", "4", "one important token in every sequence", (f"{_CORPUS}.assumption4",)),
+    Statement("A", "definition", "15", "secondary selection set", (f"{_PAIRS}.choices",)),
+    Statement("A", "definition", "16", "locally optimal direction", (f"{_PAIRS}.local_optimality",)),
     Statement("A", "equation", "14", "norms and inner products at the start", ("A.initialisation",)),
     Statement("A", "equation", "18", "the max-margin problem without the class", ("A.equation18",)),
+    Statement("B", "definition", "1", "token scores, optimal tokens, GMM", (f"{_NEIGHBOURS}.optimal_tokens",)),
+    Statement("B", "definition", "2", "SVM-neighbours, local optimality", (f"{_NEIGHBOURS}.is_locally_optimal",)),
+    Statement("B", "definition", "3", "margins of a direction", (f"{_NEIGHBOURS}.directional_neighbours",)),
+    Statement("B", "assumption", "A", "well-behaved loss", (f"{_ASSUMPTIONS}.assumption_a",)),
+    Statement("B", "assumption", "B", "other tokens score alike", (f"{_ASSUMPTIONS}.assumption_b",)),
+    Statement("B", "assumption", "C", "optimal tokens of the label margin", (f"{_ASSUMPTIONS}.assumption_c",)),
+    Statement("B", "assumption", "D", "mixing non-optimal tokens hurts", (f"{_ASSUMPTIONS}.assumption_d",)),
     Statement("B", "equation", "24", "smoothness constant L_p", ("B.lemma6",)),
     Statement("B", "equation", "26", "the gradient vanishes along descent", ("B.lemma6",)),
     Statement("B", "equation", "31", "local gradient condition (31a)-(31c)", ("B.lemma7",)),
+    Statement("D", "definition", "1", "cyclic subspace", (f"{_SPACES}.cyclic_subspace",)),
+    Statement(
+        "D", "definition", "2", "acyclic dataset", ("tokenmargin.problem.priority_graph.PriorityGraph.is_acyclic",)
+    ),
+    Statement(
+        "D", "definition", "3", "cyclic subdataset", ("tokenmargin.problem.next_token.NextTokenProblem.with_label",)
+    ),
+    Statement("D", "definition", "4", "cyclic component", (f"{_NEXT}.risk.cyclic_minimum",)),
+    Statement("D", "definition", "5", "active subspace", (f"{_SPACES}.active_subspace",)),
+    Statement("D", "definition", "6", "cyclic subspace, again", (f"{_SPACES}.cyclic_subspace",)),
+    Statement("D", "definition", "7", "SVM subspace", (f"{_SPACES}.svm_subspace",)),
+    Statement("D", "assumption", "1", "the head reads next tokens off", (f"{_NEXT}.assumption1",)),
+    Statement("D", "assumption", "2", "next tokens are in their sequences", (f"{_NEXT}.assumption2",)),
+    Statement("D", "assumption", "3", "next tokens score best", (f"{_NEXT}.assumption3",)),
     Statement("D", "equation", "2", "the projection converges to W_fin", ("D.theorem2", "D.theorem2-repaired")),
     Statement("D", "equation", "13", "the risk is above what tied tokens leave", ("D.lemma7",)),
     Statement("D", "equation", "14", "infima of the risk (14a), (14b)", ("D.lemma7",)),
@@ -161,29 +84,11 @@ _EQUATIONS = (
 )
 
 
-def _paper_a() -> tuple[Statement, ...]:
-    return tuple(
-        Statement("A", kind, str(number), title, tuple(filter(None, where)))  # type: ignore[arg-type]
-        for number, (kind, title, *where) in enumerate(_A, start=1)
-    )
-
-
-def _by_kind(
-    paper: Literal["B", "D"], kinds: dict[StatementKind, tuple[tuple[str, ...], ...]]
-) -> tuple[Statement, ...]:
-    lettered = {("B", "assumption")}
-    return tuple(
-        Statement(
-            paper,
-            kind,
-            chr(ord("A") + k) if (paper, kind) in lettered else str(k + 1),
-            title,
-            tuple(filter(None, where)),
-        )
-        for kind, rows in kinds.items()
-        for k, (title, *where) in enumerate(rows)
-    )
-
-
-STATEMENTS: tuple[Statement, ...] = (*_paper_a(), *_by_kind("B", _B), *_by_kind("D", _D), *_EQUATIONS)
-"""Every numbered item of paper A, then of B and D, then the equations."""
+def numbered_statements(claims: Iterable[Claim]) -> tuple[Statement, ...]:
+    """Every numbered item: theorems and lemmas by their claims, then what is listed here."""
+    results = [
+        Statement(match[1], match[2], match[3], claim.about)  # type: ignore[arg-type]
+        for claim in claims
+        if (match := re.fullmatch(r"([ABD])\.(theorem|lemma)(\d+)", claim.name))
+    ]
+    return (*sorted(results, key=lambda one: (one.paper, one.kind, int(one.number))), *_LISTED)
