@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from benchmarks.cluster_training import SETTINGS, Case
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.cuda import OneLayerCuda
 from tokenmargin.training.one_layer import OneLayer
+from tokenmargin.training.one_layer_cuda import OneLayerCuda
 from tokenmargin.training.parameters import initial_state
 from tokenmargin.training.ranks import AbstractSplit, ByDimension, ByTexts, Ranks, join_ranks
 
@@ -44,7 +44,7 @@ def steps_of(case: Case, model_class: Any, split: AbstractSplit, dtype: torch.dt
     """The embeddings after some steps, and milliseconds a step afterwards."""
     device, plain = split.ranks.device, case.data()
     data = TokenData(plain.ids.to(device), plain.offsets.to(device), plain.labels.to(device), plain.m).cast(dtype)
-    columns = split.columns(case.d)
+    columns = split.own_columns(case.d)
     state = initial_state(case.m, case.d, seed=0, dtype=dtype, device=device, columns=columns)
     model = model_class(data, state, SETTINGS, split=split)
     order = torch.arange(data.n, device=device)
@@ -63,9 +63,9 @@ def compare(ranks: Ranks) -> None:
             split = split_class(replace(ranks, moved={}))
             ours, ms = steps_of(case, model_class, split, dtype)
             whole, alone = steps_of(case, model_class, ByTexts(Ranks(device=ranks.device)), dtype)
-            apart = float((ours - whole[:, split.columns(case.d)]).abs().max())
-            differing = len(set(ranks.all(float(ours.double().sum())))) if split_class is ByTexts else 1
-            if ranks.first:
+            apart = float((ours - whole[:, split.own_columns(case.d)]).abs().max())
+            differing = len(set(ranks.from_all(float(ours.double().sum())))) if split_class is ByTexts else 1
+            if ranks.is_first:
                 vectors = split.ranks.moved["vectors"] / case.steps / 1e6
                 print(
                     f"m = {case.m}, d = {case.d}, {name}: {ms:.3f} ms ({alone:.3f} alone), apart {apart:.1e}, "
@@ -77,7 +77,7 @@ def compare(ranks: Ranks) -> None:
 def main() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         with join_ranks("cuda") as ranks:
-            if ranks.first:
+            if ranks.is_first:
                 print(f"{ranks.size} ranks on {torch.cuda.device_count()} GPUs, {dist.get_backend()}")
             compare(ranks)
         return

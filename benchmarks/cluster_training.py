@@ -61,11 +61,11 @@ def steps_of(ranks: Ranks, case: Case, split: str) -> dict[str, Any]:
     ranks.moved.clear()
     sent, best, busy = loopback(), float("inf"), float("inf")
     for first in range(1, case.steps, TIMED):
-        ranks.wait()
+        ranks.wait_for_all()
         begun, used = time.perf_counter(), time.process_time()
         model.run(order, case.batch, first=first, last=first + TIMED, rate=SETTINGS.rate)
         busy = min(busy, (time.process_time() - used) / TIMED)
-        ranks.wait()
+        ranks.wait_for_all()
         best = min(best, (time.perf_counter() - begun) / TIMED)
     timed = case.steps - 1
     return {
@@ -102,21 +102,21 @@ def ddp_steps(ranks: Ranks, case: Case) -> dict[str, Any]:
     counted.__annotations__ = {"bucket": dist.GradBucket}  # DistributedDataParallel looks at the type itself
     model: Any = Lookup()
     inner = model
-    if not ranks.alone:
+    if not ranks.is_alone:
         model = torch.nn.parallel.DistributedDataParallel(model)
         model.register_comm_hook(None, counted)
     optimizer = torch.optim.AdamW(model.parameters(), lr=SETTINGS.rate, weight_decay=SETTINGS.decay)
     best, sent = float("inf"), 0
     for k, rows in enumerate(torch.arange(data.n).split(case.batch)):
-        x, inside, y = pad(data, rows[ranks.portion(len(rows))])
+        x, inside, y = pad(data, rows[ranks.own_part(len(rows))])
         if k == 1:
             moved[0], sent = 0, loopback()
-        ranks.wait()
+        ranks.wait_for_all()
         begun = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         torch.nn.functional.softplus(-y * model(x, inside)).mean().backward()
         optimizer.step()
-        ranks.wait()
+        ranks.wait_for_all()
         best = min(best, time.perf_counter() - begun)
     timed = case.steps - 1
     return {
@@ -200,14 +200,14 @@ def calibrate(size: int) -> Machine:
 def _measure(ranks: Ranks) -> tuple[float, float, float, float]:
     x, y = torch.zeros(1 << 24), torch.empty(1 << 24)
     y.copy_(x)
-    ranks.wait()
+    ranks.wait_for_all()
     copy = _clock(lambda: y.copy_(x), 12)
     case = Case(8000, 1, batch=128)
     data = case.data()
     model = OneLayer(data, initial_state(case.m, 1, seed=0), SETTINGS)
     batch = data.batch(torch.arange(case.batch))
     attend = _clock(lambda: (data.batch(torch.arange(case.batch)), model.gradient(batch)), 12)
-    if ranks.alone:
+    if ranks.is_alone:
         return 2 * x.nbytes / copy, attend / (case.batch * case.length), 0.0, float("inf")
     small, large = torch.zeros(16), torch.zeros(1 << 21)
     latency = _clock(lambda: ranks.sum_(small, "trial"), 50, time.perf_counter)

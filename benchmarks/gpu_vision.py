@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,22 @@ from benchmarks.image_codec import load_packed
 from tokenmargin.data.images import ImageSet, load_images
 from tokenmargin.training.config import choose_device
 from tokenmargin.training.vision.learner import VisionConfig
-from tokenmargin.training.vision.observed_training import VisionJob, run_job
+from tokenmargin.training.vision.observed_training import train_observed
 
 __all__ = ["PLANS", "SHORT", "run_plan"]
 
 LEAST = 15.0  # seconds without which no job is begun
 SHORT = VisionConfig(epochs=24, rate=5e-4, warmup=2.0)
 """ViT-base for a few of the paper's epochs, at a sixth of its rate."""
+
+
+@dataclass(frozen=True)
+class VisionJob:
+    """One training run of a plan, on the first `images` of the training images."""
+
+    name: str
+    config: VisionConfig
+    images: int | None = None
 
 
 PLANS: dict[str, tuple[VisionJob, ...]] = {
@@ -68,7 +77,6 @@ def run_plan(
     device: str,
     budget: float,
     compiled: bool,
-    checkpoints: bool,
 ) -> None:
     """Run jobs until they are done or the time is up; the results of each are on disk when it ends."""
     out.mkdir(parents=True, exist_ok=True)
@@ -79,10 +87,10 @@ def run_plan(
             print(f"{job.name}: not started, {max(left, 0.0):.0f} s left", flush=True)
             continue
         print(f"{job.name}: {job.config}", flush=True)
-        history, record, arrays = run_job(
-            job, images, folder=runs / job.name, device=device, budget=left, compiled=compiled,
-            checkpoints=checkpoints, tell=lambda line: print(line, flush=True),
-        )  # fmt: skip
+        chosen = images.first_images(training=job.images)
+        history, record, arrays = train_observed(
+            job.config, chosen, folder=runs / job.name, device=device, budget=left, compiled=compiled
+        )
         write_results(out / f"vision-{job.name}.json", record, out / f"vision-{job.name}.npz", arrays)
         print(
             f"{job.name}: {history.status} after {history.seconds:.1f} s, {len(history.metrics) - 1} epochs", flush=True
@@ -101,7 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--budget", type=float, default=540.0, help="seconds in all, less a few for the last checkpoint"
     )
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--trial", action="store_true", help="without checkpoints")
     parser.add_argument("--images", type=int, help="train on the first so many images")
     parser.add_argument("--name", help="of the run, where it is not the plan's own: for its folder and its files")
     for name, kind in OPTIONS.items():
@@ -115,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compiled = chosen["device"] == "cuda" and not chosen["eager"]
     where = {name: chosen[name] for name in ("runs", "out", "device", "budget")}
     images = load_packed(chosen["data"]) if chosen["data"].is_dir() else load_images(chosen["data"])
-    run_plan(jobs, images, **where, compiled=compiled, checkpoints=not chosen["trial"])
+    run_plan(jobs, images, **where, compiled=compiled)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.cuda import OneLayerCuda
 from tokenmargin.training.one_layer import Model, OneLayer
+from tokenmargin.training.one_layer_cuda import OneLayerCuda
 from tokenmargin.training.parameters import AdamW, State, initial_state
 from tokenmargin.training.two_layer import TwoLayer, times_transposed
 from tokenmargin.training.two_layer_cuda import TwoLayerCuda
@@ -139,16 +139,12 @@ def models(name: str, data: TokenData, device: str) -> dict[str, Callable[[State
         if device == "cpu":
             return {"tokenmargin": lambda state: TwoLayer(data, state, SETTINGS)}
         return {
-            "tokenmargin, torch's kernels": lambda state: TwoLayer(data, state, SETTINGS, group=32, multiple=32),
+            "tokenmargin, torch's kernels": lambda state: TwoLayer(data, state, SETTINGS, group=32),
             "tokenmargin, float32 accuracy": lambda state: TwoLayerCuda(data, state, SETTINGS),
-            "tokenmargin, TF32": lambda state: TwoLayerCuda(data, state, SETTINGS, precision="tf32"),
         }
     found: dict[str, Callable[[State], Model]] = {}
     if device == "cuda":
-        for warps in (4, 8, 16):
-            found[f"tokenmargin, kernels, {warps} warps"] = lambda state, warps=warps: OneLayerCuda(
-                data, state, SETTINGS, warps=warps
-            )
+        found["tokenmargin, kernels"] = lambda state: OneLayerCuda(data, state, SETTINGS)
     found["tokenmargin, torch's kernels"] = lambda state: OneLayer(data, state, SETTINGS)
     return found
 

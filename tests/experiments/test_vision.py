@@ -16,7 +16,6 @@ from tokenmargin.data.images import ImageSet, make_glyphs
 from tokenmargin.experiments import command
 from tokenmargin.experiments.figures.vision import Figure6, Figure7, correlation_interval
 from tokenmargin.report.figures import draw
-from tokenmargin.training.vision.observed_training import VisionJob
 
 SMALL = {"images": 400, "test_images": 100, "epochs": 4, "patch": 8, "batch": 20, "rate": 3e-3}
 
@@ -87,14 +86,13 @@ def test_the_interval_covers_as_it_says():
 def test_the_page_of_a_study(tmp_path, capsys):
     made = make_glyphs(120, rng=np.random.default_rng(0))
     config = replace(gpu_vision.SHORT, size="nano", patch=16, epochs=2, batch=20, precision="float32")
-    jobs = [VisionJob("short", config), VisionJob("other", replace(config, rate=1e-3))]
+    jobs = [gpu_vision.VisionJob("short", config), gpu_vision.VisionJob("other", replace(config, rate=1e-3))]
     out = tmp_path / "results"
     gpu_vision.run_plan(
         jobs, ImageSet(made.images, made.labels, 20), runs=tmp_path / "runs", out=out, device="cpu", budget=600.0,
-        compiled=False, checkpoints=False,
+        compiled=False,
     )  # fmt: skip
     assert "finished" in capsys.readouterr().out
-    assert not list((tmp_path / "runs").rglob("step-*"))
     assert json.loads((out / "vision-short.json").read_text())["images"]["training"] == 100
     vision_figures.main([str(out), "--out", str(tmp_path / "docs")])
     page = (tmp_path / "docs" / "vision-results.md").read_text()
@@ -105,6 +103,6 @@ def test_the_page_of_a_study(tmp_path, capsys):
     }  # fmt: skip
     gpu_vision.run_plan(
         jobs, ImageSet(made.images, made.labels, 20), runs=tmp_path / "runs", out=out, device="cpu", budget=1.0,
-        compiled=False, checkpoints=False,
+        compiled=False,
     )  # fmt: skip
     assert "short: not started, 1 s left" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.config import Conventions, Scales
+from tokenmargin.training.config import Conventions
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, State, initial_state
 from tokenmargin.training.two_layer import WORTH_A_CALL, TwoLayer
@@ -49,7 +49,7 @@ def naive_loss(data: TokenData, rows: torch.Tensor, forward, parameters) -> torc
 def start(data: TokenData, d: int, how: Conventions, *, scale: float, seed: int) -> State:
     """A start at which nothing is special: gain and bias are off 1 and 0."""
     state = initial_state(
-        data.m, d, seed=seed, scales=Scales(scale, scale), affine_norm=how.affine_norm, dtype=torch.float64
+        data.m, d, seed=seed, scales=(scale, scale, 1.0), affine_norm=how.affine_norm, dtype=torch.float64
     )
     rng = torch.Generator().manual_seed(seed)
     state.heads[2:] += 0.3 * torch.randn(state.heads[2:].shape, generator=rng, dtype=torch.float64)

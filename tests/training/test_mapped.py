@@ -17,10 +17,9 @@ from tests.oracles.trained_models import selected
 
 from tokenmargin.data.prepared import PreparedText
 from tokenmargin.training.batches import MappedSequences, TokenData
-from tokenmargin.training.config import Scales
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
-from tokenmargin.training.probe import evaluate, survey
+from tokenmargin.training.probe import evaluate
 
 
 def shard(ids: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> PreparedText:
@@ -50,21 +49,30 @@ def test_batches_are_those_of_data_in_memory(cuts, rows):
     assert torch.equal(ours.labels, theirs.labels)
 
 
-def test_a_survey_is_what_the_corpus_in_memory_says(ragged):
+def test_evaluation_over_shards_is_that_in_memory(ragged):
     from tokenmargin.problem.corpus import TokenCorpus
 
     data = ragged()
-    model = OneLayer(data, initial_state(data.m, 5, seed=2, scales=Scales(3.0, 3.0), dtype=torch.float64), AdamW())
+    model = OneLayer(data, initial_state(data.m, 5, seed=2, scales=(3.0, 3.0, 1.0), dtype=torch.float64), AdamW())
     corpus = TokenCorpus(
         data.ids.numpy(), np.diff(data.offsets.numpy()), data.labels.numpy(), tuple(map(str, range(data.m)))
     )
-    found = survey(model, in_shards(data, [5, 20]), batch=7)
-    loss, accuracy = evaluate(model, corpus)
+    found = evaluate(model, in_shards(data, [5, 20]), batch=7)
+    margins = corpus.labels * model.outputs(torch.arange(data.n)).numpy()
     # Sums of some twenty losses, of some hundred products.
-    assert found.loss == pytest.approx(loss, rel=1e-13)
-    assert found.accuracy == accuracy
-    chosen = np.bincount(selected(model.scores()[0].numpy(), corpus), minlength=data.m)
-    np.testing.assert_array_equal(found.chosen, chosen)
+    assert found.loss == pytest.approx(np.log1p(np.exp(-margins)).mean(), rel=1e-13)
+    assert found.accuracy == (margins > 0).mean()
+    counts = np.bincount(selected(model.scores()[0].numpy(), corpus), minlength=data.m)
+    np.testing.assert_array_equal(found.selected, counts)
+
+
+def test_a_model_that_has_diverged_has_no_loss(ragged):
+    data = ragged()
+    model = OneLayer(data, initial_state(data.m, 5, seed=2, dtype=torch.float64), AdamW())
+    model._scores[0, 3] = torch.inf
+    found = evaluate(model, data)
+    assert np.isnan([found.loss, found.accuracy]).all()
+    assert not found.selected.any()
 
 
 def test_no_text_is_said():

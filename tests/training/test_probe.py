@@ -15,17 +15,16 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.instances import balanced, selective_corpus, subset
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.config import Scales, TrainingConfig
+from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.one_layer import OneLayer
 from tokenmargin.training.parameters import AdamW, initial_state
 from tokenmargin.training.probe import (
-    Job,
     alignment,
     attention_mass,
     evaluate,
     learned_direction,
-    run_job,
     token_scores,
+    train_observed,
 )
 
 
@@ -42,7 +41,7 @@ def corpus() -> TokenCorpus:
 def model(corpus) -> OneLayer:
     offsets = np.append(0, np.cumsum(corpus.lengths))
     data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, dtype=torch.float64)
-    model = OneLayer(data, initial_state(25, 30, seed=0, scales=Scales(4.0, 4.0), dtype=torch.float64), AdamW())
+    model = OneLayer(data, initial_state(25, 30, seed=0, scales=(4.0, 4.0, 1.0), dtype=torch.float64), AdamW())
     model.run(torch.arange(60), 20, first=0, last=3, rate=0.01)
     return model
 
@@ -66,11 +65,11 @@ def test_problem_of_a_trained_model_computes_what_the_model_does(corpus, model):
     wanted = corpus.labels[rows] * model.outputs(torch.as_tensor(rows)).numpy()
     # Outputs of size one, in a handful of dimensions; the same below.
     np.testing.assert_allclose(f, wanted, rtol=0, atol=1e-12)
-    loss, accuracy = evaluate(model, corpus, batch=7)
+    found = evaluate(model, model.data, batch=7)
     margins = corpus.labels * model.outputs(torch.arange(60)).numpy()
     # As above.
-    assert loss == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-12)
-    assert accuracy == (margins > 0).mean()
+    assert found.loss == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-12)
+    assert found.accuracy == (margins > 0).mean()
 
 
 def test_selection_and_mass_by_loops(corpus, model):
@@ -133,12 +132,12 @@ def test_study_reads_carried_ids_and_writes_two_files(tmp_path):
     ]
     with np.load(tmp_path / "out" / "scores-one-layer.npz") as file:
         assert file["yelp one-layer paper seed 0/scores"].shape == (2, corpus.size)
-    job = Job("x", "yelp", TrainingConfig(dimension=8, epochs=3, rate=1e-3))
-    _, record, _ = run_job(job, corpus, device="cpu", budget=np.inf)
+    config = TrainingConfig(dimension=8, epochs=3, rate=1e-3)
+    _, record, _ = train_observed(config, corpus, device="cpu")
     assert record["final rho_v"] == record["metrics"][-1]["rho_v"]
-    cut, earlier, _ = run_job(job, corpus, device="cpu", budget=0.0, folder=tmp_path / "keep")
+    cut, earlier, _ = train_observed(config, corpus, device="cpu", budget=0.0, folder=tmp_path / "keep")
     assert cut.status == "out of time"
-    whole, resumed, _ = run_job(job, corpus, device="cpu", budget=np.inf, folder=tmp_path / "keep")
+    whole, resumed, _ = train_observed(config, corpus, device="cpu", folder=tmp_path / "keep")
     assert whole.status == "finished"
     assert resumed["seconds"] > earlier["seconds"] > 0
     assert resumed["metrics"] == record["metrics"]

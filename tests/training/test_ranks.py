@@ -44,14 +44,14 @@ def train_every_way(ranks: Ranks, folder: Path) -> dict[str, Any]:
         found[f"{name} again"] = outcome(split(replace(ranks, moved={})))
         place = folder / name
         train(make_ragged(), CONFIG, split=split(ranks), chunk=3, folder=place, budget=0.0)
-        ranks.wait()
-        if name == "dimension" and ranks.first:  # this rank got one checkpoint further than the others
+        ranks.wait_for_all()
+        if name == "dimension" and ranks.is_first:  # this rank got one checkpoint further than the others
             steps = whole_steps(place / f"columns-0-of-{ranks.size}")
             source = place / f"columns-0-of-{ranks.size}" / f"step-{steps[0]:09d}"
             for suffix in (".json", ".safetensors"):
                 content = source.with_suffix(suffix).read_bytes()
                 source.with_name("step-000000099").with_suffix(suffix).write_bytes(content)
-        ranks.wait()
+        ranks.wait_for_all()
         found[f"{name} resumed"] = outcome(split(replace(ranks, moved={})), folder=place)
     return found
 
@@ -111,7 +111,7 @@ def test_bytes_are_those_of_the_model(tmp_path):
 
 def test_columns_are_those_of_one_draw():
     whole = initial_state(50, 11, seed=3, dtype=torch.float64)
-    parts = [initial_state(50, 11, seed=3, dtype=torch.float64, columns=Ranks(r, 3).portion(11)) for r in range(3)]
+    parts = [initial_state(50, 11, seed=3, dtype=torch.float64, columns=Ranks(r, 3).own_part(11)) for r in range(3)]
     assert torch.equal(torch.cat([part.embeddings for part in parts], 1), whole.embeddings)
     assert torch.equal(torch.cat([part.heads for part in parts], 1), whole.heads)
 
@@ -128,7 +128,7 @@ def test_a_draw_in_blocks_is_one_large_draw(m, d):
 
 def test_what_cannot_be_split_is_said(tmp_path):
     with pytest.raises(ValueError, match="a dimension of 11 cannot be split over 12 ranks; use fewer ranks"):
-        ByDimension(Ranks(0, 12)).columns(11)
+        ByDimension(Ranks(0, 12)).own_columns(11)
     with pytest.raises(ValueError, match="the two-layer model trains in one process"):
         train(make_ragged(), replace(CONFIG, model="two-layer"), split=ByTexts(Ranks(0, 2)))
     (tmp_path / "columns-0-of-3").mkdir()

@@ -145,10 +145,9 @@ def train(
                 f"lower --rate or the scales; checkpoints before it are kept in {out}"
             )
             return 1
-        with usage_errors():  # the last step of all may diverge too, which its loss has not seen
-            report = _report(result, data, words, frequencies, shared)
+        report = _report(result, data, words, frequencies, shared)
         scores = report.pop("scores")
-        if ranks.first:
+        if ranks.is_first:
             if result.config.model == "one-layer" and not prepared.is_dir():
                 _keep_model(result, scores, prepared, out)
             if margin and result.status != "interrupted":
@@ -169,7 +168,7 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
             speed = f"{now.steps_per_second:.0f} steps/s" if now.steps_per_second >= 1 else "under 1 step/s"
             advance(now.step, f"epoch {now.epoch + 1} loss {now.loss:.4g}, {speed}")
 
-        return run(data, config, folder=out, split=split, progress=show if split.ranks.first else None, **how)
+        return run(data, config, folder=out, split=split, progress=show if split.ranks.is_first else None, **how)
 
 
 def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], Frequencies]:
@@ -220,14 +219,16 @@ def _report(
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
     import numpy as np
 
-    from tokenmargin.training.probe import alignment, survey, token_scores
+    from tokenmargin.training.probe import alignment, evaluate, token_scores
 
-    found = survey(result.model, data, split=split)
+    found = evaluate(result.model, data, split=split)
+    if np.isnan(found.loss):
+        raise UsageError("the model has diverged: its scores are not finite; lower the rate or the scales")
     a, b = scores = token_scores(result.model)
     posterior, ranks = frequencies.posterior_difference, split.ranks
 
     def rows(order: Any) -> list[dict[str, Any]]:
-        numbers = zip(a[order], b[order], posterior[order], found.chosen[order].tolist(), order, strict=True)
+        numbers = zip(a[order], b[order], posterior[order], found.selected[order].tolist(), order, strict=True)
         return [
             {"token": vocabulary[s], "E.p": p, "E.v": v, "posterior": sign, "selected": count}
             for p, v, sign, count, s in numbers
@@ -240,11 +241,11 @@ def _report(
         "loss": found.loss,
         "accuracy": found.accuracy,
         **asdict(alignment(scores, frequencies)),
-        "most selected": rows(np.argsort(-found.chosen, kind="stable")[:SHOWN]),
+        "most selected": rows(np.argsort(-found.selected, kind="stable")[:SHOWN]),
         "most positive": rows(np.argsort(-b)[:SHOWN]),
         "most negative": rows(np.argsort(b)[:SHOWN]),
         "scores": scores,
-        **({} if ranks.alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
+        **({} if ranks.is_alone else {"ranks": ranks.size, "bytes exchanged by a rank": dict(ranks.moved)}),
     }
 
 

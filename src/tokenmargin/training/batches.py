@@ -1,4 +1,4 @@
-"""Token ids of texts of any length, in batches without padding: all on the device, or left on the disk."""
+"""Labelled token sequences for training, in batches without padding: all in memory, or left on the disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RaggedBatch:
 
 @runtime_checkable
 class Sequences(Protocol):
-    """Labelled sequences, wherever they are kept: what training asks of its data."""
+    """What training asks of its data: labelled sequences, wherever they are kept."""
 
     @property
     def n(self) -> int:
@@ -39,7 +39,7 @@ class Sequences(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are."""
+        """The device of the batches."""
 
     def batch(self, rows: Tensor) -> RaggedBatch:
         """The tokens of some rows, in the given order."""
@@ -68,7 +68,7 @@ class TokenData:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> TokenData:
-        """From plain arrays; checked once here, trusted afterwards."""
+        """Tensors from plain arrays, which are checked here and nowhere later."""
         if (np.diff(offsets) < 1).any():
             raise ValueError(f"sequence {int(np.argmin(np.diff(offsets)))} has no token; drop empty texts first")
         if len(offsets) != len(labels) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
@@ -91,7 +91,7 @@ class TokenData:
 
     @property
     def device(self) -> torch.device:
-        """Where the tokens are."""
+        """The device of the tokens and of the batches."""
         return self.ids.device
 
     def cast(self, dtype: torch.dtype) -> TokenData:
@@ -109,7 +109,7 @@ class TokenData:
 
 
 def truncate(data: Sequences, tokens: int) -> Sequences:
-    """The same sequences cut after so many tokens; 0 keeps them whole."""
+    """The sequences cut after their first `tokens` tokens; 0 keeps them whole."""
     if not tokens:
         return data
     if not isinstance(data, TokenData):
@@ -122,7 +122,7 @@ def truncate(data: Sequences, tokens: int) -> Sequences:
 
 
 def epoch_order(n: int, *, seed: int, epoch: int) -> Array:
-    """The order of the rows in an epoch: a function of seed and epoch alone, so nothing need be saved to resume.
+    """The order of the rows in an epoch. It depends on seed and epoch alone, so a checkpoint need not hold it.
 
     >>> epoch_order(4, seed=0, epoch=0).tolist() == epoch_order(4, seed=0, epoch=0).tolist()
     True
@@ -132,11 +132,11 @@ def epoch_order(n: int, *, seed: int, epoch: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class MappedSequences:
-    """The texts of some shards as training data: they are mapped, and a batch reads the pages of its own rows.
+    """The texts of some shards as training data; the files are mapped, and a batch reads the pages of its own rows.
 
     **Attributes**
-    - `ids`, `offsets`, `labels`: of each shard, wherever they lie.
-    - `firsts`: the number of each shard's first text, and how many texts there are.
+    - `ids`, `offsets`, `labels`: those of each shard.
+    - `firsts`: the number of each shard's first text, and at the end the number of all texts.
     """
 
     ids: tuple[Int[Array, " tokens"], ...]
@@ -149,12 +149,12 @@ class MappedSequences:
 
     @classmethod
     def of(cls, shards: Sequence[PreparedText], *, m: int, device: str | torch.device = "cpu") -> MappedSequences:
-        """Over shards whose texts all have a token, as `prepare` leaves them."""
+        """Training data over shards in which every text has a token, as `prepare` writes them."""
         if not sum(shard.n for shard in shards):
             raise ValueError("there is no text in the shards; prepare some with a token in them")
         for shard in shards:
             for array in (shard.ids, shard.offsets, shard.labels):
-                _expect_jumps(array)
+                _disable_readahead(array)
         # Plain arrays over the mapping: slicing a memmap costs three times as much.
         return cls(
             tuple(np.asarray(shard.ids).view(np.ndarray) for shard in shards),
@@ -191,8 +191,8 @@ class MappedSequences:
         )
 
 
-def _expect_jumps(array: Array) -> None:
-    """Tell the kernel that a mapped array is read here and there: reading ahead would fetch far more than is used."""
+def _disable_readahead(array: Array) -> None:
+    """Tell the operating system not to read ahead in a mapped array, since few neighbouring pages are used."""
     mapping = getattr(array, "_mmap", None)
     if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         mapping.madvise(mmap.MADV_RANDOM)

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there: tensors as safetensors, then a record with their checksum.
+"""Checkpoints that are whole or absent: a file of tensors (safetensors), then a record with its checksum.
 
 The record is written last and by renaming, so a process killed at any moment leaves either the new checkpoint or the
-one before. It holds a checksum of the tensors and one of itself. Reading takes the newest that agrees with both;
-nothing is ever executed on loading.
+one before. It holds a checksum of the tensors and one of itself. The newest checkpoint that agrees with both is read.
+Loading executes nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from tokenmargin._files import atomic_path, file_digest, open_sealed, read_plain, seal_record
 
-KEPT = 2
+KEPT = 2  # checkpoints that stay in a folder
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Tensors and record of a run at some step; `skipped` names newer checkpoints that were damaged."""
+    """The tensors and the record of a run at some step; `skipped` names newer checkpoints that are damaged."""
 
     tensors: dict[str, Tensor]
     record: dict[str, Any]
@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Write a checkpoint and drop all but the last two."""
+    """Write a checkpoint, then remove all but the last two."""
     name = _name(step)
     with atomic_path(folder / f"{name}.safetensors") as beside:
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, beside)
@@ -50,13 +50,13 @@ def whole_steps(folder: Path) -> list[int]:
 
 
 def damaged_checkpoints(folder: Path) -> tuple[str, ...]:
-    """The checkpoints that are not whole, each with what is wrong; those of columns among them."""
+    """The damaged checkpoints of a folder, also of ranks that hold columns, each with what is wrong."""
     places = (folder, *sorted(folder.glob("columns-*")))
     return tuple(f"{note}: {damage}" for place in places for note in _notes(place) if (damage := _damage(note)))
 
 
 def load_checkpoint(folder: Path, *, step: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None; with `step`, the newest of those up to it."""
+    """The newest checkpoint that is whole, or None; with `step`, the newest up to that step."""
     skipped: list[str] = []
     for note in _notes(folder):
         if step is not None and note.stem > _name(step):
@@ -74,11 +74,12 @@ def _name(step: int) -> str:
 
 
 def _notes(folder: Path) -> list[Path]:
+    """The records of all checkpoints, the newest first."""
     return sorted(folder.glob("step-*.json"), reverse=True)
 
 
 def _damage(note: Path) -> str:
-    """What is wrong with a checkpoint; nothing when it is whole."""
+    """What is wrong with the checkpoint of a record; empty if it is whole."""
     data = note.with_suffix(".safetensors")
     try:
         record = open_sealed(json.loads(read_plain(note)))

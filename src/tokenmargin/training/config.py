@@ -1,4 +1,4 @@
-"""The settings of a training run: what decides its result, besides the data. Importing them does not import torch."""
+"""The settings that decide the result of a training run, besides the data. Importing them does not import torch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Scales:
-    """How large the start is: E and p are drawn from `N(0, scale^2 I/d)`, v has this length."""
-
-    embeddings: float = 1.0
-    prompt: float = 1.0
-    head: float = 1.0
-
-
-@dataclass(frozen=True)
 class Conventions:
-    """What a formula of attention leaves open; the defaults are the papers' formulas, read to the letter.
+    """Choices that a formula of attention leaves open. The defaults take the papers' formulas to the letter.
 
     **Attributes**
-    - `trained_head`: v is trained; the theory keeps it fixed.
-    - `temperature`: every softmax sees its logits over this; `sqrt(d)` in most implementations of attention.
-    - `affine_norm`: the layer norm of the two-layer model has a gain and a bias, trained from 1 and 0.
+    - `trained_head`: whether v is trained; the theory keeps it fixed.
+    - `temperature`: what the logits of every softmax are divided by; most implementations divide by `sqrt(d)`.
+    - `affine_norm`: whether the layer norm of the two-layer model has a gain and a bias, trained from 1 and 0.
     """
 
     trained_head: bool = True
@@ -32,7 +23,7 @@ class Conventions:
 
     @property
     def trained(self) -> tuple[slice, ...]:
-        """Which rows of the heads AdamW moves."""
+        """The rows of `State.heads` that are trained."""
         return (slice(None),) if self.trained_head else (slice(0, 1), slice(2, None))
 
 
@@ -74,15 +65,15 @@ class TrainingConfig:
     max_tokens: int = 0
     """Cut texts after so many tokens; 0 keeps them whole."""
     seed: int = 0
-    """Of the start and of the order of the texts."""
+    """Seed of the initial parameters and of the order of the texts."""
     dtype: Literal["float32", "float64"] = "float32"
-    """Numbers of the model."""
+    """Type of the model's numbers."""
 
     def __post_init__(self) -> None:
         if self.model not in ("one-layer", "two-layer"):
             raise ValueError(f"model must be 'one-layer' or 'two-layer', got {self.model!r}")
-        scales = (self.embedding_scale, self.prompt_scale, self.head_scale)
-        if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < x < math.inf for x in (self.rate, *scales)):
+        sizes = (self.rate, *self.scales)
+        if min(self.dimension, self.epochs, self.batch) < 1 or not all(0 < size < math.inf for size in sizes):
             raise ValueError(f"dimension, epochs, batch, rate and the scales must be positive and finite, got {self}")
         if not 0 <= self.max_tokens < 1 << 63:
             raise ValueError(f"max_tokens must be 0 (whole sequences) or positive, got {self.max_tokens}")
@@ -90,13 +81,13 @@ class TrainingConfig:
             raise ValueError("the one-layer model has no layer norm; affine_norm is for model='two-layer'")
 
     @property
-    def scales(self) -> Scales:
-        """Sizes of the start."""
-        return Scales(self.embedding_scale, self.prompt_scale, self.head_scale)
+    def scales(self) -> tuple[float, float, float]:
+        """Initial sizes of E, p and v, as `initial_state` takes them."""
+        return self.embedding_scale, self.prompt_scale, self.head_scale
 
     @property
     def conventions(self) -> Conventions:
-        """What the formula leaves open."""
+        """The choices that the formula of attention leaves open."""
         temperature = math.sqrt(self.dimension) if self.scaled_logits else 1.0
         return Conventions(self.trained_head, temperature, self.affine_norm)
 
@@ -114,10 +105,10 @@ ViTSize = Literal["nano", "tiny", "small", "base"]
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """What decides the training of a vision transformer, besides the images; flags of Figures 6 and 7.
+    """The settings of a vision transformer's training that are also flags of Figures 6 and 7.
 
-    The defaults are what paper B prints (ViT-base, T = 256 patches, 400 epochs, fixed rate 3e-3), and, where it says
-    nothing: AdamW, batches of 250, a warm-up of 5 epochs.
+    The defaults are what paper B prints: ViT-base, T = 256 patches, 400 epochs, a fixed rate of 3e-3. Where it says
+    nothing they are AdamW, batches of 250 and a warm-up of 5 epochs.
     """
 
     size: ViTSize = "base"

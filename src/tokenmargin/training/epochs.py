@@ -1,4 +1,4 @@
-"""The loop of every trainer: epochs of batches in an order fixed by the seed, metrics, checkpoints, and a clean end."""
+"""The loop that trains every model: batches in an order fixed by the seed, metrics, checkpoints, and a clean end."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Trainable(Protocol):
 
     @property
     def state(self) -> StepCounter:
-        """Where it stands."""
+        """What has been trained so far."""
 
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of the losses of their rows."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that must be saved to go on exactly."""
@@ -53,15 +53,15 @@ class Schedule(Protocol):
 
     @property
     def epochs(self) -> int:
-        """How many."""
+        """Number of epochs."""
 
     @property
     def batch(self) -> int:
-        """Rows of a batch."""
+        """Number of rows in a batch."""
 
     @property
     def seed(self) -> int:
-        """Of the order of the rows."""
+        """Decides the order of the rows."""
 
     def rate_at(self, epoch: int) -> float:
         """The learning rate of an epoch, counted from 0."""
@@ -72,7 +72,7 @@ Learner = TypeVar("Learner", bound=Trainable)
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: for progress bars."""
+    """How far a run is, for progress bars."""
 
     epoch: int
     step: int
@@ -83,7 +83,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """How a run went: one row of metrics per finished epoch, why it ended, seconds of all calls, notes."""
+    """How a run went: a row of metrics for each finished epoch, why it ended, the seconds of all calls, and notes."""
 
     metrics: list[Row]
     status: Status
@@ -93,7 +93,7 @@ class TrainingHistory:
 
 @dataclass
 class _Position:
-    """Where training stands, as saved."""
+    """How far training is, as a checkpoint keeps it; `total` is the sum of the losses of the epoch in hand."""
 
     epoch: int = 0
     batch: int = 0
@@ -124,20 +124,19 @@ def run_epochs(
     """
     split = split or ByTexts()
     place = None if folder is None else Path(folder)
-    with _lock_folder(place if split.ranks.first else None):
+    with _lock_folder(place if split.ranks.is_first else None):
         position, notes = _resume(model, config, place, split)
         loop = _Loop(
-            model, config, position, split, place, n, device, chunk,
-            checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget + position.seconds,
-            observe=observe, observe_at=observe_at, progress=progress,
+            model, config, position, split, place, n, device, chunk, checkpoint_every, stop_loss,
+            budget + position.seconds, observe, observe_at, progress,
         )  # fmt: skip
         if observe is not None and model.state.step == 0 and not position.metrics and observe_at(0):
             position.metrics.append({"epoch": 0, "rate": 0.0, **observe(model)})
         status: Status = "finished"
         with _interrupts() as interrupted:
             while position.epoch < config.epochs and status == "finished":
-                status = loop.epoch(interrupted)
-        loop.tick()
+                status = loop.run_epoch(interrupted)
+        loop.update_seconds()
         if place is not None and status != "diverged":  # the last good checkpoint stays
             _save(model, config, position, place, split)
     return TrainingHistory(position.metrics, status, position.seconds, notes)
@@ -145,7 +144,7 @@ def run_epochs(
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path | None) -> Iterator[None]:
-    """Hold the folder's lock, if there is a folder, after removing what a killed run left half written."""
+    """Hold the lock of the folder, if there is one, and remove what a killed run left half written."""
     if folder is None:
         yield
         return
@@ -154,44 +153,39 @@ def _lock_folder(folder: Path | None) -> Iterator[None]:
         yield
 
 
+@dataclass
 class _Loop(Generic[Learner]):
-    """One call of `run_epochs`: what is trained, where it stands, and the clocks."""
+    """One call of `run_epochs`: the model, how far it is, and the clocks."""
 
-    def __init__(
-        self,
-        model: Learner,
-        config: Schedule,
-        position: _Position,
-        split: AbstractSplit,
-        place: Path | None,
-        n: int,
-        device: torch.device,
-        chunk: int,
-        *,
-        checkpoint_every: float,
-        stop_loss: float,
-        budget: float,
-        observe: Callable[[Learner], Mapping[str, float]] | None,
-        observe_at: Callable[[int], bool],
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self.model, self.config, self.position, self.split, self.place = model, config, position, split, place
-        self.n, self.device, self.chunk = n, device, chunk
-        self.checkpoint_every, self.stop_loss, self.budget = checkpoint_every, stop_loss, budget
-        self.observe, self.observe_at, self.progress = observe, observe_at, progress
-        self.per_epoch = -(-n // config.batch)
+    model: Learner
+    config: Schedule
+    position: _Position
+    split: AbstractSplit
+    place: Path | None
+    n: int
+    device: torch.device
+    chunk: int
+    checkpoint_every: float
+    stop_loss: float
+    budget: float
+    observe: Callable[[Learner], Mapping[str, float]] | None
+    observe_at: Callable[[int], bool]
+    progress: Callable[[Progress], None] | None
+
+    def __post_init__(self) -> None:
+        self.per_epoch = -(-self.n // self.config.batch)
         self.first = self.saved = time.monotonic()
-        self.began = self.first - position.seconds
-        self.first_step = model.state.step
+        self.began = self.first - self.position.seconds
+        self.first_step = self.model.state.step
 
-    def tick(self) -> float:
-        """Look at the clock."""
+    def update_seconds(self) -> float:
+        """Note how long training has taken in all calls; returns the time now."""
         now = time.monotonic()
         self.position.seconds = now - self.began
         return now
 
-    def epoch(self, interrupted: threading.Event) -> Status:
-        """Go on to the end of the epoch in hand, or to where the run has to end."""
+    def run_epoch(self, interrupted: threading.Event) -> Status:
+        """Train to the end of the epoch in hand, or until the run has to end."""
         at = self.position
         order = torch.as_tensor(epoch_order(self.n, seed=self.config.seed, epoch=at.epoch), device=self.device)
         rate = self.config.rate_at(at.epoch)
@@ -200,22 +194,22 @@ class _Loop(Generic[Learner]):
             last = min(at.batch + self.chunk, self.per_epoch)
             at.total += float(self.model.run(order, self.config.batch, first=at.batch, last=last, rate=rate))
             at.batch = last
-            status = self._look(interrupted)
+            status = self._after_chunk(interrupted)
         if at.batch < self.per_epoch or status == "diverged":
             return status
         loss = self._finish_epoch(rate)
         return "loss reached" if loss <= self.stop_loss and status == "finished" else status
 
-    def _look(self, interrupted: threading.Event) -> Status:
-        """Tell how far it is, save when it is time, and say whether to end."""
-        now, at = self.tick(), self.position
+    def _after_chunk(self, interrupted: threading.Event) -> Status:
+        """Report progress, save a checkpoint if one is due, and say whether the run has to end."""
+        now, at = self.update_seconds(), self.position
         if self.progress is not None:
             step = self.model.state.step
             speed = (step - self.first_step) / max(now - self.first, 1e-9)
             rows = min(at.batch * self.config.batch, self.n)
             self.progress(Progress(at.epoch, step, self.per_epoch * self.config.epochs, at.total / rows, speed))
-        # Ranks have clocks of their own; what one of them decides, all do.
-        due, late, stop = self.split.ranks.any(
+        # Every rank has a clock of its own: what one of them decides, all do.
+        due, late, stop = self.split.ranks.any_raised(
             now - self.saved > self.checkpoint_every, at.seconds > self.budget, interrupted.is_set()
         )
         if not math.isfinite(at.total):  # the same number on all ranks
@@ -228,7 +222,7 @@ class _Loop(Generic[Learner]):
         return "out of time" if late else "finished"
 
     def _finish_epoch(self, rate: float) -> float:
-        """Add the epoch's row, with what is observed, and turn to the next; the loss of the row."""
+        """Add the row of the epoch, with what is observed, and go to the next epoch; returns the loss of the row."""
         at = self.position
         loss = at.total / self.n
         row: Row = {"epoch": at.epoch + 1, "rate": rate, "loss": loss}
@@ -242,12 +236,12 @@ class _Loop(Generic[Learner]):
 def _resume(
     model: Trainable, config: Schedule, folder: Path | None, split: AbstractSplit
 ) -> tuple[_Position, tuple[str, ...]]:
-    """Load the newest whole checkpoint of a folder, if there is one."""
+    """Load the newest checkpoint of the folder that is whole; returns the position and notes on damaged ones."""
     checkpoint = None if folder is None else split.load(folder)
     if checkpoint is None:
         damaged = () if folder is None else damaged_checkpoints(folder)
         return _Position(), tuple(f"damaged checkpoint, so training began anew: {name}" for name in damaged)
-    saved, ours = checkpoint.record["config"], json.loads(json.dumps(_settings(config)))
+    saved, ours = checkpoint.record["config"], json.loads(json.dumps(asdict(config)))  # type: ignore[call-overload]
     different = [name for name in ours if name != "epochs" and saved.get(name) != ours[name]]
     if different:
         name = different[0]
@@ -256,24 +250,21 @@ def _resume(
         )
     if checkpoint.tensors:
         model.load(checkpoint.tensors, checkpoint.record["step"])
-    split.align(model.tensors())
+    split.share_loaded(model.tensors())
     model.state.step = checkpoint.record["step"]
     notes = tuple(f"damaged checkpoint passed over: {name}" for name in checkpoint.skipped)
     return _Position(**checkpoint.record["position"]), notes
 
 
-def _settings(config: Any) -> dict[str, Any]:
-    return asdict(config)
-
-
 def _save(model: Trainable, config: Schedule, position: _Position, folder: Path, split: AbstractSplit) -> None:
-    record = {"config": _settings(config), "position": asdict(position)}
+    record = {"config": asdict(config), "position": asdict(position)}  # type: ignore[call-overload]
     split.save(folder, model.state.step, model.tensors(), record)
-    if position.metrics and split.ranks.first:
+    if position.metrics and split.ranks.is_first:
         _write_metrics(position.metrics, folder / "metrics.parquet")
 
 
 def _write_metrics(metrics: Sequence[Row], path: Path) -> None:
+    """Write the rows as parquet; a number that an epoch does not have is missing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -285,7 +276,7 @@ def _write_metrics(metrics: Sequence[Row], path: Path) -> None:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C asks for the end of the chunk in hand, so that no step is left half done; a second one is immediate."""
+    """Sets the event at Ctrl-C, so that the chunk in hand is finished; a second Ctrl-C raises at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked

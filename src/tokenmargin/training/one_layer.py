@@ -3,8 +3,8 @@
 The loss sees the embeddings only through the two vectors `a = E p` and `b = E v`, so its gradient in E has rank two:
 `dL/dE_s = c_s p + e_s v`, where `e_s` sums `g_i s_t` and `c_s` sums `g_i s_t (b_{x_t} - f_i)` over the occurrences of
 s, and `dL/dp = E' c`, `dL/dv = E' e`. A step gathers numbers, not vectors. The AdamW update runs over blocks of rows
-small enough for the cache, and leaves the next step's a and b behind: E and its two moments are read once and written
-once, and E is read once more for the heads' gradient, so a step moves seven times the matrix.
+small enough for the cache, and computes the next step's a and b while a block is there. So E and its two moments are
+read once and written once, and E is read once more for the gradient of p and v: a step moves seven times the matrix.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tokenmargin.training.batches import RaggedBatch, Sequences
 from tokenmargin.training.config import Conventions
+from tokenmargin.training.epochs import Trainable
 from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.ranks import AbstractSplit, ByTexts
 
@@ -26,11 +27,11 @@ Result = TypeVar("Result")
 
 
 class RowBlocks:
-    """The rows `0..m-1` in blocks of `size`, shared out among `workers` threads.
+    """The rows `0..m-1` in blocks of `size`, worked on by `workers` threads.
 
-    torch splits every single operation over its threads and waits for all of them after each; a pass of hundreds of
-    small operations then stands still whenever one core is busy elsewhere. Here each core takes its own run of blocks
-    through the whole pass. What a block computes does not depend on the number of cores, so neither does the result.
+    torch splits every operation over its threads and waits for all of them after each. A pass of hundreds of small
+    operations then stops whenever one core is busy elsewhere. Here each thread takes a run of neighbouring blocks
+    through the whole pass. What is computed for a block does not depend on the number of threads.
     """
 
     def __init__(self, m: int, size: int, workers: int) -> None:
@@ -40,8 +41,8 @@ class RowBlocks:
             ThreadPoolExecutor(self.workers, initializer=lambda: torch.set_num_threads(1)) if self.workers > 1 else None
         )
 
-    def each(self, work: Callable[[slice], None]) -> None:
-        """Do `work` on every block."""
+    def for_each(self, work: Callable[[slice], None]) -> None:
+        """Call `work` with every block."""
         share = -(-len(self.blocks) // self.workers)
         runs = [self.blocks[i : i + share] for i in range(0, len(self.blocks), share)]
 
@@ -51,8 +52,8 @@ class RowBlocks:
 
         self._map(work_through, runs)
 
-    def gather(self, work: Callable[[slice], Result], parts: int = 8) -> list[Result]:
-        """The results of `work` on `parts` runs of neighbouring blocks, in order."""
+    def results(self, work: Callable[[slice], Result], parts: int = 8) -> list[Result]:
+        """The results of `work` on `parts` runs of neighbouring rows, in order."""
         share = -(-len(self.blocks) // parts)
         runs = [self.blocks[i : i + share] for i in range(0, len(self.blocks), share)]
         return self._map(lambda run: work(slice(run[0].start, run[-1].stop)), runs)
@@ -63,7 +64,7 @@ class RowBlocks:
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Keep torch's own threads out of the way of ours, and give them back afterwards."""
+    """Let torch use one thread for each operation, since ours run at the same time; undone afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -72,36 +73,27 @@ def one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-BLOCK_BYTES = 1 << 20  # of one matrix; four of them stay in a core's cache together
+BLOCK_BYTES = 1 << 20  # a block of one matrix; the blocks of four matrices fit into a core's cache together
 
 
 @runtime_checkable
-class Model(Protocol):
-    """What the trainer asks of a model: parameters, and the running of batches."""
+class Model(Trainable, Protocol):
+    """What the training loop asks of a model, and what a trained model is asked for."""
 
     state: State
-
-    def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens, of shape (2, m)."""
 
     def outputs(self, rows: Tensor) -> Tensor:
-        """f for some rows."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything that must be saved to go on exactly."""
-
-    def load(self, tensors: dict[str, Tensor], step: int) -> None:
-        """Go on from saved tensors."""
+        """The output f of each of the given rows."""
 
 
 def attend(scores: Tensor, batch: RaggedBatch, *, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax weights, outputs f, and `b - f` for every token of a ragged batch.
+    """Softmax weights of all tokens of a ragged batch, the outputs f of its rows, and `b - f` of all tokens.
 
-    `b - f` is taken from the selected token's b, which keeps its direction when one weight has rounded to 1. Logits are
-    the scores `a` over `temperature`.
+    `b - f` is computed from differences to the b of the selected token, so it keeps its direction when one weight has
+    rounded to 1. The logits are the scores `a` over `temperature`.
     """
     n = len(batch.labels)
     a, b = scores[0][batch.ids] / temperature, scores[1][batch.ids]
@@ -117,7 +109,7 @@ def attend(scores: Tensor, batch: RaggedBatch, *, temperature: float = 1.0) -> t
 
 
 class WithScores:
-    """A model whose state in files is its parameters and the scores of all tokens, kept up to date."""
+    """A model that keeps the scores of all tokens up to date, and saves them beside its parameters."""
 
     state: State
     _scores: Tensor
@@ -135,7 +127,8 @@ class WithScores:
 class OneLayer(WithScores):
     """`f(X) = softmax(p' E_X') E_X v` on a CPU, or on any device through torch's own kernels.
 
-    `split` says what this process does of each step when it is one of several ranks.
+    **Arguments**
+    - `split`: the part of each step that this process takes, when it is one of several ranks.
     """
 
     def __init__(
@@ -156,20 +149,20 @@ class OneLayer(WithScores):
         self._rows = RowBlocks(m, max(rows, 1), torch.get_num_threads() if on_cpu else 1)
         self._scores = torch.empty(2, m, dtype=state.embeddings.dtype, device=state.embeddings.device)
         with one_thread_each():
-            self._rows.each(self._project)
+            self._rows.for_each(self._project)
 
     def scores(self) -> Tensor:
         """`<E_s, p>` and `<E_s, v>` of all tokens."""
         return self.split.all_scores(self._scores)
 
     def outputs(self, rows: Tensor) -> Tensor:
-        """f for some rows."""
+        """The output f of each of the given rows."""
         batch = self.data.batch(rows)
-        return attend(self.split.complete(self._scores, batch), batch, temperature=self.conventions.temperature)[1]
+        return attend(self.split.batch_scores(self._scores, batch), batch, temperature=self.conventions.temperature)[1]
 
     def gradient(self, batch: RaggedBatch, *, among: int | None = None) -> tuple[Tensor, Tensor]:
-        """Losses of the rows, and their part of the vectors c and e of the mean loss over `among` rows."""
-        scores = self.split.complete(self._scores, batch)
+        """The losses of the rows, and what they add to the vectors c and e of the mean loss over `among` rows."""
+        scores = self.split.batch_scores(self._scores, batch)
         weights, f, gap = attend(scores, batch, temperature=self.conventions.temperature)
         margin = batch.labels * f
         slope = -batch.labels * torch.sigmoid(-margin) / (among or len(margin))
@@ -181,24 +174,24 @@ class OneLayer(WithScores):
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of the losses of their rows."""
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         with one_thread_each():
             for k in range(first, last):
                 rows = order[k * batch : (k + 1) * batch]
-                ours = self.data.batch(rows[self.split.rows(len(rows))])
+                ours = self.data.batch(rows[self.split.own_rows(len(rows))])
                 losses, weights = self.gradient(ours, among=len(rows))
                 total += losses.sum(dtype=torch.float64)
-                self._update(self.split.gather(weights), rate)
+                self._update(self.split.batch_weights(weights), rate)
         return self.split.total(total)
 
     def _update(self, weights: Tensor, rate: float) -> None:
-        """One step of AdamW on everything, given c and e."""
+        """One step of AdamW on E, p and v, given c and e."""
         state, E = self.state, self.state.embeddings
         state.step += 1
         step = torch.tensor(float(state.step), device=E.device)
         old = state.heads.clone()
-        pulled = torch.stack(self._rows.gather(lambda run: weights[:, run] @ E[run])).sum(0)
+        pulled = torch.stack(self._rows.results(lambda run: weights[:, run] @ E[run])).sum(0)
         for rows in self.conventions.trained:
             self._adamw(state.heads[rows], pulled[rows], state.heads_m[rows], state.heads_w[rows], step, rate)
 
@@ -207,9 +200,10 @@ class OneLayer(WithScores):
             self._adamw(E[block], gradient, state.embeddings_m[block], state.embeddings_w[block], step, rate)
             self._project(block)
 
-        self._rows.each(work)
+        self._rows.for_each(work)
 
     def _project(self, block: slice) -> None:
+        """Compute the scores of a block of tokens."""
         self._scores[:, block] = self.state.heads @ self.state.embeddings[block].T
 
     def _adamw(self, x: Tensor, gradient: Tensor, m: Tensor, w: Tensor, step: Tensor, rate: float) -> None:

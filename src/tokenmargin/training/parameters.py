@@ -1,4 +1,4 @@
-"""What is trained: the embeddings E and the two heads p and v; and the AdamW state beside them."""
+"""What is trained, the embeddings E and the two heads p and v, with the moments that AdamW keeps of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from tokenmargin.training.config import Scales
 
 DRAWN = 1 << 20  # normal numbers drawn at a time
 
@@ -32,7 +30,7 @@ class AdamW:
             raise ValueError(f"AdamW needs rate > 0, betas in [0, 1), eps > 0 and decay >= 0, got {self}")
 
     def scalars(self, step: int, rate: float) -> tuple[float, float, float]:
-        """Step length, square root of the second bias correction, and shrinkage, at step 1, 2, ..."""
+        """Step length, root of the second bias correction, and factor of the weight decay, at step 1, 2, ..."""
         b1, b2 = self.betas
         return rate / (1 - b1**step), math.sqrt(1 - b2**step), 1 - rate * self.decay
 
@@ -67,7 +65,7 @@ class AdamW:
 
 @dataclass(eq=False)
 class State:
-    """Parameters and moments; the tensors are updated in place.
+    """Parameters and their moments; the tensors are updated in place.
 
     **Attributes**
     - `embeddings`: E, of shape (m, d).
@@ -119,27 +117,31 @@ def initial_state(
     d: int,
     *,
     seed: int,
-    scales: Scales | None = None,
+    scales: tuple[float, float, float] = (1.0, 1.0, 1.0),
     affine_norm: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     columns: slice | None = None,
 ) -> State:
-    """`E_s` and p from `N(0, I/d)`, v uniform on the unit sphere, each times its scale; zero moments.
+    """`E_s` and p drawn from `N(0, I/d)`, v from the unit sphere, each times its scale; the moments are zero.
 
-    Drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point; with `columns`
-    only those are kept, of the same draw.
+    The numbers are drawn on the CPU in float64 from `seed`, so that every device and dtype starts at the same point.
+
+    **Arguments**
+    - `scales`: of E, of p and of v.
+    - `columns`: keep these columns of the draw only; they are the same numbers as without it.
     """
     rng = torch.Generator().manual_seed(seed)
-    scales, spread = scales or Scales(), 1.0 / math.sqrt(d)
+    of_embeddings, of_prompt, of_head = scales
+    spread = 1.0 / math.sqrt(d)
     kept = columns or slice(0, d)
     embeddings = torch.empty(m, kept.stop - kept.start, dtype=dtype, device=device)
     for rows in _draws(m, d):
         drawn = torch.randn(rows.stop - rows.start, d, generator=rng, dtype=torch.float64)
-        embeddings[rows] = drawn[:, kept].mul_(scales.embeddings * spread).to(device, dtype)
-    prompt = torch.randn(d, generator=rng, dtype=torch.float64) * (scales.prompt * spread)
+        embeddings[rows] = drawn[:, kept].mul_(of_embeddings * spread).to(device, dtype)
+    prompt = torch.randn(d, generator=rng, dtype=torch.float64) * (of_prompt * spread)
     head = torch.randn(d, generator=rng, dtype=torch.float64)
-    vectors = [prompt, head * (scales.head / head.norm())]
+    vectors = [prompt, head * (of_head / head.norm())]
     if affine_norm:
         vectors += [torch.ones_like(head), torch.zeros_like(head)]
     heads = torch.stack(vectors)[:, kept].to(device, dtype).contiguous()
@@ -154,10 +156,10 @@ def initial_state(
 
 
 def _draws(m: int, d: int) -> Iterator[slice]:
-    """Blocks of rows, drawn one after the other: the numbers of one large draw, without its memory.
+    """Blocks of rows that give the numbers of one large draw when they are drawn one after the other.
 
-    torch draws normal numbers sixteen at a time, so blocks of sixteen rows continue its stream; a short rest is drawn
-    together with the block before it.
+    torch draws normal numbers sixteen at a time, so blocks of a multiple of sixteen rows continue its stream. A short
+    rest is drawn together with the block before it.
     """
     size = 16 * max(DRAWN // (16 * d), 1)
     first = 0

@@ -1,8 +1,8 @@
-"""From a trained model back to the theory: alignment with the frequencies, tokens selected, attention mass.
+"""Compare a trained model with the theory: alignment with the frequencies, attention mass, the selected tokens.
 
 The papers say that `<E_s, v>` follows the posterior difference of token s and `<E_s, p>` its modulus, and that p turns
-towards the max-margin direction of the tokens it selects. Here are the numbers that say how far a model does so, and
-a run that is looked at in this way while it trains (`run_job`).
+towards the max-margin direction of the tokens it selects. The functions here measure how far a model does so;
+`train_observed` measures it during training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.training.batches import Sequences, TokenData
+from tokenmargin.training.batches import Sequences, TokenData, truncate
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.one_layer import Model
 from tokenmargin.training.parameters import State
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenmargin.margin import MarginSolution
 
 
-CLEAR = 2.0  # standard deviations from zero at which a token's posterior difference has a clear sign
+CLEAR = 2.0  # the sign of a posterior difference is clear from so many standard deviations on
 
 
 @runtime_checkable
@@ -54,11 +54,10 @@ class Alignment:
     **Attributes**
     - `rho_v`: rank correlation of `<E_s, v>` with the posterior difference (37).
     - `rho_p`: rank correlation of `<E_s, p>` with its modulus.
-    - `sign`: share of tokens, among those whose posterior difference is clearly not zero, on which `<E_s, v>` has its
-        sign.
-    - `clear`: how many tokens those are.
-    - `alpha_v`, `alpha_p`: as `rho_v` and `rho_p`, with the signed frequency (3) in place of the posterior difference:
-        the difference of the counts, not over their sum.
+    - `sign`: of the tokens whose posterior difference is clearly not zero, the share on which `<E_s, v>` has its sign.
+    - `clear`: how many such tokens there are.
+    - `alpha_v`, `alpha_p`: as `rho_v` and `rho_p`, with the signed frequency (3) instead of the posterior difference:
+        the difference of the counts, not divided by their sum.
     """
 
     rho_v: float
@@ -75,7 +74,7 @@ def token_scores(model: Model) -> Float[Array, "2 m"]:
 
 
 def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
-    """Compare scores with the corpus's frequencies; tokens that never occur are left out.
+    """Compare the scores of a model with the frequencies of a corpus; tokens that never occur are left out.
 
     >>> corpus = TokenCorpus.of([["good"] * 9 + ["film"], ["bad"] * 9 + ["film"]], [1, -1])
     >>> alignment(np.array([[2.0, 0.0, 2.0], [1.0, 0.0, -1.0]]), corpus)
@@ -99,9 +98,9 @@ def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
 
 
 def attention_mass(logits: Float[Array, " m"], corpus: TokenCorpus) -> dict[str, float]:
-    """Mean attention on negative, irrelevant and positive tokens, where clear; one-layer model.
+    """The mean attention of a one-layer model on clearly negative, clearly positive and all other tokens.
 
-    Attention is spread by occurrence; `uniform` attention would give each class its share of the tokens.
+    Every occurrence of a token gets attention. Keys with `uniform` are what uniform attention would give.
     """
     values = logits[corpus.tokens]
     begin = np.concatenate([[0], np.cumsum(corpus.lengths)[:-1]])
@@ -120,11 +119,11 @@ def attention_mass(logits: Float[Array, " m"], corpus: TokenCorpus) -> dict[str,
 
 @dataclass(frozen=True, eq=False)
 class LearnedDirection:
-    """The max-margin direction of a learned selection, and the angle of the learned p to it.
+    """The max-margin direction of the tokens that a trained p selects, and how near p is to it.
 
     **Attributes**
     - `margin`: the certified solution; infeasible when no p selects these tokens with a margin.
-    - `cosine`: of the trained p with it.
+    - `cosine`: of the angle between the trained p and the solution.
     - `distinct`: how many different tokens are selected.
     """
 
@@ -151,104 +150,85 @@ def learned_direction(
     return LearnedDirection(found, cosine, len(pairs.heads))
 
 
-@torch.no_grad()
-def evaluate(model: Model, corpus: TokenCorpus, *, batch: int = 256) -> tuple[float, float]:
-    """Mean loss and accuracy of the model as it stands, over the whole corpus."""
-    device = model.state.heads.device
-    f = torch.cat([model.outputs(rows) for rows in torch.split(torch.arange(corpus.n, device=device), batch)])
-    margin = f.double().cpu() * torch.as_tensor(np.array(corpus.labels))
-    return float(torch.nn.functional.softplus(-margin).mean()), float((margin > 0).double().mean())
-
-
 @dataclass(frozen=True, eq=False)
-class Survey:
-    """A model on all sequences as it stands: mean loss, accuracy, and how often each token is selected."""
+class Evaluation:
+    """A model on all sequences: mean loss, accuracy, and in how many sequences each token is selected."""
 
     loss: float
     accuracy: float
-    chosen: Int[Array, " m"]
+    selected: Int[Array, " m"]
 
 
 @torch.no_grad()
-def survey(model: Model, data: Sequences, *, split: AbstractSplit | None = None, batch: int = 256) -> Survey:
-    """Go through the sequences once, some at a time; several ranks share the work and all get the result."""
+def evaluate(model: Model, data: Sequences, *, split: AbstractSplit | None = None, batch: int = 256) -> Evaluation:
+    """Evaluate a model on all sequences; several ranks share the work, and all get the result.
+
+    A model that has diverged, so that some score is not finite, has loss NaN and selects no token.
+    """
     split = split or ByTexts()
     data, scores = data.cast(torch.float64), model.scores()
     if not all(bool(torch.isfinite(score).all()) for score in scores):
-        raise ValueError("the model has diverged: its scores are not finite; lower the rate or the scales")
+        return Evaluation(np.nan, np.nan, np.zeros(data.m, np.int64))
     sums = torch.zeros(2, dtype=torch.float64, device=data.device)
-    chosen = torch.zeros(data.m, dtype=torch.int64, device=data.device)
-    for rows in torch.split(torch.arange(data.n, device=data.device)[split.rows(data.n)], batch):
+    selected = torch.zeros(data.m, dtype=torch.int64, device=data.device)
+    for rows in torch.split(torch.arange(data.n, device=data.device)[split.own_rows(data.n)], batch):
         part = data.batch(rows)
         margin = part.labels * model.outputs(rows).double()
         sums += torch.stack([torch.nn.functional.softplus(-margin).sum(), (margin > 0).double().sum()])
         logits = scores[0][part.ids]
         top = logits.new_full((len(rows),), -torch.inf).scatter_reduce(0, part.segment, logits, "amax")
+        # Of several tokens with the largest logit the first is selected: the smallest place where it is reached.
         place = torch.where(logits == top[part.segment], torch.arange(len(logits), device=data.device), len(logits))
         first = place.new_full((len(rows),), len(logits)).scatter_reduce(0, part.segment, place, "amin")
-        chosen += torch.bincount(part.ids[first], minlength=data.m)
-    loss, right = (split.total(sums, "survey") / data.n).tolist()
-    return Survey(loss, right, split.total(chosen, "survey").cpu().numpy())
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training run of a plan."""
-
-    name: str
-    dataset: str
-    config: TrainingConfig
-    budget: float = float("inf")
+        selected += torch.bincount(part.ids[first], minlength=data.m)
+    loss, right = (split.total(sums, "evaluation") / data.n).tolist()
+    return Evaluation(loss, right, split.total(selected, "evaluation").cpu().numpy())
 
 
 def observed_epochs(epoch: int) -> bool:
-    """About ten epochs per decade are looked at closely."""
+    """Whether a model is compared with the frequencies after an epoch: about ten epochs of every decade."""
     return epoch <= 10 or epoch % 10 ** int(np.log10(epoch)) == 0 or (epoch > 100 and epoch % 20 == 0)
 
 
-def run_job(
-    job: Job,
+def train_observed(
+    config: TrainingConfig,
     corpus: TokenCorpus,
     *,
     device: str,
-    budget: float,
+    budget: float = float("inf"),
     folder: Path | None = None,
     progress: Callable[[Any], None] | None = None,
-) -> tuple[TrainingRun, dict[str, Any], dict[str, Array]]:
-    """Train, and gather what the figures need: the record and the arrays."""
+) -> tuple[TrainingRun, dict[str, Any], Float[Array, "2 m"]]:
+    """Train on a corpus, and measure the alignment on the way; returns the run, a record of it, and the scores."""
     offsets = np.concatenate([[0], np.cumsum(corpus.lengths)])
     data = TokenData.of(corpus.tokens, offsets, corpus.labels, m=corpus.size, device=device)
     run = train(
         data,
-        job.config,
+        config,
         folder=folder,
         checkpoint_every=300.0,
-        budget=min(budget, job.budget),
+        budget=budget,
         observe=lambda model: asdict(alignment(token_scores(model), corpus)),
         observe_at=observed_epochs,
-        chunk=1 << 20 if device == "cuda" and job.config.model == "one-layer" else 64,
+        chunk=1 << 20 if device == "cuda" and config.model == "one-layer" else 64,
         progress=progress,
     )
-    loss, accuracy = evaluate(run.model, corpus)
-    scores = token_scores(run.model)
+    found, scores = evaluate(run.model, truncate(data, config.max_tokens)), token_scores(run.model)
     record = {
-        "name": job.name,
-        "dataset": job.dataset,
-        "config": asdict(job.config),
+        "config": asdict(config),
         "status": run.status,
         "seconds": run.seconds,
         "steps": run.model.state.step,
-        "final loss": loss,
-        "final accuracy": accuracy,
+        "final loss": found.loss,
+        "final accuracy": found.accuracy,
         **{f"final {key}": value for key, value in asdict(alignment(scores, corpus)).items()},
-        "mass": attention_mass(scores[0], corpus) if job.config.model == "one-layer" else None,
+        "mass": attention_mass(scores[0], corpus) if config.model == "one-layer" else None,
         "metrics": run.metrics,
     }
-    arrays = {"scores": scores.astype(np.float32), "posterior": corpus.posterior_difference.astype(np.float32)}
-    return run, record, arrays
+    return run, record, scores
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the numbers were measured on."""
+    """The chip and the versions that numbers were measured with."""
     chip = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {"device": chip, "torch": torch.__version__, "python": platform.python_version(), "numpy": np.__version__}

@@ -1,4 +1,4 @@
-"""Training attention with its embeddings: the model that the settings ask for, and the run."""
+"""Train attention with its embeddings: build the model that the settings describe, and run the loop on it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class TrainingRun(Tabular):
     """A trained model with its history.
 
     **Attributes**
-    - `metrics`: one row per finished epoch: epoch, rate, loss (mean over the epoch, while training), what was observed.
-    - `status`: why it ended.
-    - `seconds`: time spent training, that of earlier calls included.
+    - `metrics`: a row for each finished epoch: its number, the rate, the mean of the losses while training, and what
+        was observed.
+    - `status`: why the run ended.
+    - `seconds`: time spent training, in this call and in earlier ones.
     """
 
     model: Model
@@ -43,7 +44,7 @@ class TrainingRun(Tabular):
         return f"TrainingRun({self.status} after {epochs}, loss {self.loss:.4g}, {self.seconds:.3g} s)"
 
     def _columns(self) -> dict[str, np.ndarray]:
-        """A row an epoch."""
+        """One row for each epoch."""
         names = list(dict.fromkeys(name for row in self.metrics for name in row))
         return {name: np.array([row.get(name, np.nan) for row in self.metrics]) for name in names}
 
@@ -54,7 +55,7 @@ class TrainingRun(Tabular):
 
 
 def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit | None = None) -> Model:
-    """A model at its start, on the data's device; with `split`, this rank's part of it."""
+    """A model with its initial parameters on the data's device; with `split`, this rank's part of it."""
     split = split or ByTexts()
     dtype = getattr(torch, config.dtype)
     data, device = truncate(data, config.max_tokens).cast(dtype), data.device
@@ -66,24 +67,24 @@ def build_model(data: Sequences, config: TrainingConfig, *, split: AbstractSplit
         affine_norm=config.affine_norm,
         dtype=dtype,
         device=device,
-        columns=split.columns(config.dimension),
+        columns=split.own_columns(config.dimension),
     )
     optimizer, conventions = AdamW(rate=config.rate, decay=config.decay), config.conventions
     if config.model == "two-layer":
-        if not isinstance(data, TokenData) or not split.ranks.alone:
+        if not isinstance(data, TokenData) or not split.ranks.is_alone:
             raise ValueError(
                 "the two-layer model trains in one process on data in memory: its gradient has no rank two; "
                 "use model='one-layer'"
             )
         if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
-            from tokenmargin.training.cuda import kernels_work
+            from tokenmargin.training.one_layer_cuda import kernels_work
             from tokenmargin.training.two_layer_cuda import TwoLayerCuda
 
             if kernels_work(TwoLayerCuda, dtype):
                 return TwoLayerCuda(data, state, optimizer, conventions=conventions)
         return TwoLayer(data, state, optimizer, conventions=conventions)
     if device.type == "cuda" and isinstance(data, TokenData) and not torch.are_deterministic_algorithms_enabled():
-        from tokenmargin.training.cuda import OneLayerCuda, kernels_work
+        from tokenmargin.training.one_layer_cuda import OneLayerCuda, kernels_work
 
         if isinstance(split, ByTexts) and kernels_work(OneLayerCuda, dtype):
             return OneLayerCuda(data, state, optimizer, conventions=conventions, split=split)
@@ -104,20 +105,21 @@ def train(
     chunk: int = 64,
     progress: Callable[[Progress], None] | None = None,
 ) -> TrainingRun:
-    """Train, or go on with the training that `folder` holds.
+    """Train a model, or go on with the run that `folder` holds.
 
     **Arguments**
-    - `folder`: where checkpoints and `metrics.parquet` are kept; a run found there is resumed, and on a CPU ends with
-        the same bits as one never stopped.
-    - `split`: what this process does when it is one of several ranks; all of them make this call.
+    - `folder`: where checkpoints and `metrics.parquet` are kept. A run found there is resumed; on a CPU it ends with
+        the same bits as a run that was never stopped.
+    - `split`: the part that this process takes when it is one of several ranks, all of which make this call.
     - `checkpoint_every`: seconds between checkpoints; one is also written at the end and at Ctrl-C.
-    - `stop_loss`, `budget`: end after an epoch below this loss, or after so many seconds.
-    - `observe`: numbers to add to an epoch's row, computed from the model where `observe_at(epoch)`.
-    - `chunk`: batches run between two looks at the clock.
+    - `stop_loss`, `budget`: end after an epoch with a loss up to this, or after so many seconds.
+    - `observe`: called with the model after each epoch for which `observe_at(epoch)` is true; it returns numbers for
+        the row of the epoch.
+    - `chunk`: how many batches are run before clocks and interrupts are looked at again.
     """
     split = split or ByTexts()
     model = build_model(data, config, split=split)
-    course = run_epochs(
+    history = run_epochs(
         model,
         config,
         n=data.n,
@@ -132,4 +134,4 @@ def train(
         chunk=chunk,
         progress=progress,
     )
-    return TrainingRun(model, config, course.metrics, course.status, course.seconds, course.notes)
+    return TrainingRun(model, config, history.metrics, history.status, history.seconds, history.notes)

@@ -4,11 +4,11 @@ Two facts make it cheap. Equal tokens of a sequence have equal rows throughout, 
 distinct tokens with their counts. And the layer norm enters only through products with p and v. Write `mu_s` for the
 mean of the entries of E_s and `C = E - mu 1'` for the centred embeddings. With `G = C_X C_X'` the logits of the first
 softmax are `G + d mu mu'`; with `B = softmax + I` the centred row `h_i = (B C_X)_i` has `<h_i, p> = (B C_X p)_i` and
-variance `(B G B')_ii / d`: all u x u work. (The variance from `|h|^2 / d - mean^2` would cancel when the entries of E
-share an offset.) So the vectors of a sequence are touched twice: for G, and for the gradient `(dG + dG') C_X`. What
-goes through p, v and the mean is of rank three over the vocabulary, and is added once a step. A gain of the layer norm
+variance `(B G B')_ii / d`: products of u x u matrices. (`|h|^2 / d - mean^2` would cancel when the entries of E share
+an offset.) So the vectors of a sequence are read twice: for G, and for the gradient `(dG + dG') C_X`. The gradient that
+goes through p, v and the mean has rank three over the vocabulary, and is added once a step. A gain of the layer norm
 multiplies p and v, a bias b adds the constant `<b, v>` to the output. The backward pass is written out. AdamW runs over
-blocks of rows small enough for the cache and leaves the next step's projections behind, as with one layer.
+blocks of rows small enough for the cache, and computes the next step's projections while a block is there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from tokenmargin.training.one_layer import BLOCK_BYTES, RowBlocks
 from tokenmargin.training.parameters import AdamW, State
 
 EPSILON = 1e-5  # of the layer norm, as in torch
-BUCKET_BYTES = 6 << 20  # of vectors, which are read for two products: small enough for the cache
-WORTH_A_CALL = 4_000_000  # multiplications of one product that outweigh the calling of it
+BUCKET_BYTES = 6 << 20  # of the vectors of a bucket, which are read for two products: they stay in the cache
+WORTH_A_CALL = 4_000_000  # multiplications from which on a product of one sequence is worth a call of its own
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Sequences of similar numbers of distinct tokens: ids and counts (r, u), labels (r,), weights (r,) in the mean."""
+    """r sequences with similar numbers of distinct tokens, padded to u tokens.
+
+    **Attributes**
+    - `ids`, `counts`: the distinct tokens of each and how often they occur, of shape (r, u); padding has count 0.
+    - `labels`, `weights`: of each sequence; the weights are those of its loss in the mean over the batch.
+    """
 
     ids: Tensor
     counts: Tensor
@@ -40,13 +45,13 @@ class Bucket:
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """What the sequences need of the parameters.
+    """The functions of the parameters that the sequences need.
 
     **Attributes**
     - `centred`: C, of shape (m, d).
     - `columns`: `C p`, `C v` and mu, of shape (m, 3).
     - `offset`: `<b, v>`, the output of the layer norm's bias.
-    - `temperature`: of both softmaxes.
+    - `temperature`: what the logits of both softmaxes are divided by.
     """
 
     centred: Tensor
@@ -57,7 +62,7 @@ class Projections:
 
 @dataclass(frozen=True, eq=False)
 class _Forward:
-    """What the backward pass needs again."""
+    """What the backward pass needs of the forward pass; the letters are those of the module's text."""
 
     X: Tensor
     A: Tensor
@@ -72,15 +77,15 @@ class _Forward:
 
 
 def _one_by_one(x: Tensor, rows: int) -> bool:
-    """Whether products of so many rows of x with each other are formed one sequence at a time."""
+    """Whether the products of so many rows of x with each other are computed one sequence at a time, by oneDNN."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and rows * rows * x.shape[-1] >= WORTH_A_CALL
 
 
 def times_transposed(A: Tensor, B: Tensor) -> Tensor:
     """`A B'` of two float32 matrices on a CPU.
 
-    torch gives such products to MKL, which does not use the wide registers of every processor that has them; oneDNN
-    does, but torch has no batched product by it.
+    torch uses MKL for such products, which does not use the widest registers of every processor. oneDNN does, but
+    torch has no batched product by oneDNN.
     """
     by_one_dnn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch's own compiler calls
     return A @ B.T if by_one_dnn is None else by_one_dnn(A, B, None, "none", [], "")
@@ -112,7 +117,7 @@ def _add_products(into: Tensor, ids: Tensor, S: Tensor, X: Tensor) -> None:
     if not _one_by_one(X, X.shape[1]):
         into.index_add_(0, ids.reshape(-1), torch.bmm(S, X).reshape(-1, X.shape[2]))
         return
-    for rows, s, x in zip(ids, S, X, strict=True):  # at once, while the product is still in the cache
+    for rows, s, x in zip(ids, S, X, strict=True):  # added at once, while the product is still in the cache
         into.index_add_(0, rows, times_transposed(s, x.T))
 
 
@@ -139,20 +144,20 @@ def _forward(params: Projections, bucket: Bucket) -> _Forward:
 
 @dataclass(frozen=True, eq=False)
 class Gradient:
-    """Where buckets add their gradients: of C through G (m, d), of the columns (m, 3), of the offset ()."""
+    """Sums of the buckets' gradients: of C through G (m, d), of the columns (m, 3), and of the offset ()."""
 
     embeddings: Tensor
     columns: Tensor
     offset: Tensor
 
     def zero_(self) -> None:
-        """Forget everything."""
+        """Set all sums to zero."""
         for tensor in vars(self).values():
             tensor.zero_()
 
 
 def bucket_gradient(params: Projections, bucket: Bucket, *, into: Gradient) -> Tensor:
-    """Losses of a bucket's rows; the gradients of their weighted sum are added to `into`."""
+    """The losses of a bucket's rows. The gradients of their weighted sum are added to `into`."""
     d = params.centred.shape[1]
     x = _forward(params, bucket)
     margin = bucket.labels * (x.f + params.offset)
@@ -181,7 +186,6 @@ class TwoLayer:
     **Arguments**
     - `group`: sequences in a bucket; a batch is sorted by size and cut into buckets, each padded to its own width.
       Unless given, at most 16, and so many that their vectors take `BUCKET_BYTES` in the median.
-    - `multiple`: widths are rounded up to a multiple of this, so that a GPU meets few different shapes.
     """
 
     def __init__(
@@ -192,16 +196,15 @@ class TwoLayer:
         *,
         conventions: Conventions | None = None,
         group: int | None = None,
-        multiple: int = 1,
     ) -> None:
         state.check_rows(data.m)
         self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions = conventions or Conventions()
-        self._ids, self._counts, self._offsets = _distinct(data)
+        self._ids, self._counts, self._offsets = _distinct_tokens(data)
         self._widths = self._offsets.diff().cpu()
         row = state.embeddings[0].nbytes
         fitting = BUCKET_BYTES // (row * max(int(self._widths.median()), 1))
-        self.group, self.multiple = group or min(max(fitting, 1), 16), multiple
+        self.group = group or min(max(fitting, 1), 16)
         centred, columns = torch.empty_like(state.embeddings), state.embeddings.new_empty(data.m, 3)
         offset = state.heads.new_zeros(())
         self._params = Projections(centred, columns, offset, self.conventions.temperature)
@@ -223,10 +226,10 @@ class TwoLayer:
         self.state.load(tensors, step)
         self._step.fill_(step)
 
-    def _groups(self, order: Tensor, batch: int) -> tuple[Tensor, list[list[tuple[slice, int]]]]:
-        """The rows of all batches sorted by size within each, and for each batch its groups with their widths.
+    def _plan_groups(self, order: Tensor, batch: int) -> tuple[Tensor, list[list[tuple[slice, int]]]]:
+        """The rows of all batches, sorted by size within each, and for each batch its groups with their widths.
 
-        Planned on the CPU for many batches at once: the device is never asked anything between two steps.
+        This is planned on the CPU for many batches at once, so that no step has to wait for an answer of the device.
         """
         rows = order.cpu()
         batches = [part[torch.argsort(self._widths[part], stable=True)] for part in torch.split(rows, batch)]
@@ -235,7 +238,7 @@ class TwoLayer:
             # A batch takes places `begin ..` of all rows; within it the last of a group, sorted by size, is the widest.
             cuts = [slice(begin + i, begin + min(i + self.group, len(part))) for i in range(0, len(part), self.group)]
             largest = [int(self._widths[part[cut.stop - begin - 1]]) for cut in cuts]
-            plan.append([(cut, -(-u // self.multiple) * self.multiple) for cut, u in zip(cuts, largest, strict=True)])
+            plan.append(list(zip(cuts, largest, strict=True)))
             begin += len(part)
         return torch.cat(batches).to(order.device), plan
 
@@ -253,10 +256,10 @@ class TwoLayer:
 
     @torch.no_grad()
     def outputs(self, rows: Tensor) -> Tensor:
-        """f for some rows."""
+        """The output f of each of the given rows."""
         f = self.data.labels.new_empty(len(rows))
         where = torch.argsort(self._widths[rows.cpu()], stable=True).to(rows.device)
-        ordered, plan = self._groups(rows, len(rows))
+        ordered, plan = self._plan_groups(rows, len(rows))
         self._project()
         for cut, width in plan[0]:
             bucket = self.bucket(ordered[cut], width, len(rows))
@@ -265,33 +268,33 @@ class TwoLayer:
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of the losses of their rows."""
         total = torch.zeros((), dtype=torch.float64, device=order.device)
-        rows, plan = self._groups(order[first * batch : last * batch], batch)
+        rows, plan = self._plan_groups(order[first * batch : last * batch], batch)
         self._project()
         for groups in filter(None, plan):
             size = groups[-1][0].stop - groups[0][0].start
             for cut, width in groups:
-                total += self._add(rows[cut], width, size)
+                total += self._add_gradient(rows[cut], width, size)
             self._update(rate)
         return total
 
-    def _add(self, rows: Tensor, width: int, total: int) -> Tensor:
-        """Add the gradient of some rows of a batch; the sum of their losses."""
+    def _add_gradient(self, rows: Tensor, width: int, total: int) -> Tensor:
+        """Add the gradient of some rows of a batch to the sums; returns the sum of their losses."""
         bucket = self.bucket(rows, width, total)
         losses = bucket_gradient(self._params, bucket, into=self._gradient)
         return losses.sum(dtype=torch.float64)
 
     def _vectors(self) -> Tensor:
-        """p and v as the centred rows meet them: times the gain of the layer norm, and centred."""
+        """p and v times the gain of the layer norm, centred: the vectors that the centred rows are multiplied with."""
         heads = self.state.heads
         vectors = heads[:2] * heads[2] if self.conventions.affine_norm else heads[:2]
         return vectors - vectors.mean(1, keepdim=True)
 
     def _project(self) -> None:
-        """What the sequences need of the parameters, from their present values."""
+        """Compute `Projections` from the present parameters."""
         vectors = self._vectors()
-        self._rows.each(lambda block: self._project_rows(block, vectors))
+        self._rows.for_each(lambda block: self._project_rows(block, vectors))
         if self.conventions.affine_norm:
             torch.dot(self.state.heads[3], self.state.heads[1], out=self._params.offset)
 
@@ -302,7 +305,7 @@ class TwoLayer:
         torch.mm(centred, vectors.T, out=columns[:, :2])
 
     def _heads_gradient(self, pulled: Tensor) -> Tensor:
-        """Gradient of the heads from that of their vectors, which is `pulled`."""
+        """The gradient of all rows of the heads, given that of `_vectors()`, which is `pulled`."""
         if not self.conventions.affine_norm:
             return pulled
         _, v, gain, bias = self.state.heads
@@ -312,9 +315,9 @@ class TwoLayer:
         )
 
     def _update(self, rate: float) -> None:
-        """A step of AdamW; the projections are then those of the new parameters, and the gradient is zero again.
+        """Take a step of AdamW, compute the projections of the new parameters, and set the gradient to zero.
 
-        First the heads, whose gradient asks for all rows; then the rows in blocks that stay in the cache.
+        The heads go first, since their gradient needs all rows. The rows follow in blocks that stay in the cache.
         """
         state, gradient, trained = self.state, self._gradient, self.conventions.trained
         state.step += 1
@@ -335,13 +338,13 @@ class TwoLayer:
             gradient.embeddings[block].zero_()
             gradient.columns[block].zero_()
 
-        self._rows.each(update_rows)
+        self._rows.for_each(update_rows)
         if self.conventions.affine_norm:
             torch.dot(state.heads[3], state.heads[1], out=self._params.offset)
 
 
-def _distinct(data: TokenData) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct tokens of each row with their counts, ragged."""
+def _distinct_tokens(data: TokenData) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct tokens of each row and their counts, end to end, and where each row begins."""
     row = torch.repeat_interleave(torch.arange(data.n, device=data.ids.device), data.offsets.diff())
     keys, counts = torch.unique(row * data.m + data.ids, return_counts=True)  # row and token in one number
     lengths = torch.bincount(keys // data.m, minlength=data.n)

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmargin.training.batches import TokenData
-from tokenmargin.training.cuda import check_dimension
+from tokenmargin.training.one_layer_cuda import check_dimension
 from tokenmargin.training.parameters import AdamW, State
 from tokenmargin.training.two_layer import EPSILON, TwoLayer
 
-Precision: TypeAlias = Literal["tf32x3", "tf32"]
-
 SIDE = 64  # of the tiles of the u x u matrices
 STEPS = 64  # planned at a time: their occurrences are sorted by token in one call
-PARTS = {"tf32x3": 3, "tf32": 1}  # 16-bit numbers that make up an entry of C
-
-
-def _tile(depth: int, warps: int, stages: int) -> dict[str, int]:
-    return {"DEPTH": depth, "num_warps": warps, "num_stages": stages}
-
-
-LAUNCH: dict[str, dict[str, dict[str, int]]] = {
-    "tf32x3": {"gram": _tile(32, 4, 4), "mix": _tile(32, 4, 3), "combine": _tile(32, 4, 2), "pull": _tile(32, 4, 2),
-               "heads": {"COLUMNS": 128, "num_warps": 2}},
-    "tf32": {"gram": _tile(128, 8, 3), "mix": _tile(32, 4, 2), "combine": _tile(32, 4, 2), "pull": _tile(64, 4, 2),
-             "heads": {"COLUMNS": 256, "num_warps": 2}},
-}  # fmt: skip
-"""How much of a sum a program takes at a time, and its warps and stages: the fastest of some tens, on an H200."""
+DEPTH = 32  # terms of a sum that a program takes at a time; with the warps and stages below the fastest on an H200
+HEADS_ROWS, HEADS_COLUMNS = 64, 128
 
 
 class TwoLayerCuda(TwoLayer):
@@ -37,30 +23,22 @@ class TwoLayerCuda(TwoLayer):
 
     Sums over tokens use atomic additions, so two runs agree to rounding, not to the bit; with torch's deterministic
     algorithms switched on the trainer uses `TwoLayer` instead.
-
-    **Arguments**
-    - `precision`: "tf32x3" keeps float32 accuracy on tensor cores, "tf32" is faster and has 11 bits.
     """
 
-    def __init__(
-        self, data: TokenData, state: State, optimizer: AdamW, *, precision: Precision = "tf32x3", **options: Any
-    ) -> None:
+    def __init__(self, data: TokenData, state: State, optimizer: AdamW, **options: Any) -> None:
         super().__init__(data, state, optimizer, **options)
         m, d = state.embeddings.shape
         check_dimension(d)
-        self.precision = precision
         self._width = -(-int(self._widths.max()) // SIDE) * SIDE
-        self._tokens, self._numbers = self._ids.int(), self._counts.to(state.heads.dtype)
-        self._spans = self._offsets.diff()
+        self._tokens, self._float_counts = self._ids.int(), self._counts.to(state.heads.dtype)
+        self._sizes = self._offsets.diff()
         device = state.heads.device
-        # C as a sum of bfloat16 numbers, which Triton's interpreter does not have, or as rows of float16 to scale.
+        # C as a sum of three bfloat16 numbers, which Triton's interpreter does not have.
         kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-        kind = torch.float16 if precision == "tf32" else kind
-        self._parts = torch.empty(PARTS[precision], m, d, dtype=kind, device=device)
-        self._scales = torch.ones(m, device=device)
-        self._across = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
-        self._across_gradient = torch.zeros(3, m, device=device)
-        self._before, self._after = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
+        self._parts = torch.empty(3, m, d, dtype=kind, device=device)
+        self._columns = torch.empty(3, m, device=device)  # C p, C v, mu: the columns, each along memory
+        self._columns_gradient = torch.zeros(3, m, device=device)
+        self._old_vectors, self._new_vectors = torch.zeros(2, d, device=device), torch.zeros(2, d, device=device)
         self._heads_sum = torch.zeros(2, d, device=device)  # the gradients of p and v through C
         self._rates = torch.zeros(STEPS, 3, device=device)
         self._counter = torch.zeros(2, dtype=torch.long, device=device)
@@ -73,12 +51,10 @@ class TwoLayerCuda(TwoLayer):
         self._batch, U = batch, self._width
         (m, d), device = self.state.embeddings.shape, self.state.heads.device
         self._graph: torch.cuda.CUDAGraph | None = None
-        kind = torch.float16 if self.precision == "tf32" else torch.float32
         self._gram, self._weights, self._product = (torch.empty(batch, U, U, device=device) for _ in range(3))
         self._mixed, self._squares = (torch.empty(2, batch, U, device=device) for _ in range(2))
         self._back = torch.empty(4, batch, U, device=device)
-        self._bounds = torch.zeros(2, batch, device=device)
-        self._pulled = torch.empty(batch, U, d, dtype=kind, device=device)
+        self._pulled = torch.empty(batch, U, d, device=device)
         self._losses = torch.zeros(STEPS * batch, device=device)
         self._order = torch.zeros(STEPS * batch, dtype=torch.long, device=device)
         self._occurrences = torch.zeros(STEPS * batch * U, dtype=torch.int32, device=device)
@@ -86,42 +62,38 @@ class TwoLayerCuda(TwoLayer):
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of the losses of their rows."""
         self._allocate(batch)
         self._project()
-        self._across.copy_(self._params.columns.T)
+        self._columns.copy_(self._params.columns.T)
         rest = self._params.centred.clone()
-        if self.precision == "tf32":
-            peaks = rest.abs().amax(1)
-            self._scales.copy_(torch.where(peaks > 0, peaks, 1.0))
-            rest /= self._scales[:, None]
         for part in self._parts:
             part.copy_(rest)
             rest -= part
-        self._after.copy_(self._vectors())
+        self._new_vectors.copy_(self._vectors())
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         for begin in range(first, last, STEPS):
             steps = min(STEPS, last - begin)
             rows = order[begin * batch : (begin + steps) * batch]
-            self._plan(rows, batch, steps, rate)
+            self._plan_steps(rows, batch, steps, rate)
             for _ in range(steps):
-                self._replay()
+                self._run_step()
             self.state.step += steps
             total += self._losses[: len(rows)].sum(dtype=torch.float64)
         self._step.fill_(self.state.step)
         return total
 
-    def _plan(self, rows: Tensor, batch: int, steps: int, rate: float) -> None:
+    def _plan_steps(self, rows: Tensor, batch: int, steps: int, rate: float) -> None:
         """What the next steps need: their rows, their rates, and where each token stands in each batch."""
         m, U = self.data.m, self._width
         scalars = [self.optimizer.scalars(self.state.step + 1 + k, rate) for k in range(steps)]
         self._rates[:steps] = torch.tensor(scalars, dtype=torch.float32).to(rows.device)
         # The longest sequences of a batch go first, so that no program is left alone with one at the end.
         batches = torch.arange(len(rows), device=rows.device) // batch
-        rows = rows[torch.argsort(batches * (self._width + 1) - self._spans[rows])]
+        rows = rows[torch.argsort(batches * (self._width + 1) - self._sizes[rows])]
         self._order[: len(rows)] = rows
         self._counter[0], self._counter[1] = 0, len(rows)
-        spans = self._spans[rows]
+        spans = self._sizes[rows]
         place = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), spans)
         column = torch.arange(len(place), device=rows.device) - (spans.cumsum(0) - spans)[place]
         token = self._ids[self._offsets[rows][place] + column]
@@ -131,7 +103,7 @@ class TwoLayerCuda(TwoLayer):
         edges = torch.arange(STEPS * m + 1, device=rows.device)
         self._starts.copy_(torch.searchsorted(sorted_key, edges))
 
-    def _replay(self) -> None:
+    def _run_step(self) -> None:
         """One step: the captured graph, captured at its second use since the first compiles the kernels."""
         if not self._order.is_cuda:
             self._take_step()  # Triton's interpreter
@@ -144,85 +116,80 @@ class TwoLayerCuda(TwoLayer):
                 self._take_step()
 
     def _take_step(self) -> None:
-        self._launch()
-        self._move_heads()
-        self._settle()
+        self._compute_gradient()
+        self._update_heads()
+        self._update_embeddings()
         self._counter[0] += 1
 
-    def _launch(self) -> None:
+    def _compute_gradient(self) -> None:
         """The gradient of a batch: six kernels, and the products of p's and v's gradients with C."""
         from tokenmargin.training import two_layer_gradient_kernels as gradients
         from tokenmargin.training import two_layer_kernels as kernels
 
         data, batch, U = self.data, self._batch, self._width
         m, d = self.state.embeddings.shape
-        tiles, tune = U // SIDE, LAUNCH[self.precision]
+        tiles, centred = U // SIDE, self._params.centred
         where = (self._offsets, self._order, self._counter)
-        rows = (self._parts if self.precision == "tf32" else self._params.centred, self._scales)
         tokens = (self._tokens, *where)
         shape = {"BATCH": batch, "U": U}
-        square = shape | {"SIDE": SIDE, "PRECISION": self.precision}
+        square = shape | {"SIDE": SIDE, "DEPTH": DEPTH, "num_warps": 4}
         sharpness = 1.0 / self.conventions.temperature
-        self._across_gradient.zero_()
+        self._columns_gradient.zero_()
         self._gradient.offset.zero_()
         self._heads_sum.zero_()
-        kernels.gram_kernel[(tiles * tiles, batch)](
-            *rows, *tokens, self._gram, d, **square, **tune["gram"]
+        kernels.gram_kernel[(tiles * tiles, batch)](centred, *tokens, self._gram, d, **square, num_stages=4)
+        kernels.softmax_kernel[(U // 16, batch)](
+            self._gram, self._columns, self._tokens, self._float_counts, *where, self._weights, self._mixed,
+            self._squares, m, d, **shape, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
         )  # fmt: skip
-        kernels.soften_kernel[(U // 16, batch)](
-            self._gram, self._across, self._tokens, self._numbers, *where, self._weights, self._mixed, self._squares,
-            m, d, **shape, SIDE=16, COLUMNS=64, SHARPNESS=sharpness, num_warps=4,
-        )  # fmt: skip
-        kernels.mix_kernel[(tiles * tiles, batch)](
-            self._weights, self._gram, *where, self._product, self._squares, **square, **tune["mix"]
-        )  # fmt: skip
+        kernels.product_kernel[(tiles * tiles, batch)](
+            self._weights, self._gram, *where, self._product, self._squares, **square, num_stages=3
+        )
         kernels.attend_kernel[(batch,)](
-            self._mixed, self._squares, self._across, self._tokens, self._numbers, data.labels, *where,
-            self._params.offset, self._back, self._bounds, self._losses, self._gradient.offset, m, d,
+            self._mixed, self._squares, self._columns, self._tokens, self._float_counts, data.labels, *where,
+            self._params.offset, self._back, self._losses, self._gradient.offset, m, d,
             **shape, BLOCK=256, SHARPNESS=sharpness, EPSILON=EPSILON, num_warps=4,
         )  # fmt: skip
         # G has done its work: its place takes dG + dG'.
-        gradients.combine_kernel[(tiles * tiles, batch)](
-            self._weights, self._product, self._back, self._across, *tokens, self._gram, self._scales, self._bounds,
-            self._across_gradient, m, d, **square, SHARPNESS=sharpness, **tune["combine"],
+        gradients.gram_gradient_kernel[(tiles * tiles, batch)](
+            self._weights, self._product, self._back, self._columns, *tokens, self._gram,
+            self._columns_gradient, m, d, **square, SHARPNESS=sharpness, num_stages=2,
         )  # fmt: skip
         columns = 256 if d % 256 == 0 else 64
-        gradients.pull_kernel[(-(-d // columns), tiles, batch)](
-            self._gram, self._parts, self._scales, self._bounds, *tokens, self._pulled, m, d,
-            **shape, ROWS=SIDE, COLUMNS=columns, PARTS=PARTS[self.precision], **tune["pull"],
+        gradients.embedding_gradient_kernel[(-(-d // columns), tiles, batch)](
+            self._gram, self._parts, *tokens, self._pulled, m, d,
+            **shape, ROWS=SIDE, COLUMNS=columns, DEPTH=DEPTH, num_warps=4, num_stages=2,
         )  # fmt: skip
-        columns, rows_each = tune["heads"]["COLUMNS"], 64
-        gradients.heads_kernel[(-(-d // columns), -(-m // (4 * rows_each)))](
-            *rows, self._across_gradient, self._heads_sum, m, d, ROWS=rows_each, **tune["heads"]
-        )  # fmt: skip
+        gradients.heads_gradient_kernel[(-(-d // HEADS_COLUMNS), -(-m // (4 * HEADS_ROWS)))](
+            centred, self._columns_gradient, self._heads_sum, m, d, ROWS=HEADS_ROWS, COLUMNS=HEADS_COLUMNS, num_warps=2
+        )
 
-    def _move_heads(self) -> None:
+    def _update_heads(self) -> None:
         """AdamW on p, v and the layer norm's gain and bias."""
         state, (b1, b2) = self.state, self.optimizer.betas
         gradient = self._heads_gradient(self._heads_sum)
         length, root, shrink = self._rates.index_select(0, self._counter[:1])[0]
-        self._before.copy_(self._after)
+        self._old_vectors.copy_(self._new_vectors)
         for rows in self.conventions.trained:
             x, g, mean, square = (t[rows] for t in (state.heads, gradient, state.heads_m, state.heads_w))
             mean.lerp_(g, 1.0 - b1)
             square.mul_(b2).addcmul_(g, g, value=1.0 - b2)
             x.mul_(shrink).sub_(length * mean / (square.sqrt() / root + self.optimizer.eps))
-        self._after.copy_(self._vectors())
+        self._new_vectors.copy_(self._vectors())
         if self.conventions.affine_norm:
             torch.dot(state.heads[3], state.heads[1], out=self._params.offset)
 
-    def _settle(self) -> None:
+    def _update_embeddings(self) -> None:
         """AdamW on the embeddings."""
         import triton
 
-        from tokenmargin.training.two_layer_gradient_kernels import settle_kernel
+        from tokenmargin.training.two_layer_gradient_kernels import update_embeddings_kernel
 
         state, (b1, b2) = self.state, self.optimizer.betas
         m, d = state.embeddings.shape
-        settle_kernel[(m,)](
+        update_embeddings_kernel[(m,)](
             state.embeddings, state.embeddings_m, state.embeddings_w, self._params.centred, self._parts,
-            self._scales, self._across, self._across_gradient, self._pulled, self._bounds, self._occurrences,
-            self._starts, self._before, self._after, self._rates, self._counter, m, d,
-            B1=b1, B2=b2, EPS=self.optimizer.eps, U=self._width, BLOCK=triton.next_power_of_2(d),
-            PARTS=len(self._parts), num_warps=8,
+            self._columns, self._columns_gradient, self._pulled, self._occurrences, self._starts,
+            self._old_vectors, self._new_vectors, self._rates, self._counter, m, d,
+            B1=b1, B2=b2, EPS=self.optimizer.eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
         )  # fmt: skip

@@ -1,9 +1,10 @@
-"""Triton kernels of the two-layer step from the loss back to the parameters; see `two_layer_kernels.py`.
+"""Triton kernels of the two-layer step that go back from the loss to the parameters; see `two_layer_kernels.py`.
 
-- `combine_kernel`: `dG + dG'` of all paths, and the gradients of `C p`, `C v` and mu;
-- `pull_kernel`: `(dG + dG') C_X`;
-- `heads_kernel`: the gradients of p and v from those of `C p` and `C v`;
-- `settle_kernel`: the gradient of each token from its occurrences, AdamW, and the next step's C, `C p`, `C v` and mu.
+- `gram_gradient_kernel`: `dG + dG'` of all paths, and the gradients of `C p`, `C v` and mu;
+- `embedding_gradient_kernel`: `(dG + dG') C_X`;
+- `heads_gradient_kernel`: the gradients of p and v from those of `C p` and `C v`;
+- `update_embeddings_kernel`: sums the gradient of each token over its occurrences, takes the step of AdamW, and leaves
+  the next step's C, `C p`, `C v` and mu.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tokenmargin.training.kernels import adamw
+from tokenmargin.training.one_layer_kernels import adamw
 from tokenmargin.training.two_layer_kernels import sequence, tile
 
 
@@ -23,7 +24,7 @@ def _softmax_back(A, product, g_p, g_v, twice, taken, c_p, c_v):
 
 
 @triton.jit
-def combine_kernel(
+def gram_gradient_kernel(
     weights,
     product,
     back,
@@ -33,8 +34,6 @@ def combine_kernel(
     order,
     counter,
     together,
-    scales,
-    bounds,
     gradient,
     m,
     d: tl.constexpr,
@@ -43,12 +42,10 @@ def combine_kernel(
     SIDE: tl.constexpr,
     DEPTH: tl.constexpr,
     SHARPNESS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (tile, b): one tile of `dG + dG'` on or above the diagonal and its mirror image.
 
-    Added to `gradient` on the way: those of `C p` and `C v`, `B'` times the rows' gradients, and that of mu. With
-    "tf32" `bounds[b]` becomes the largest entry of `dG + dG'` times the scale of its column: what float16 must hold.
+    It also adds to `gradient`: the gradients of `C p` and `C v`, which are `B'` times the rows' gradients, and of mu.
     """
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -90,21 +87,15 @@ def combine_kernel(
         # The squared lengths: B' diag(q) B = A' diag(q) A + diag(q) A + A' diag(q) + diag(q), with q as in `back`.
         total += q_i[:, None] * A_ij + tl.trans(q_j[:, None] * A_ji)
         total += tl.where(i[:, None] == j[None, :], q_i[:, None], 0.0)
-        peak = tl.load(bounds + BATCH + b)
-        unit = 1.0 if PRECISION == "tf32x3" else tl.where(peak > 0, peak, 1.0)  # of q, so that float16 holds it
-        FACTOR: tl.constexpr = tl.float32 if PRECISION == "tf32x3" else tl.float16  # A lies between 0 and 1
         squares = tl.zeros((SIDE, SIDE), tl.float32)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0) / unit
-            left = tl.trans(tile(weights, b, k, i, u, U).to(FACTOR))
-            right = (q[:, None] * tile(weights, b, k, j, u, U)).to(FACTOR)
-            squares = tl.dot(left, right, squares, input_precision=PRECISION)
-        total += squares * unit
+            q = tl.load(back + (2 * BATCH + b) * U + k, mask=k < u, other=0.0)
+            left = tl.trans(tile(weights, b, k, i, u, U))
+            right = q[:, None] * tile(weights, b, k, j, u, U)
+            squares = tl.dot(left, right, squares, input_precision="tf32x3")
+        total += squares
         inside = (i < u)[:, None] & (j < u)[None, :]
-        if PRECISION == "tf32":
-            scale = tl.maximum(tl.load(scales + x)[:, None], tl.load(scales + y)[None, :])
-            tl.atomic_max(bounds + b, tl.max(tl.where(inside, tl.abs(total) * scale, 0.0)), sem="relaxed")
         base = together + b.to(tl.int64) * U * U
         tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
         if second > first:
@@ -113,7 +104,7 @@ def combine_kernel(
 
 @triton.jit
 def _split_parts(x, PART: tl.constexpr):
-    """x as a sum of three numbers of type PART: for bfloat16, 24 bits together."""
+    """x as a sum of three numbers of type PART; three bfloat16 numbers have 24 bits together, as float32 has."""
     first = x.to(PART)
     rest = x - first.to(tl.float32)
     second = rest.to(PART)
@@ -121,11 +112,9 @@ def _split_parts(x, PART: tl.constexpr):
 
 
 @triton.jit
-def pull_kernel(
+def embedding_gradient_kernel(
     together,
     parts,
-    scales,
-    bounds,
     ids,
     offsets,
     order,
@@ -138,12 +127,11 @@ def pull_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
-    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the 16-bit parts of C.
+    """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the three 16-bit parts of C.
 
-    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. Three bfloat16 parts of each
-    factor and the six largest products make float32; one float16 part of each has the 11 bits of TF32.
+    Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. With three bfloat16 parts of
+    each factor, the six largest products of parts have the accuracy of float32.
     """
     b = tl.program_id(2)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -152,47 +140,35 @@ def pull_kernel(
         c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         size = m.to(tl.int64) * d
         inside = (c < d)[None, :]
-        bound = tl.load(bounds + b)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, u, DEPTH):
             k = at + tl.arange(0, DEPTH)
             x = tl.load(ids + begin + k, mask=k < u, other=0).to(tl.int64)
             where = parts + x[:, None] * d + c[None, :]
             c_1 = tl.load(where, mask=inside, other=0.0)
-            factor = tile(together, b, i, k, u, U)
-            if PARTS == 1:
-                factor *= tl.load(scales + x)[None, :] * tl.where(bound > 0, 1.0 / bound, 0.0)
-                total = tl.dot(factor.to(tl.float16), c_1, total)
-            else:
-                c_2 = tl.load(where + size, mask=inside, other=0.0)
-                c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
-                f_1, f_2, f_3 = _split_parts(factor, parts.dtype.element_ty)
-                total = tl.dot(f_3, c_1, total)
-                total = tl.dot(f_2, c_2, total)
-                total = tl.dot(f_1, c_3, total)
-                total = tl.dot(f_2, c_1, total)
-                total = tl.dot(f_1, c_2, total)
-                total = tl.dot(f_1, c_1, total)
+            c_2 = tl.load(where + size, mask=inside, other=0.0)
+            c_3 = tl.load(where + 2 * size, mask=inside, other=0.0)
+            f_1, f_2, f_3 = _split_parts(tile(together, b, i, k, u, U), parts.dtype.element_ty)
+            total = tl.dot(f_3, c_1, total)  # the smallest products first
+            total = tl.dot(f_2, c_2, total)
+            total = tl.dot(f_1, c_3, total)
+            total = tl.dot(f_2, c_1, total)
+            total = tl.dot(f_1, c_2, total)
+            total = tl.dot(f_1, c_1, total)
         where = (b.to(tl.int64) * U + i)[:, None] * d + c[None, :]
-        # In float16 the bound is left to the reader: without it no sum exceeds u.
-        tl.store(pulled + where, total.to(pulled.dtype.element_ty), mask=(i < u)[:, None] & (c < d)[None, :])
+        tl.store(pulled + where, total, mask=(i < u)[:, None] & (c < d)[None, :])
 
 
 @triton.jit
-def heads_kernel(rows, scales, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Program (columns, rows): the rows of C, four blocks of them, weighted by the gradients of `C p` and `C v`.
-
-    `rows` and `scales` are those of `gram_kernel`.
-    """
+def heads_gradient_kernel(centred, gradient, sums, m, d: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Program (columns, rows): four blocks of rows of C, weighted by the gradients of `C p` and `C v`, and summed."""
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     p = tl.zeros((COLUMNS,), tl.float32)
     v = tl.zeros((COLUMNS,), tl.float32)
     for block in range(4):
         s = (tl.program_id(1) * 4 + block) * ROWS + tl.arange(0, ROWS)
         inside = (s < m)[:, None] & (c < d)[None, :]
-        x = tl.load(rows + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
-        if rows.dtype.element_ty == tl.float16:
-            x = x.to(tl.float32) * tl.load(scales + s, mask=s < m, other=0.0)[:, None]
+        x = tl.load(centred + s.to(tl.int64)[:, None] * d + c[None, :], mask=inside, other=0.0)
         p += tl.sum(x * tl.load(gradient + s, mask=s < m, other=0.0)[:, None], 0)
         v += tl.sum(x * tl.load(gradient + m + s, mask=s < m, other=0.0)[:, None], 0)
     tl.atomic_add(sums + c, p, mask=c < d, sem="relaxed")
@@ -200,21 +176,19 @@ def heads_kernel(rows, scales, gradient, sums, m, d: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
-def settle_kernel(
+def update_embeddings_kernel(
     embeddings,
     first_moment,
     second_moment,
     centred,
     parts,
-    scales,
     columns,
     gradient,
     pulled,
-    bounds,
     occurrences,
     starts,
-    before,
-    after,
+    old_vectors,
+    new_vectors,
     rates,
     counter,
     m,
@@ -222,9 +196,7 @@ def settle_kernel(
     B1: tl.constexpr,
     B2: tl.constexpr,
     EPS: tl.constexpr,
-    U: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     """Program s: AdamW on the embedding of token s, then its centred form and products with the new p and v."""
     s = tl.program_id(0)
@@ -232,18 +204,14 @@ def settle_kernel(
     inside = c < d
     at = s.to(tl.int64) * d + c
     step = tl.load(counter)
-    g = tl.load(gradient + s) * tl.load(before + c, mask=inside, other=0.0)
-    g += tl.load(gradient + m + s) * tl.load(before + d + c, mask=inside, other=0.0)
+    g = tl.load(gradient + s) * tl.load(old_vectors + c, mask=inside, other=0.0)
+    g += tl.load(gradient + m + s) * tl.load(old_vectors + d + c, mask=inside, other=0.0)
     g += tl.load(gradient + 2 * m + s) / d
     begin = tl.load(starts + step * m + s)
     end = tl.load(starts + step * m + s + 1)
     for k in range(begin, end):
         place = tl.load(occurrences + k)
-        part = tl.load(pulled + place.to(tl.int64) * d + c, mask=inside, other=0.0)
-        if PARTS == 1:
-            g += part.to(tl.float32) * tl.load(bounds + place // U)
-        else:
-            g += part
+        g += tl.load(pulled + place.to(tl.int64) * d + c, mask=inside, other=0.0)
     x = tl.load(embeddings + at, mask=inside, other=0.0)
     mean = tl.load(first_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
     square = tl.load(second_moment + at, mask=inside, other=0.0, eviction_policy="evict_first")
@@ -253,18 +221,12 @@ def settle_kernel(
     tl.store(second_moment + at, square, mask=inside, eviction_policy="evict_first")
     mu = tl.sum(tl.where(inside, x, 0.0), 0) / d
     x = tl.where(inside, x - mu, 0.0)
-    if PARTS == 1:
-        peak = tl.max(tl.abs(x), 0)
-        scale = tl.where(peak > 0, peak, 1.0)
-        tl.store(scales + s, scale)
-        tl.store(parts + at, (x / scale).to(tl.float16), mask=inside)
-    else:
-        tl.store(centred + at, x, mask=inside)
-        first, second, third = _split_parts(x, parts.dtype.element_ty)
-        size = m.to(tl.int64) * d
-        tl.store(parts + at, first, mask=inside)
-        tl.store(parts + size + at, second, mask=inside)
-        tl.store(parts + 2 * size + at, third, mask=inside)
-    tl.store(columns + s, tl.sum(x * tl.load(after + c, mask=inside, other=0.0), 0))
-    tl.store(columns + m + s, tl.sum(x * tl.load(after + d + c, mask=inside, other=0.0), 0))
+    tl.store(centred + at, x, mask=inside)
+    first, second, third = _split_parts(x, parts.dtype.element_ty)
+    size = m.to(tl.int64) * d
+    tl.store(parts + at, first, mask=inside)
+    tl.store(parts + size + at, second, mask=inside)
+    tl.store(parts + 2 * size + at, third, mask=inside)
+    tl.store(columns + s, tl.sum(x * tl.load(new_vectors + c, mask=inside, other=0.0), 0))
+    tl.store(columns + m + s, tl.sum(x * tl.load(new_vectors + d + c, mask=inside, other=0.0), 0))
     tl.store(columns + 2 * m + s, mu)

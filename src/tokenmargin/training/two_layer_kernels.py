@@ -1,23 +1,23 @@
 """Triton kernels of the two-layer step up to the loss; imported only where a GPU is used.
 
-One launch each for a whole batch of ragged sequences: a program that finds its tile outside its sequence ends at once,
-so the work is that of the tokens there are, and one captured graph serves every batch. With the letters of
+Each kernel is launched once for a whole batch of ragged sequences. A program whose tile lies outside its sequence ends
+at once, so only tokens that exist cost time, and one captured graph serves every batch. With the letters of
 `two_layer.py`:
 
 - `gram_kernel`: `G = C_X C_X'`, the rows of C gathered on the way, the lower triangle copied from the upper;
-- `soften_kernel`: the first softmax A, and `B C p`, `B C v`;
-- `mix_kernel`: `B G` and the diagonal of `B G B'`;
+- `softmax_kernel`: the first softmax A, and `B C p`, `B C v`;
+- `product_kernel`: `B G` and the diagonal of `B G B'`;
 - `attend_kernel`: the second softmax, the loss, and the gradients with respect to the rows of `B C_X`.
 
-Products run on tensor cores. With PRECISION "tf32x3" each factor is split, and the error is that of float32 sums. With
-"tf32" factors have 11 bits: TF32 itself between u x u matrices; where C is a factor, float16, which has as many bits
-and half the bytes, each row over its largest entry so that no exponent is too small or too large.
+Products run on tensor cores. "tf32x3" splits each factor into parts, so the error is that of float32 sums.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from tokenmargin.training.one_layer_kernels import softplus_sigmoid
 
 
 @triton.jit
@@ -43,8 +43,7 @@ def tile(matrix, b, i, j, u, U: tl.constexpr):
 
 @triton.jit
 def gram_kernel(
-    rows,
-    scales,
+    centred,
     ids,
     offsets,
     order,
@@ -55,12 +54,8 @@ def gram_kernel(
     U: tl.constexpr,
     SIDE: tl.constexpr,
     DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image.
-
-    `rows` is C in float32, or in float16 with row s to be multiplied by `scales[s]`.
-    """
+    """Program (tile, b): one tile of G on or above the diagonal, and its mirror image; `centred` is C."""
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
     first = tl.program_id(0) // (U // SIDE)
@@ -73,11 +68,9 @@ def gram_kernel(
         total = tl.zeros((SIDE, SIDE), tl.float32)
         for at in range(0, d, DEPTH):
             k = at + tl.arange(0, DEPTH)
-            left = tl.load(rows + x[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
-            right = tl.load(rows + y[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
-            total = tl.dot(left, tl.trans(right), total, input_precision=PRECISION)
-        if rows.dtype.element_ty == tl.float16:
-            total *= tl.load(scales + x)[:, None] * tl.load(scales + y)[None, :]
+            left = tl.load(centred + x[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
+            right = tl.load(centred + y[:, None] * d + k[None, :], mask=(k < d)[None, :], other=0.0)
+            total = tl.dot(left, tl.trans(right), total, input_precision="tf32x3")
         base = gram + b.to(tl.int64) * U * U
         inside = (i < u)[:, None] & (j < u)[None, :]
         tl.store(base + i[:, None] * U + j[None, :], total, mask=inside)
@@ -86,7 +79,7 @@ def gram_kernel(
 
 
 @triton.jit
-def soften_kernel(
+def softmax_kernel(
     gram,
     columns,
     ids,
@@ -145,7 +138,7 @@ def soften_kernel(
 
 
 @triton.jit
-def mix_kernel(
+def product_kernel(
     weights,
     gram,
     offsets,
@@ -157,7 +150,6 @@ def mix_kernel(
     U: tl.constexpr,
     SIDE: tl.constexpr,
     DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
     b = tl.program_id(1)
@@ -172,7 +164,7 @@ def mix_kernel(
             k = at + tl.arange(0, DEPTH)
             # G is symmetric: its tile (j, k), transposed, is the factor (k, j) with k along memory.
             right = tl.trans(tile(gram, b, j, k, u, U))
-            total = tl.dot(tile(weights, b, i, k, u, U), right, total, input_precision=PRECISION)
+            total = tl.dot(tile(weights, b, i, k, u, U), right, total, input_precision="tf32x3")
         where = (b.to(tl.int64) * U + i)[:, None] * U + j[None, :]
         tl.store(product + where, total, mask=(i < u)[:, None] & (j < u)[None, :])
         square = tl.sum(tile(weights, b, i, j, u, U) * total, 1)
@@ -196,7 +188,6 @@ def attend_kernel(
     counter,
     offset,
     back,
-    bounds,
     losses,
     slopes,
     m,
@@ -209,9 +200,8 @@ def attend_kernel(
 ):
     """Program b: the second softmax, the output and the loss.
 
-    `back` receives, for every row: the gradients of `B C p` and of `B C v`, twice that of its squared length, and what
-     the softmax of the first layer subtracts, `sum_j A_ij dB_ij`. `bounds` receives zero, which the next kernel raises,
-     and the largest modulus of the third.
+    `back` receives four numbers for every row: the gradients of `B C p` and of `B C v`, twice the gradient of its
+    squared length, and what the softmax of the first layer subtracts, `sum_j A_ij dB_ij`.
     """
     b = tl.program_id(0)
     row, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -240,17 +230,11 @@ def attend_kernel(
 
         place = tl.load(counter) * BATCH + b
         y = tl.load(labels + row)
-        against = -y * (f + tl.load(offset))
-        small = tl.exp(-tl.abs(against))
-        # log(1 + small) rounds small away below 6e-8: use the series there.
-        tail = tl.where(small < 1e-3, small * (1.0 - 0.5 * small), tl.log(1.0 + small))
-        tl.store(losses + place, tl.maximum(against, 0.0) + tail)
-        sigmoid = tl.where(against >= 0, 1.0, small) / (1.0 + small)
+        loss, sigmoid = softplus_sigmoid(-y * (f + tl.load(offset)))
+        tl.store(losses + place, loss)
         rows = tl.minimum(tl.load(counter + 1) - tl.load(counter) * BATCH, BATCH).to(tl.float32)
         slope = -y * sigmoid / rows
         tl.atomic_add(slopes, slope, sem="relaxed")
-        tl.store(bounds + b, 0.0)
-        peak = tl.zeros((BLOCK,), tl.float32)
 
         for at in range(0, u, BLOCK):
             i = at + lane
@@ -274,5 +258,3 @@ def attend_kernel(
             tl.store(back + (BATCH + b) * U + i, g_v, mask=i < u)
             tl.store(back + (2 * BATCH + b) * U + i, twice, mask=i < u)
             tl.store(back + (3 * BATCH + b) * U + i, taken, mask=i < u)
-            peak = tl.maximum(peak, tl.where(i < u, tl.abs(twice), 0.0))
-        tl.store(bounds + BATCH + b, tl.max(peak, 0))

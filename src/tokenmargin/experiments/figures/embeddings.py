@@ -88,7 +88,7 @@ class TrainedEmbeddings(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.problem.instances import balanced, subset
-        from tokenmargin.training.probe import Job, run_job
+        from tokenmargin.training.probe import train_observed
 
         corpus, notes = self.corpus()
         rng = np.random.default_rng(0)
@@ -98,11 +98,11 @@ class TrainedEmbeddings(AbstractExperiment):
             corpus = subset(corpus, np.sort(rng.choice(corpus.n, self.texts, replace=False)))
         records, scores = [], []
         for k, seed in enumerate(self.seeds):
-            job = Job(f"{self.figure} seed {seed}", self.dataset, replace(self.training_config(), seed=seed))
+            config = replace(self.training_config(), seed=seed)
             report = None if progress is None else _share(progress, k, len(self.seeds))
-            _, record, arrays = run_job(job, corpus, device=self._device(), budget=np.inf, progress=report)
+            _, record, found = train_observed(config, corpus, device=self._device(), progress=report)
             records.append(record)
-            scores.append(arrays["scores"])
+            scores.append(found.astype(np.float32))
         tables = {
             "tokens": _token_table(corpus, scores[0]),
             "training": _training_table(records),

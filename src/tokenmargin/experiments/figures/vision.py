@@ -72,7 +72,7 @@ class VisionAttention(VisionSettings, AbstractExperiment):
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.data.images import find_images
         from tokenmargin.training import epochs
-        from tokenmargin.training.vision.observed_training import VisionJob, run_job
+        from tokenmargin.training.vision.observed_training import train_observed
 
         found = find_images(substitute=self.substitute).first_images(training=self.images, test=self.test_images)
         device = self._device()
@@ -81,14 +81,13 @@ class VisionAttention(VisionSettings, AbstractExperiment):
             if progress is not None:
                 progress(min(now.step / now.steps, 1.0))
 
-        job = VisionJob(self.figure, self.config())
-        course, record, arrays = run_job(
-            job, found, folder=self._folder(found), device=device, compiled=device == "cuda", progress=report
+        history, record, arrays = train_observed(
+            self.config(), found, folder=self._folder(found), device=device, compiled=device == "cuda", progress=report
         )
         if progress is not None:
             progress(1.0)
-        if course.status != "finished":
-            raise KeyboardInterrupt(f"training was {course.status}; the same command goes on")
+        if history.status != "finished":
+            raise KeyboardInterrupt(f"training was {history.status}; the same command goes on")
         return self.result(record, arrays, notes=found.notes)
 
     def result(self, record: Mapping[str, Any], arrays: Mapping[str, Array], *, notes: tuple[str, ...] = ()) -> Result:

@@ -136,7 +136,7 @@ class VisionLearner:
         self._moves: tuple[int, Tensor | None] = (-1, None)
 
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their images."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of their images' losses."""
         per_epoch = -(-self.data.n // batch)
         total = torch.zeros((), dtype=torch.float64, device=order.device)
         moves = self._epoch_moves(self.state.step // per_epoch) if self.config.augment else None

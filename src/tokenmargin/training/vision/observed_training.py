@@ -1,11 +1,11 @@
-"""Vision transformers looked at while they train: what Figures 6 and 7 of paper B are made of."""
+"""Train a vision transformer and measure its attention on the way, for Figures 6 and 7 of paper B."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,21 @@ from tokenmargin.training.probe import machine
 from tokenmargin.training.vision.attention_probe import measure_attention, model_norms
 from tokenmargin.training.vision.learner import ImageData, VisionConfig, VisionLearner
 
-PROBED, SHOWN, BATCH = 256, 10, 64
+MEASURED, SHOWN, BATCH = 256, 10, 64  # test images whose attention is measured; whose maps are kept; at a time
 CHECKPOINT_EVERY = 240.0  # seconds
 
 
-@dataclass(frozen=True)
-class VisionJob:
-    """One training run."""
-
-    name: str
-    config: VisionConfig
-    images: int | None = None
-
-
 class VisionProbe:
-    """What is looked at after an epoch, on the same test images each time, with the parameters as they are.
+    """Measures the attention of a model after an epoch, on the same test images each time.
 
-    A call gives the numbers of the epoch's row and keeps the arrays, and the last layer's key and query weights, in
-    `folder`, one file an epoch each. It draws nothing at random and changes nothing.
+    A call returns numbers for the row of the epoch. It writes two files an epoch to `folder`: the arrays, and the last
+    layer's key and query weights. It draws nothing at random and does not change the model.
     """
 
     def __init__(self, data: ImageData, folder: Path) -> None:
         self.data, self.folder = data, folder
-        self.images = data.test_images[:PROBED]
-        self.shown = first_of_each(data.test_labels[:PROBED].cpu().numpy())[:SHOWN]
+        self.images = data.test_images[:MEASURED]
+        self.shown = first_of_each(data.test_labels[:MEASURED].cpu().numpy())[:SHOWN]
 
     @torch.no_grad()
     def __call__(self, learner: VisionLearner) -> Mapping[str, float]:
@@ -86,7 +77,7 @@ class VisionProbe:
             return {key: file[key] for key in file.files}
 
     def gather(self, epochs: Sequence[int]) -> dict[str, Array]:
-        """The kept arrays of some epochs, stacked; the cosine of each key-query product with the last; the images."""
+        """The arrays of some epochs, stacked, with the cosine of each key-query product with the last, and images."""
         kept = [self._load_kept(f"probe-{epoch:05d}.npz") for epoch in epochs]
         stacked = {name: np.stack([arrays[name] for arrays in kept]) for name in kept[0]}
         last = self._load_kept(f"weights-{epochs[-1]:05d}.npz")
@@ -117,68 +108,52 @@ def first_of_each(labels: Array) -> Array:
     return np.unique(labels, return_index=True)[1]
 
 
-def run_job(
-    job: VisionJob,
+def train_observed(
+    config: VisionConfig,
     images: ImageSet,
     *,
     folder: Path,
     device: str = "cpu",
     budget: float = float("inf"),
     compiled: bool = False,
-    checkpoints: bool = True,
     observe_at: Callable[[int], bool] = lambda epoch: True,
     progress: Callable[[Progress], None] | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> tuple[TrainingHistory, dict[str, Any], dict[str, Array]]:
-    """Train in a folder, or go on there, and gather what the figures need: the record and the arrays.
+    """Train a vision transformer in a folder, or go on there, and measure its attention on the way.
+
+    Returns how the run went, a record of it, and the arrays that the figures need.
 
     **Arguments**
-    - `checkpoints`: without them a run cannot go on, and begins anew.
-    - `observe_at`: the epochs after which the model is looked at; 0 is before the first.
-    - `tell`: called with a line after every look.
+    - `observe_at`: whether the model is measured after an epoch; 0 stands for before the first.
     """
     begun = time.monotonic()
-    chosen = images.first_images(training=job.images)
-    data = ImageData.of(chosen, device=device)
-    learner = VisionLearner(data, job.config, compiled=compiled)
+    data = ImageData.of(images, device=device)
+    learner = VisionLearner(data, config, compiled=compiled)
     probe = VisionProbe(data, folder)
-
-    def observe(model: VisionLearner) -> Mapping[str, float]:
-        row = probe(model)
-        if tell is not None:
-            tell(_line(row, step=model.state.step, seconds=time.monotonic() - begun))
-        return row
-
     history = run_epochs(
         learner,
-        job.config,
+        config,
         n=data.n,
         device=data.images.device,
-        folder=folder if checkpoints else None,
+        folder=folder,
         checkpoint_every=CHECKPOINT_EVERY,
         budget=budget - (time.monotonic() - begun),
-        observe=observe,
+        observe=probe,
         observe_at=observe_at,
         chunk=20,
         progress=progress,
     )
     call = {"status": history.status, "seconds": time.monotonic() - begun, "steps": learner.state.step}
     record = {
-        "name": job.name,
-        "config": asdict(job.config),
+        "config": asdict(config),
         "machine": machine(device),
         "parameters": sum(parameter.numel() for parameter in learner.model.parameters()),
-        "images": {"training": data.n, "test": len(data.test_labels), "sha256": chosen.digest, "notes": chosen.notes},
+        "images": {"training": data.n, "test": len(data.test_labels), "sha256": images.digest, "notes": images.notes},
         "compiled": compiled,
         "calls": _calls(folder, call),
         "metrics": history.metrics,
     }
     return history, record, probe.gather([int(row["epoch"]) for row in history.metrics if "sparsity" in row])
-
-
-def _line(row: Mapping[str, float], *, step: int, seconds: float) -> str:
-    words = " ".join(f"{name} {row[name]:.4f}" for name in ("test accuracy", "test loss", "sparsity", "head sparsity"))
-    return f"  step {step:6d} {seconds:7.1f} s  {words} norm {row['norm']:.2f} head norm {row['head norm']:.2f}"
 
 
 def _calls(folder: Path, call: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
 """Triton kernels of the one-layer step; imported only where a GPU is used.
 
-A step is four launches: attention of each sequence into the vectors c and e; their pullback `E' c`, `E' e` in partial
-sums; AdamW on p and v; AdamW on E with the rank-two gradient, which also leaves the next a and b and clears c and e.
-The position in the epoch is a counter on the device, so a captured graph of the step can be replayed without copies.
-Counter A is what the first launch reads; the second launch copies it to B, and the third advances A. No launch writes a
-counter that it or a neighbour reads.
+A step is four launches: attention of each sequence, which adds to the vectors c and e; the gradients `E' c` and `E' e`
+of p and v in partial sums; AdamW on p and v; AdamW on E with the rank-two gradient, which also computes the next a and
+b and sets c and e to zero. The number of the batch is a counter on the device, so a captured graph of the step can be
+replayed without copying anything. There are two such counters, since no launch may write one that it reads: the first
+launch reads A, the second copies A to B, the third reads B and advances A, the fourth reads B.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ def adamw(x, g, mean, square, rates, step, B1: tl.constexpr, B2: tl.constexpr, E
     root = tl.load(rates + 3 * step + 1)
     shrink = tl.load(rates + 3 * step + 2)
     return x * shrink - length * mean / (tl.sqrt(square) / root + EPS), mean, square
+
+
+@triton.jit
+def softplus_sigmoid(u):
+    """`log(1 + e^u)` and its derivative, for every size of u."""
+    small = tl.exp(-tl.abs(u))
+    # log(1 + small) rounds small away below 6e-8: use the series there.
+    tail = tl.where(small < 1e-3, small * (1.0 - 0.5 * small), tl.log(1.0 + small))
+    return tl.maximum(u, 0.0) + tail, tl.where(u >= 0, 1.0, small) / (1.0 + small)
 
 
 @triton.jit
@@ -83,12 +92,8 @@ def attend_kernel(
         mean = tl.sum(moment, 0) / mass
 
         y = tl.load(labels + row)
-        u = -y * (pivot + mean)
-        small = tl.exp(-tl.abs(u))
-        # log(1 + small) rounds small away below 6e-8: use the series there.
-        tail = tl.where(small < 1e-3, small * (1.0 - 0.5 * small), tl.log(1.0 + small))
-        tl.store(losses + place, tl.maximum(u, 0.0) + tail)
-        sigmoid = tl.where(u >= 0, 1.0, small) / (1.0 + small)
+        loss, sigmoid = softplus_sigmoid(-y * (pivot + mean))
+        tl.store(losses + place, loss)
         slope = -y * sigmoid / rows
 
         for at in range(begin, end, BLOCK):
@@ -102,7 +107,7 @@ def attend_kernel(
 
 
 @triton.jit
-def pull_kernel(
+def heads_gradient_kernel(
     embeddings,
     weights,
     partial,
@@ -138,10 +143,10 @@ def pull_kernel(
 
 
 @triton.jit
-def heads_kernel(
+def update_heads_kernel(
     partial,
     heads,
-    before,
+    old_heads,
     first_moment,
     second_moment,
     rates,
@@ -155,9 +160,9 @@ def heads_kernel(
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """AdamW on the first TRAINED of p and v; what they were goes to `before`, where the update of E looks for it.
+    """AdamW on the first TRAINED of p and v; their old values go to `old_heads`, which the update of E reads.
 
-    What is not trained stands in `before` from the beginning.
+    A head that is not trained stands in `old_heads` from the beginning.
     """
     step = tl.load(counter_b)
     if tl.program_id(0) == 0:
@@ -168,7 +173,7 @@ def heads_kernel(
     for part in range(parts):
         g += tl.load(partial + part * 2 * d + at, mask=inside, other=0.0)
     x = tl.load(heads + at, mask=inside, other=0.0)
-    tl.store(before + at, x, mask=inside)
+    tl.store(old_heads + at, x, mask=inside)
     mean = tl.load(first_moment + at, mask=inside, other=0.0)
     square = tl.load(second_moment + at, mask=inside, other=0.0)
     x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
@@ -178,14 +183,14 @@ def heads_kernel(
 
 
 @triton.jit
-def update_kernel(
+def update_embeddings_kernel(
     embeddings,
     first_moment,
     second_moment,
     weights,
     scores,
     heads,
-    before,
+    old_heads,
     rates,
     counter_b,
     m,
@@ -206,8 +211,8 @@ def update_kernel(
     c = tl.load(weights + s)
     e = tl.load(weights + m + s)
     step = tl.load(counter_b)
-    p = tl.load(before + column, mask=inside, other=0.0)
-    v = tl.load(before + d + column, mask=inside, other=0.0)
+    p = tl.load(old_heads + column, mask=inside, other=0.0)
+    v = tl.load(old_heads + d + column, mask=inside, other=0.0)
     g = c * p + e * v
     x, mean, square = adamw(x, g, mean, square, rates, step, B1, B2, EPS)
     tl.store(embeddings + at, x, mask=inside)

@@ -1,4 +1,4 @@
-"""The one-layer model on a GPU: four kernels a step, replayed as a captured graph."""
+"""The one-layer model on a GPU: four kernels a step, captured as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNROLLED = 16  # steps in the longer of the two graphs
 
 @cache
 def kernels_work(model: type[OneLayerCuda] | type[TwoLayerCuda], dtype: torch.dtype) -> bool:
-    """Whether Triton can compile and run a model here; without it the model trains through torch's own kernels."""
+    """Whether Triton can compile and run a model here. Where it cannot, the trainer uses torch's own kernels."""
     if dtype != torch.float32:
         return False
     try:
@@ -62,19 +62,18 @@ class OneLayerCuda(WithScores):
         optimizer: AdamW,
         *,
         conventions: Conventions | None = None,
-        warps: int = 8,
         split: ByTexts | None = None,
     ) -> None:
         m, d = state.embeddings.shape
         state.check_rows(data.m)
         check_dimension(d)
-        self.data, self.state, self.optimizer, self.warps = data, state, optimizer, warps
+        self.data, self.state, self.optimizer = data, state, optimizer
         self.conventions, self.split = conventions or Conventions(), split or ByTexts()
         device = state.embeddings.device
         self._ids = data.ids.int()
         self._scores = (state.heads @ state.embeddings.T).contiguous()
         self._weights = torch.zeros_like(self._scores)
-        self._before = state.heads.clone()
+        self._old_heads = state.heads.clone()
         self._parts = min(132, m)
         self._partial = torch.empty(self._parts, 2, d, device=device)
         self._losses = torch.zeros(data.n, device=device)
@@ -88,12 +87,12 @@ class OneLayerCuda(WithScores):
         return self._scores
 
     def outputs(self, rows: Tensor) -> Tensor:
-        """f for some rows."""
+        """The output f of each of the given rows."""
         return attend(self._scores, self.data.batch(rows), temperature=self.conventions.temperature)[1]
 
     @torch.no_grad()
     def run(self, order: Tensor, batch: int, *, first: int, last: int, rate: float) -> Tensor:
-        """Train on batches `first..last-1` of the epoch's `order`; the sum of the losses of their rows."""
+        """Train on the batches `first..last-1` of the epoch's `order`; returns the sum of the losses of their rows."""
         scalars = [self.optimizer.scalars(self.state.step + 1 + k, rate) for k in range(last - first)]
         self._rates[first:last] = torch.tensor(scalars, dtype=torch.float32).to(order.device)
         self._order.copy_(order)
@@ -101,35 +100,35 @@ class OneLayerCuda(WithScores):
         ours = self._losses[first * batch : last * batch].zero_()
         done = first
         while done < last:
-            steps = self._advance(batch, last - done)
+            steps = self._take_some_steps(batch, last - done)
             done += steps
         self.state.step += last - first
         return self.split.total(ours.sum(dtype=torch.float64))
 
-    def _advance(self, batch: int, left: int) -> int:
-        """Take some of the steps that are left; returns how many."""
-        if not self.split.ranks.alone:
-            self._graph("attend", batch, lambda: self._attend(batch)).replay()
-            self.split.gather(self._weights)
-            self._graph("update", batch, self._update).replay()
+    def _take_some_steps(self, batch: int, left: int) -> int:
+        """Take some of the steps that are left; returns how many were taken."""
+        if not self.split.ranks.is_alone:
+            self._captured("attend", batch, lambda: self._attend(batch)).replay()
+            self.split.batch_weights(self._weights)
+            self._captured("update", batch, self._update).replay()
             return 1
         steps = UNROLLED if left >= UNROLLED else 1
 
         def launch() -> None:
             for _ in range(steps):
-                self._launch(batch)
+                self._take_step(batch)
 
-        self._graph(f"{steps} steps", batch, launch).replay()
+        self._captured(f"{steps} steps", batch, launch).replay()
         return steps
 
-    def _graph(self, name: str, batch: int, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Captured launches; captured once, after a rehearsal that compiles the kernels."""
+    def _captured(self, name: str, batch: int, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The graph of some launches. It is captured once, after a step that compiles the kernels and is undone."""
         if (name, batch) not in self._graphs:
             saved = {key: tensor.clone() for key, tensor in self._all_tensors().items()}
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self._launch(batch)
+                self._take_step(batch)
             torch.cuda.current_stream().wait_stream(stream)
             for key, tensor in self._all_tensors().items():
                 tensor.copy_(saved[key])
@@ -142,19 +141,19 @@ class OneLayerCuda(WithScores):
     def _all_tensors(self) -> dict[str, Tensor]:
         return self.tensors() | {
             "weights": self._weights,
-            "before": self._before,
+            "before": self._old_heads,
             "losses": self._losses,
             "counters": self._counters,
         }
 
-    def _launch(self, batch: int) -> None:
+    def _take_step(self, batch: int) -> None:
         """The four kernels of one step."""
         self._attend(batch)
         self._update()
 
     def _attend(self, batch: int) -> None:
-        """The first kernel: our part of c and e."""
-        from tokenmargin.training.kernels import attend_kernel
+        """The first kernel: this rank's part of c and e."""
+        from tokenmargin.training.one_layer_kernels import attend_kernel
 
         data, ranks = self.data, self.split.ranks
         attend_kernel[(-(-batch // ranks.size),)](
@@ -165,24 +164,28 @@ class OneLayerCuda(WithScores):
         )  # fmt: skip
 
     def _update(self) -> None:
-        """The other three: the heads' gradient, and AdamW on everything, given c and e."""
+        """The other three kernels: given c and e, the gradient of p and v, and AdamW on p, v and E."""
         import triton
 
-        from tokenmargin.training.kernels import heads_kernel, pull_kernel, update_kernel
+        from tokenmargin.training.one_layer_kernels import (
+            heads_gradient_kernel,
+            update_embeddings_kernel,
+            update_heads_kernel,
+        )
 
         state, (b1, b2), eps = self.state, self.optimizer.betas, self.optimizer.eps
         m, d = state.embeddings.shape
         a, b = self._counters[:1], self._counters[1:]
         share, columns = -(-m // self._parts), min(512, triton.next_power_of_2(d))
-        pull_kernel[(self._parts, triton.cdiv(d, columns))](
+        heads_gradient_kernel[(self._parts, triton.cdiv(d, columns))](
             state.embeddings, self._weights, self._partial, a, b, m, d, share, ROWS=8, COLUMNS=columns, num_warps=4
         )
-        heads_kernel[(triton.cdiv(2 * d, 64),)](
-            self._partial, state.heads, self._before, state.heads_m, state.heads_w, self._rates, a, b, self._parts, d,
-            TRAINED=2 if self.conventions.trained_head else 1, B1=b1, B2=b2, EPS=eps, BLOCK=64, num_warps=2,
+        update_heads_kernel[(triton.cdiv(2 * d, 64),)](
+            self._partial, state.heads, self._old_heads, state.heads_m, state.heads_w, self._rates, a, b, self._parts,
+            d, TRAINED=2 if self.conventions.trained_head else 1, B1=b1, B2=b2, EPS=eps, BLOCK=64, num_warps=2,
         )  # fmt: skip
-        update_kernel[(m,)](
+        update_embeddings_kernel[(m,)](
             state.embeddings, state.embeddings_m, state.embeddings_w, self._weights, self._scores, state.heads,
-            self._before, self._rates, b, m, d,
-            B1=b1, B2=b2, EPS=eps, BLOCK=triton.next_power_of_2(d), num_warps=self.warps,
+            self._old_heads, self._rates, b, m, d,
+            B1=b1, B2=b2, EPS=eps, BLOCK=triton.next_power_of_2(d), num_warps=8,
         )  # fmt: skip
