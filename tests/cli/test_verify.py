@@ -55,6 +55,26 @@ def test_a_corpus_of_ones_own(reviews, capsys):
     assert broken == {"sequences that break Assumption 4", "longest sequence minus shortest"}
 
 
+def test_a_selection_of_ones_own(reviews, capsys):
+    """Lemma 20 holds unless everything is selected."""
+    given = ["verify", "A.lemma20", "--corpus", reviews[0], "--d", "40", "--draws", "2", "--json"]
+    for selection, verdict in (("important", "holds"), ("everything", "fails"), ("random", "holds")):
+        assert main([*given, "--select", selection]) == (verdict == "fails")
+        (report,) = json.loads(capsys.readouterr().out)
+        assert report["verdict"] == verdict
+        assert selection == "random" or f"selection={selection}" in report["instance"]
+
+
+def test_a_sequence_without_important_tokens_is_named(tmp_path, capsys):
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label\ngood film,pos\nfilm film,pos\nfilm film,neg\n")
+    given = ["verify", "A.lemma9", "--corpus", str(texts), "--d", "40", "--draws", "2"]
+    assert main(given) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "sequence 1 has no completely positive or negative token" in line
+    assert main([*given, "--select", "random"]) == 0
+
+
 def test_the_statistics_of_a_corpus(reviews, capsys):
     assert main(["verify", "--corpus", reviews[1], "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -123,6 +143,9 @@ def test_list(capsys):
         (["A.theorem5", "--n", "2", "--q", "1"], "no direction q"),
         (["A.theorem5", "--delta", "0.1"], "--delta is for a given instance"),
         (["B.theorem4", "--q", "1,0"], "--q is for a given instance"),
+        (["A.theorem5", "--n", "2", "--select", "tied"], "not about the selection"),
+        (["A.lemma3", "--n", "2", "--select", "0,1"], "random, tied, important, everything; got 0,1"),
+        (["B.theorem3", "fig1b", "--d", "300"], "leave out --corpus"),
         (["--n", "4"], "say which claim"),
         (["A.theorem5", "--n", "3"], "n must be even"),
     ],

@@ -390,6 +390,15 @@ def test_lemma_17_ties_in_its_example():
     assert any(len(set(row.tolist())) < x.corpus.T for row in x.corpus.index)  # a token twice
 
 
+def test_lemma_17_says_nothing_where_no_token_leads():
+    """a and b stand side by side everywhere: one is selected, the other the second choice, and they score the same."""
+    corpus = TokenCorpus.of([["a", "b"]] * 3, [1, 1, -1])
+    levels = [claim("A.lemma17").on(EmbeddingInstance.with_corpus(corpus, seed=seed)) for seed in range(8)]
+    leads = [slack.measured for report in levels for slack in report.findings.hypotheses if slack.name[:2] == "mu"]
+    assert 0.0 in leads
+    assert all(report.verdict == "vacuous" for report in levels)
+
+
 def test_equation_18_leaves_the_class():
     """a = (1, 0), b = (3, 1), c = 0 with a and b selected: (18) gives (1, 0), whose logits 1 and 3 are no tie."""
     problem = TokenProblem.of([[[1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]], [1], scores=[[1.0, 1.0, 0.0]])

@@ -130,7 +130,8 @@ def verify(
     seed:
         Of the corpus and the starts.
     select:
-        For claims of paper B: the selected token of each input, A1,B3 or 0,2; by default those of highest score.
+        For claims of paper B: the selected token of each input, A1,B3 or 0,2; by default those of highest score. For
+        claims of paper A about what a vector selects (Lemmas 3, 9, 10 and 20): random, tied, important or everything.
     q:
         For claims of paper B about a direction q (theorems 4 and 7, lemmas 8 and 10): its coordinates, such as 1,0.5.
     list_:
@@ -153,7 +154,7 @@ def verify(
     if d is not None and not 1 <= d < float("inf"):
         raise UsageError(f"--d must be a finite dimension of 1 or more, got {d:g}")
     size = {"corpus": corpus, "n": n, "T": T, "d": d, "eta": eta}
-    given = problem is not None or any(value is not None for value in size.values())
+    given = any(value is not None for value in (problem, *size.values()))
     if not given:
         options = {"--delta": delta, "--draws": draws, "--select": select, "--q": q}
         if idle := [name for name, value in options.items() if value is not None]:
@@ -203,6 +204,8 @@ def _instance(
     if isinstance(example, ProblemInstance):
         if problem is None:
             raise UsageError(f"{claim.name} is about a problem: give a file, or a figure's name such as fig1b")
+        if any(value is not None for value in size.values()):
+            raise UsageError(f"{claim.name} is about a problem: leave out --corpus, --n, --T, --d and --eta")
         chosen = None if select is None else tuple(selected_tokens(select))
         given = read_problem(problem)
         return ProblemInstance(given, problem, selected=chosen, q=_direction(q, given), seed=options["seed"])
@@ -211,7 +214,7 @@ def _instance(
     if problem is not None:
         raise UsageError(f"{claim.name} is about a corpus: give --corpus, or --n and --T, instead of {problem}")
     options |= {"dimension": None if size["d"] is None else int(size["d"]), "step": size["eta"]}
-    options["selection"] = example.selection
+    options["selection"] = example.selection if select is None else _selection(claim, select)
     if size["corpus"] is not None:
         if size["n"] is not None or size["T"] is not None:
             raise UsageError("--n and --T draw a corpus, and --corpus gives one: leave out one or the other")
@@ -219,6 +222,20 @@ def _instance(
 
         return EmbeddingInstance.with_corpus(read_corpus(size["corpus"]), name=size["corpus"], **options)
     return EmbeddingInstance.of(size["n"] or example.corpus.n, size["T"] or example.corpus.T, **options)
+
+
+def _selection(claim: Claim, select: str) -> str:
+    """What the vector of a claim of paper A selects."""
+    from typing import get_args
+
+    from tokenmargin.theory.paper_a import ABOUT_A_SELECTION
+    from tokenmargin.theory.settings import Selection
+
+    if claim.name not in ABOUT_A_SELECTION:
+        raise UsageError(f"{claim.name} is not about the selection of any vector: leave --select out")
+    if select not in get_args(Selection):
+        raise UsageError(f"--select of a claim about a corpus: {', '.join(get_args(Selection))}; got {select}")
+    return select
 
 
 def _direction(q: str | None, problem: TokenProblem) -> Any:

@@ -105,7 +105,8 @@ def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[
     values = sorted(set(labels))
     if len(values) != 2:
         shown = ", ".join(values[:6]) + (" ..." if len(values) > 6 else "")
-        raise SourceError(f"labels must have exactly two values, got {len(values)}: {shown}; keep two of them")
+        remedy = "keep two of them" if len(values) > 2 else "add texts with another label"
+        raise SourceError(f"labels must have exactly two values, got {len(values)}: {shown}; {remedy}")
     if positive is None:
         pairs = [pair for pair in KNOWN_PAIRS if set(pair) == {value.lower() for value in values}]
         if not pairs:

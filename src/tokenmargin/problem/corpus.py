@@ -183,7 +183,10 @@ class TokenCorpus(FlatSequences, CountedByLabel):
         return np.asarray((self.sole_label[self.index] != 0) & self.mask)
 
     def assumption4(self) -> Assumption4:
-        """Check Assumption 4 by Definition 1, and name the sequences that break it."""
+        """Check Assumption 4 by Definition 1, and name the sequences that break it.
+
+        A sequence is its T positions, as in (1): with an important token that stands in it twice it has two.
+        """
         offending = []
         number = self.important.sum(axis=1)
         mixed = (self.sole_label == 0) & (self.token_class != 0)

@@ -146,13 +146,23 @@ class EmbeddingInstance:
 
     def _selected_mask(self, k: int) -> Bool[Array, "n T"]:
         if self.selection == "important":
-            return self.corpus.important
+            return self._important()
         if self.selection == "everything":
             return self.corpus.mask
         if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
             values = np.where(self.corpus.mask, logits[self.corpus.index], -1.0)
             return np.asarray(values == values.max(axis=1, keepdims=True))
         return selected_tokens(self.steps[k].after.problem().keys, self.point(k), tolerance=0.0)
+
+    def _important(self) -> Bool[Array, "n T"]:
+        """The important tokens, where every sequence has one."""
+        missing = np.flatnonzero(~self.corpus.important.any(axis=1))
+        if len(missing):
+            raise ValueError(
+                f"sequence {missing[0]} has no completely positive or negative token, so the selection 'important' has "
+                "nothing to select there; take another selection (random, tied or everything)"
+            )
+        return self.corpus.important
 
     def point(self, k: int) -> Float[Array, " D"]:
         """A vector `p_o` that selects as `posed` says; for "important" and "everything", any random vector."""

@@ -46,7 +46,8 @@ def _two_layers(**tuned: float) -> Scales:
 
 @dataclass(frozen=True)
 class TrainedEmbeddings(AbstractExperiment):
-    """Train all parameters, then compare every token's products with its frequencies."""
+    """Train the embeddings and p, and v unless it stays as drawn; then compare every token's products with its
+    frequencies."""
 
     source = PAPER_A
     shows = SHOWS

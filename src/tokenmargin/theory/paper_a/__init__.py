@@ -11,7 +11,7 @@ from tokenmargin.theory.paper_a import (
     only_important,
 )
 
-__all__ = ["CLAIMS"]
+__all__ = ["ABOUT_A_SELECTION", "CLAIMS"]
 
 CLAIMS = (
     *first_step.CLAIMS,
@@ -23,3 +23,5 @@ CLAIMS = (
     *only_important.CLAIMS,
     *lengths.CLAIMS,
 )
+ABOUT_A_SELECTION = frozenset({"A.lemma9", "A.lemma10", *(known.name for known in classes.CLAIMS)})
+"""Claims about what any vector selects: the `selection` of their instance decides what is checked."""

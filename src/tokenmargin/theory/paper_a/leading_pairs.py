@@ -213,14 +213,17 @@ def _constants(problem: TokenProblem, chosen: Choices, ahead: Float[Array, "n T"
             gaps = max(gaps, float(values.max() - values.min()) / least if least else np.inf)
             gamma = problem.scores[i][others[i]]
             most = max(float(sizes[i][others[i]].max()), float(gamma.max() - gamma.min()))
-            scores = max(scores, most / float(sums[i][chosen.second[i]].min()))
+            lead = float(sums[i][chosen.second[i]].min())
+            scores = max(scores, most / lead if lead > 0 else np.inf)
     return gaps, scores
 
 
 def _printed_constant(
     x: EmbeddingInstance, problem: TokenProblem, w: Float[Array, " D"], tau2: float, mu: float
 ) -> float:
-    """`(T + T^2) C_3 C_4` with the constants as printed."""
+    """`(T + T^2) C_3 C_4` with the constants as printed; 0 where the lemma's lead or gap is not positive."""
+    if min(tau2, mu) <= 0:
+        return 0.0
     T, size = problem.T, float(x.steps[0].after.norms[:-2].max())
     return float((T + T**2) * (2 * np.linalg.norm(w) * size / tau2) * (2 * T * size / mu))
 
