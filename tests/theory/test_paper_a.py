@@ -471,7 +471,11 @@ def test_outside_the_regime_most_draws_fail(make):
 
 def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():
     x = EmbeddingInstance.on(["the film", "the film"], [1, -1])
-    for name in ("A.theorem5", "A.lemma13", "A.lemma14", "A.lemma18", "A.lemma19", "A.lemma21", "A.length"):
+    names = [
+        f"A.{name}" for name in ("lemma13", "lemma14", "lemma18", "lemma19", "lemma19-no-mu", "lemma19-without-mu")
+    ]
+    names += ["A.theorem5", "A.theorem5-proof", "A.lemma19-proof", "A.one-irrelevant-token", "A.gradient-descent"]
+    for name in (*names, "A.lemma21", "A.length", "A.length-bound", "A.length-heuristic"):
         report = claim(name).on(x)
         assert (report.verdict, report.findings.conclusion) == ("vacuous", ())
 

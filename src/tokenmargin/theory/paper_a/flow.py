@@ -126,6 +126,8 @@ def one_irrelevant(x: EmbeddingInstance) -> Findings:
     (the application of Lemma 6)."""
     number = int((x.corpus.sole_label == 0).sum())
     hypotheses = (*regime(x), below("irrelevant tokens in the vocabulary", number, 1))
+    if (nothing := without_subject(x, hypotheses)) is not None:
+        return nothing
     only = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return Findings(hypotheses, (limit_seen("only important tokens are selected", only, x),))
 
