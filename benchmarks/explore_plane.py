@@ -206,7 +206,7 @@ def _compare_flow(objective: PromptObjective, asked: dict[str, Any], answer: dic
         flow(objective, start=s, until_norm=asked["norms"][-1], settings=settings) for s in (start, start * (1 + 1e-10))
     ]
     # What the solver allows itself must not have grown to what is compared.
-    if paths[0].decided_by_rounding or paths[0].rounding_growth > np.log(PATH_ERROR / settings.tolerance):
+    if paths[0].decided_by_rounding or paths[0].rounding.log_growth > np.log(PATH_ERROR / settings.tolerance):
         tally.sensitive += 1
         return
     for norm, theirs in zip(asked["norms"], answer["points"], strict=True):

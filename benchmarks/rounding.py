@@ -46,7 +46,7 @@ def ordinary(count: int) -> None:
         n, T, d = (int(rng.integers(low, high)) for low, high in ((1, 5), (2, 7), (1, 7)))
         problem = random_problem(n, T, d, rng=rng)
         path = flow(PromptObjective(problem), start=2 * rng.standard_normal(d))
-        growths.append(path.rounding_growth)
+        growths.append(path.rounding.log_growth)
         stops[path.stop] += 1
         if path.decided_by_rounding:
             called.append(seed)

@@ -1,8 +1,8 @@
 """Files that are whole or absent, their digests, and values that JSON can write.
 
-A file is written beside its place, synced, and moved there, so whoever is killed at any moment leaves the old file or
-the new one. What stands at the place and is no plain file is respected: a link is followed, a device or a pipe is
-written to, anything else is refused.
+A file is written under another name in its folder, synced, and renamed. A process that is killed at any moment so
+leaves the old file or the new one, never a part. Where the path is no plain file, a link is followed, a device or a
+pipe is written to, and anything else is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 LEFTOVER = ".unfinished-"
 LOCK = ".lock"
 SEAL = "seal"
-
-
-_SWEPT: set[Path] = set()
+_SWEPT: set[Path] = set()  # folders from which leftovers of dead processes have been removed
 
 
 def _temporary_name(target: Path, suffix: str) -> Path:
-    """A name beside a place that says whose it is; the first time, what dead processes have left there is removed."""
+    """A name for a temporary file beside `target`, with the machine and the process that it belongs to.
+
+    The first call for a folder removes temporary files that processes of this machine have left there and died.
+    """
     owner = f"{LEFTOVER}{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
     if target.parent not in _SWEPT and os.name == "posix":
         _SWEPT.add(target.parent)
@@ -61,7 +62,7 @@ def _remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """A path to write to; on success the file is synced and takes its place at once, on failure nothing is left."""
+    """Give a temporary path to write to. On success it replaces `path` in one step, on failure it is deleted."""
     target = Path(os.path.realpath(path))  # of a link, what it points to
     kind = stat.S_IFMT(target.stat().st_mode) if target.exists() else stat.S_IFREG
     if kind in (stat.S_IFCHR, stat.S_IFIFO):
@@ -89,7 +90,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill; on success it takes the place of `folder` and what was there goes, on failure it goes."""
+    """Give a new folder to fill. On success it replaces `folder` and what that held; on failure it is deleted."""
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = _temporary_name(folder, "")
@@ -115,7 +116,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _errors_naming(path: str | Path) -> Iterator[None]:
-    """What the disk refuses is said of `path`, not of the file beside it; also by a writer in another language."""
+    """Errors of the disk name `path`, and not the temporary file that was written in its place.
+
+    Writers in other languages raise errors of their own kind; the number of the system's error is in their text.
+    """
     try:
         yield
     except OSError as error:
@@ -123,7 +127,7 @@ def _errors_naming(path: str | Path) -> Iterator[None]:
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     except Exception as error:
-        told = re.search(r"(?:\(os error |\bcode: )(\d+)", str(error))  # of safetensors, by its version
+        told = re.search(r"(?:\(os error |\bcode: )(\d+)", str(error))  # how old and new safetensors write it
         if told is None:
             raise
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
@@ -196,7 +200,7 @@ def plain_columns(table: pa.Table) -> dict[str, Array]:
 def read_arrays(path: str | Path, *, largest: int, copies: int = 0) -> dict[str, Array]:
     """The arrays of a `.npz` file; ValueError where they are no plain arrays, or would take over `largest` bytes.
 
-    That is told from their first bytes, before anything is unpacked; `copies` as doubles are counted in.
+    The size is read from the headers before anything is unpacked. It includes `copies` of every number as doubles.
     """
     check_plain(path)
     with Path(path).open("rb") as content:
@@ -298,7 +302,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def plain(data: Any) -> Any:
-    """The same in lists, dictionaries and numbers that JSON can write; what is not finite becomes None.
+    """The same data in lists, dictionaries and numbers that JSON can write; numbers that are not finite become None.
 
     >>> plain({1: np.array([1.0, np.nan]), "b": (2,)})
     {'1': [1.0, None], 'b': [2]}

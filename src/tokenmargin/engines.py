@@ -1,4 +1,4 @@
-"""Engines: where pieces of work run. Each takes them as it has room and gives them back as they end."""
+"""Engines run pieces of work: in this process, in several, or on a cluster. Results come in the order they end."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class AbstractEngine(abc.ABC):
     def map(self, task: Callable[[range], Any], pieces: Iterator[range]) -> Iterator[tuple[range, Any]]:
         """Give `(piece, task(piece))` in the order in which they end, or `(piece, LostTask)` when the worker died.
 
-        `pieces` is asked for more only when there is room. After a loss an engine may stop early: what it has not given
-        back by then has not been done.
+        The next of `pieces` is taken only when a worker is free. After a loss an engine may stop early: pieces that it
+        has not given back by then have not been done.
         """
 
 
@@ -99,9 +99,8 @@ class LocalEngine(AbstractEngine):
 class RayEngine(AbstractEngine):
     """Tasks on a ray cluster: the one at `address`, or the one that this process has already joined.
 
-    None is started here: a cluster of ray's listens on every network of the machine and runs what it is sent.
-
-    A task whose node or worker is lost is run again by ray, `retries` times, before it is given back as lost.
+    This class never starts a cluster, which would listen on every network of the machine and run what it is sent. A
+    task whose node or worker is lost is run again by ray, `retries` times, before it is given back as lost.
     """
 
     address: str | None = None
@@ -159,7 +158,7 @@ def _call(task: Callable[[range], Any], piece: range) -> Any:
 
 @functools.cache
 def _freeze_what_is_loaded() -> None:
-    """Once per worker: loky collects garbage every second, and need not look at what is loaded for good."""
+    """Once per worker: loky collects garbage every second, which takes long unless loaded modules are left out."""
     gc.collect()
     gc.freeze()
 

@@ -1,7 +1,7 @@
 """Norms as values: what "short" and "steep" mean for a vector, or for a matrix flattened row by row.
 
-A norm is known by three functions: its value, the value of its dual `|g|_* = max <g, x> over |x| <= 1`, and a vector
-that attains that maximum, the direction of steepest ascent. They are all that a certificate and a descent ask.
+A norm is given by three functions: its value, the value of its dual `|g|_* = max <g, x> over |x| <= 1`, and a vector
+that attains that maximum, the direction of steepest ascent. Certificates and methods of descent need no more.
 
 | name | norm | dual | steepest ascent |
 |---|---|---|---|
@@ -54,14 +54,14 @@ class AbstractNorm(abc.ABC):
 
     @abc.abstractmethod
     def rounding(self, dimension: int) -> float:
-        """A bound on the relative error of `value` and `dual_value` as computed, for parameters so long."""
+        """A bound on the relative rounding error of `value` and `dual_value` for parameters of this dimension."""
 
     def dual_bound(self, sizes: Float[Array, " D"]) -> float:
-        """No vector whose coordinates are at most `sizes` in modulus has a larger dual value than this."""
+        """An upper bound on the dual value of every vector whose coordinates are at most `sizes` in modulus."""
         return float(sizes @ self.dual_value(np.eye(len(sizes))))
 
     def of_shape(self, shape: tuple[int, int] | None) -> AbstractNorm:
-        """The norm for parameters that are matrices of this shape, flattened; one of vectors does not mind."""
+        """The same norm, told that parameters are flattened matrices of this shape; norms of vectors ignore it."""
         return self
 
 
@@ -189,7 +189,7 @@ class CustomNorm(AbstractNorm):
     - `norm`, `dual`: of one vector each.
     - `maximiser`: of `<g, x>` over the unit ball, for methods of steepest descent.
     - `propose`: `(rows, bound) -> (vector, multipliers)`, a guess at the shortest vector with `rows @ x >= bound` and
-      at the multipliers that prove it. Whatever it returns is judged, so it need not be trusted.
+      at the multipliers that prove it. Our own code checks what it returns, so it need not be trusted.
     - `accuracy`: a bound on the relative rounding of the two functions.
     """
 
@@ -250,7 +250,7 @@ _OURS: dict[str, AbstractNorm] = {norm.name: norm for norm in (L1, L2, LINF, NUC
 
 
 def as_norm(norm: AbstractNorm | str) -> AbstractNorm:
-    """The norm itself, or the one of that name; for our own names no package is looked at."""
+    """The norm itself, or the one of that name; our own names are found without a look at other packages."""
     if not isinstance(norm, str):
         return norm
     return _OURS[norm] if norm in _OURS else norm_named(norm)

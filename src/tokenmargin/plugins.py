@@ -5,10 +5,10 @@ Another package adds something by naming it in its `pyproject.toml`, under an en
     [project.entry-points."tokenmargin.losses"]
     hinge = "my_package:SmoothHinge"
 
-Packages are looked for when something is asked for by name, and imported when it is theirs. What cannot be loaded is
-left out with one line that names the package and the reason, and does not keep the rest from working. A name of ours
-stays ours; one that two packages ask for goes to neither. `MODULE:OBJECT` names what lies in any module that can be
-imported, the current folder included, without a package around it.
+Other packages are looked for only when something is asked for by name, and a package is imported only when the name is
+its own. What cannot be loaded is left out with a warning of one line, which names the package and the reason;
+everything else goes on working. A name of ours cannot be taken, and a name that two packages add goes to neither.
+`MODULE:OBJECT` names an object of any module that can be imported, also from the current folder.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def select(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Int[Array, "... 
 
 
 def _logits_behind(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
-    """By how much each logit is behind the largest of its input; right also where doubles do not hold the logits."""
+    """Each logit less the largest of its input: zero or negative, and right also where the logits overflow."""
     p = checked_point("p", p, keys.dimension)
     with np.errstate(over="ignore", invalid="ignore"):
         logits = keys.logits(p)
@@ -71,10 +71,10 @@ def _logits_behind(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Ar
 def saturation(
     keys: AbstractGeometry, p: Float[Array, "... D"], scores: Float[Array, "n T"] | None = None
 ) -> Float[Array, "..."]:
-    """Mean over the inputs of the weight that is selected: 1 when attention has selected.
+    """The mean over the inputs of the selected weight, which is 1 when attention has settled.
 
-    That is the largest weight with those of its copies; given `scores` (the problem's `shared_scores`), with those of
-    all tokens of equal score, which training does not tell apart.
+    The selected weight is the largest, together with those of the token's copies. With `scores` (the problem's
+    `shared_scores`) the weights of all tokens of the same score count as well: training does not tell these apart.
     """
     if scores is not None and np.shape(scores) != keys.index.shape:
         raise ValueError(f"scores must have shape (n, T) = {keys.index.shape}, got {np.shape(scores)}")
@@ -84,7 +84,7 @@ def saturation(
 def selected_share(
     keys: AbstractGeometry, weights: Float[Array, "... n T"], scores: Float[Array, "n T"] | None = None
 ) -> Float[Array, "..."]:
-    """`saturation` of weights, by whatever map they were made."""
+    """The same as `saturation`, of attention weights that are known already."""
     if scores is None and not keys.has_copies:
         return np.asarray(weights.max(axis=-1).mean(axis=-1))
     alike = keys.first_copies if scores is None else scores
@@ -136,8 +136,10 @@ def margins(problem: TokenProblem, p: Float[Array, "... D"], selected: Selection
 
 
 def relative_logits(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
-    """Logits less that of each input's first token (or all less one number), from differences of keys where they are
-    known: far from the origin the logits themselves have no digits for them. Minus infinity where there is no token."""
+    """Logits up to a constant for each input, computed from differences of keys where these are known.
+
+    Tokens far from the origin differ by what their own logits have no digits for. Minus infinity marks no token.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(keys, Coordinates):
             first = keys.index[np.arange(keys.n), keys.mask.argmax(axis=1)]
@@ -151,7 +153,7 @@ def relative_logits(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[A
 
 
 def _of_differences(coefficients: Float[Array, "... m"]) -> bool:
-    """Whether coefficients of vectors add up to zero, so that no constant added to the vectors changes anything."""
+    """Whether coefficients add up to zero: their combination then depends on differences of the vectors alone."""
     total, size = np.abs(coefficients.sum(axis=-1)), np.abs(coefficients).sum(axis=-1)
     return bool((total <= coefficients.shape[-1] * np.finfo(float).eps * size).all())
 
@@ -182,7 +184,10 @@ def score_gaps(
 def near_tokens(
     logits: Float[Array, "... n T"], selected: Int[Array, "... n"], *, tolerance: float = NEIGHBOUR_TOLERANCE
 ) -> Bool[Array, "... n T"]:
-    """Tokens behind the selected one by at most 1; minus infinity in `logits` is no token. For stacks of problems."""
+    """Tokens whose logit is at most 1 below that of the selected token; leading axes are a stack of problems.
+
+    Minus infinity in `logits` marks a position without a token.
+    """
     near = _ahead(logits, selected) <= 1 + tolerance
     np.put_along_axis(near, np.broadcast_to(selected, near.shape[:-1])[..., None], False, axis=-1)
     return near
@@ -200,14 +205,14 @@ def _ahead(logits: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Fl
 
 
 def _selected_entries(tokens: Float[Array, "... n T"], selected: Int[Array, "... n"]) -> Float[Array, "... n 1"]:
-    """The selected token's entry of every input, the two broadcast against one another."""
+    """The entry of the selected token of every input; leading axes of the two arguments are broadcast."""
     lead = np.broadcast_shapes(tokens.shape[:-1], selected.shape)
     full = np.broadcast_to(tokens, (*lead, tokens.shape[-1]))
     return np.take_along_axis(full, np.broadcast_to(selected, lead)[..., None], axis=-1)
 
 
 def tokens_of_equal_score(problem: TokenProblem, selected: Int[Array, "... n"]) -> Bool[Array, "... n T"]:
-    """Tokens of the selected one's score, itself and its copies among them: training does not prefer one to another."""
+    """Tokens with the score of the selected token, itself included; training does not prefer one to another."""
     scores = problem.shared_scores
     return np.asarray(problem.mask & (scores == _selected_entries(scores, selected)))
 
@@ -333,11 +338,11 @@ def cone_constants(
 ) -> ConeConstants:
     """Width and radius of the cone of Lemma 7 at the max-margin solution `p` of a locally optimal selection.
 
-    The lemma says that there is a cone; its proof names one, by (32) and (39), which `as_printed` gives. That choice
-    takes delta within inputs that have SVM-neighbours and bounds each input by itself, and is too wide where an input
-    has none (`B.lemma7-proof-constants`). By default delta runs over the non-neighbours of all inputs, since all
-    neighbours stand at margin 1; the cone leaves half of delta to the neighbours that move up in it; and the radius
-    lets one input's neighbours outweigh the non-neighbours of all n.
+    The lemma says that there is such a cone. Its proof gives one by (32) and (39); `as_printed` returns that one. It
+    looks for delta only in inputs that have SVM-neighbours and bounds each input by itself, so that it is too wide
+    where an input has no neighbours (`B.lemma7-proof-constants`). By default delta is taken over the non-neighbours of
+    all inputs; only half of it is used, since neighbours move closer within the cone; and the radius is so large that
+    the neighbours of one input outweigh the non-neighbours of all n.
     """
     alpha = checked_selection(problem, selected)
     gap = float(score_gaps(problem, p, alpha, tolerance=tolerance).min())
@@ -368,7 +373,7 @@ def cone_constants(
 
 
 def _vector_length(keys: AbstractGeometry, row: int) -> float:
-    """Length of a vector of the dictionary, also where its square is not a double."""
+    """Length of one vector of the dictionary, also where its square overflows or underflows."""
     if isinstance(keys, Coordinates):
         vector = keys.vectors[row]
         largest = float(np.abs(vector).max())

@@ -218,7 +218,7 @@ def test_ordinary_paths_do_not_grow_rounding():
         rng = np.random.default_rng(seed)
         path = flow(PromptObjective(random_problem(3, 4, 4, rng=rng)), start=rng.standard_normal(4), until_norm=1e6)
         assert not path.decided_by_rounding
-        assert path.rounding_growth < 10
+        assert path.rounding.log_growth < 10
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

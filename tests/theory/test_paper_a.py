@@ -234,7 +234,7 @@ def test_the_example_of_lemma_19_by_hand():
     a, b = start.overlaps
     allowed = math.sqrt(2 * math.log(x.corpus.size**2 / x.delta) / float(x.dimension))
     assert max(np.abs(a).max(), np.abs(b).max(), abs(start.prompt @ start.head)) <= allowed
-    assert start.norms.max() <= 2
+    assert start.geometry.vector_norms.max() <= 2
     # good a, fine a, fine the, bad a, dull a, dull the: each sequence is one pair, and one set of ties a subset
     sets = [np.array(ties) for ties in itertools.product((False, True), repeat=6) if any(ties) and not all(ties)]
     lengths = [shortest(problem, important | (ties[:, None] & ~important)) for ties in sets]

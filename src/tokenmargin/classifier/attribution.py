@@ -11,7 +11,6 @@ holds the word. With rho their share of the attention and C their contribution, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -25,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.vocabulary import EncodedTexts, segment_sum
+from tokenmargin.engines import usable_cores
 
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
@@ -36,7 +36,7 @@ def in_chunks(
     documents: Sequence[Any], work: Callable[[Sequence[Any]], Result], threads: int | None = None
 ) -> list[Result]:
     """`work` on consecutive documents, so many chunks at a time: two unless told, -1 for one per core."""
-    threads = THREADS if threads is None else max(1, os.cpu_count() or 1) if threads < 0 else max(1, threads)
+    threads = THREADS if threads is None else usable_cores() if threads < 0 else max(1, threads)
     chunks = [documents[at : at + CHUNK] for at in range(0, len(documents), CHUNK)] or [documents]
     if len(chunks) == 1 or threads == 1:
         return [work(chunk) for chunk in chunks]

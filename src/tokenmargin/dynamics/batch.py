@@ -17,13 +17,13 @@ from tokenmargin.dynamics.methods import AbstractMethod, AbstractStepLength, Sta
 from tokenmargin.dynamics.span import Span
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array, check_finite
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem, checked_problem, with_fixed_scores
 
 MEMORY = 256 << 20  # bytes of token products held at once
-_MANY_STARTS = 32  # from here on a problem's starts are lanes that share one matrix
+_MANY_STARTS = 32  # with so many starts or more, the runs of a problem share one matrix
 _LOOK = 25  # steps between two looks at which runs are finished
 
 
@@ -188,8 +188,7 @@ def _checked_starts(
     for pose, first in zip(problems, firsts, strict=True):
         if first.ndim != 2 or first.shape[1] != pose.keys.dimension:
             raise ValueError(f"starts must have shape (starts, {pose.keys.dimension}), got {first.shape}")
-        if not np.isfinite(first).all():
-            raise ValueError("a start must be finite")
+        check_finite("starts", first)
     return firsts
 
 
@@ -220,7 +219,7 @@ def _chunks(problems: Sequence[TokenProblem], count: int, T: int) -> Iterator[Ch
 
 @dataclass(eq=False)
 class _Group:
-    """The runs of one chunk: lanes in progress, and where those ended that have left."""
+    """The runs of one chunk: those in progress (`lanes`), and the ends of those that have finished."""
 
     lanes: BatchState
     ends: BatchState
@@ -301,7 +300,7 @@ class _Group:
 
 
 def _lay_out(problems: Sequence[TokenProblem], T: int, *, coordinates: bool) -> Tokens:
-    """Coordinates of all tokens, in the spans of their problems where there are none, padded to one shape."""
+    """All tokens padded to one shape, in coordinates; of problems in Gram space, in those of their spans."""
     n = problems[0].n
     found = [
         (pose.keys if isinstance(pose.keys, Coordinates) else Span.of(pose.keys).tokens).tokens for pose in problems

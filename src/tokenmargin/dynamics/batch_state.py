@@ -48,7 +48,7 @@ class Tokens:
         tied: bool = False,
         coordinates: bool = False,
     ) -> Tokens:
-        """From the coordinates of the tokens, one problem per lane; these are kept where the method asks for them."""
+        """From the coordinates of the tokens, one problem per lane; with `coordinates` they stay as they are."""
         _, tokens, r = vectors.shape
         gram = r > _FEW * tokens and not coordinates
         matrix = vectors @ vectors.transpose(0, 2, 1) if gram else vectors
@@ -130,7 +130,8 @@ class BatchState:
 
     - `logits`: shape (n, T, lanes).
     - `weights`: the combination of tokens that each run has added to its start, shape (n, T, lanes).
-    - `points`, `memory`: where the runs are and what their method remembers, for methods that are more than a length.
+    - `points`, `memory`: where the runs are and what their method remembers; for methods that go not only along the
+      gradient.
     - `taken`: steps that each run has taken.
     - `batch`, `rng`: how many inputs a step goes by, drawn afresh for every step and run; None for all.
     """
@@ -160,7 +161,7 @@ class BatchState:
         self.taken += 1
 
     def _step_along_gradient(self, methods: Sequence[AbstractStepLength], t: int | Int[Array, "lanes 1"]) -> None:
-        """A step that is a length: the tokens' weights and the logits are all that changes."""
+        """A step along the gradient: only the weights of the tokens and the logits change."""
         direction, log_scale = self.descent_weights()
         n, T, lanes = direction.shape
         moved, length = self.tokens.step(direction.reshape(n * T, lanes))

@@ -9,18 +9,18 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 from scipy.integrate import DenseOutput, OdeSolver
 
-SHARE = 5e-3  # of the length reached, and of a length that changes logits by one: a step
+SHARE = 5e-3  # a step, as a share of the length reached and of a length that changes logits by one
 MOST_STEPS = 20_000
-_LOOKED_AT = 100  # steps after which it is asked whether they led anywhere
-_GOT = 0.03  # least share of the steps' length that they must lead away: three steps; around a rest point it is two
+_LOOKED_AT = 100  # so many steps are looked at together: have they led away from where they began?
+_LEAST_WAY = 0.03  # of their summed length, which is three steps; around a point of rest they lead away by two
 
 
 class Euler(OdeSolver):
-    """Steps of a fixed share of the length, halved while they lead to and fro.
+    """Steps of a fixed share of the length reached, which is halved while they go back and forth.
 
-    Under sparsemax and entmax the field has kinks at which a stiff solver's steps shrink to nothing, and ends where it
-    is exactly zero. Nothing there is exponentially small, so that plain steps are right to their own length; where the
-    field pushes against an edge from both sides they go along it. They stop where the field is zero: the end is exact.
+    Under sparsemax and entmax the field has kinks, at which the steps of a stiff solver shrink to nothing, and regions
+    where it is exactly zero. Nothing there is exponentially small, so plain steps are right to within their length.
+    Where the field pushes against an edge from both sides they follow the edge. They stop where the field is zero.
     """
 
     def __init__(self, fun: Any, t0: float, y0: Array, t_bound: float, *, step: float, unit: float) -> None:
@@ -38,7 +38,7 @@ class Euler(OdeSolver):
         self._seen, self._way = self._seen + 1, self._way + length
         if self._seen == _LOOKED_AT:
             led = self.unit * float(np.linalg.norm(self.y - self._anchor))
-            self.scale = min(1.0, 2 * self.scale) if led > _GOT * self._way else self.scale / 2
+            self.scale = min(1.0, 2 * self.scale) if led > _LEAST_WAY * self._way else self.scale / 2
             self._seen, self._anchor, self._way = 0, self.y, 0.0
         return True, None
 

@@ -1,8 +1,9 @@
 """What happens along a run: events of a flow, and Ctrl-C.
 
-An event is a label of the point, and it happens where the label changes. Ctrl-C ends a run that was asked for by itself
-and keeps what it reached; inside something larger it does not: a figure, a claim or a record made of many runs would
-take a run that ended early for a whole one. Within `whole_runs` the interrupt is raised again, through everything.
+An event gives every point a label, and happens where the label changes.
+
+Ctrl-C ends a single run early, and the run returns what it has reached. A figure, a claim or a record made of many runs
+must not take such a run for a whole one: within `whole_runs` the interrupt is raised again and ends everything.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.losses import WeightedInputs
 from tokenmargin.plugins import kind_in_words
-from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array, check_finite
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -268,8 +268,7 @@ def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | 
     theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.ndim < 1 or theta.shape[-1] != objective.dimension:
         raise ValueError(f"start must have {objective.dimension} numbers in its last axis, got shape {theta.shape}")
-    if not np.isfinite(theta).all():
-        raise ValueError("start must be finite")
+    check_finite("start", theta)
     return theta
 
 

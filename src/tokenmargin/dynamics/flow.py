@@ -28,7 +28,7 @@ from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.shared_pulls import pulls_cancel
-from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array, check_finite
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -172,14 +172,6 @@ class FlowPath(Tabular, Drawable):
         return (
             late if not late.decided else replace(late, arc=unit * late.arc + self._tail_start, norm=unit * late.norm)
         )
-
-    @property
-    def rounding_growth(self) -> float:
-        """Logarithm of how much a perturbation grows along the path, at most, up to where it decides the path.
-
-        Ordinary paths have less than 10: `python -m benchmarks.rounding`.
-        """
-        return self.rounding.log_growth
 
     @property
     def pulls_cancel(self) -> bool:
@@ -354,14 +346,13 @@ def flow(
             f"start must be one point of {objective.dimension} numbers, got shape {theta.shape}; "
             "flow follows one path at a time"
         )
-    if not np.isfinite(theta).all():
-        raise ValueError("start must be finite")
-    along = UnitField(ReducedObjective.of(objective, in_units=True), theta, settings.coupling)
+    check_finite("start", theta)
+    unit_field = UnitField(ReducedObjective.of(objective, in_units=True), theta, settings.coupling)
     watched = tuple(events)
-    run = Integration(along, settings, until_norm, watched, progress)
-    run.follow(along.reduce(theta), 0.0)
+    run = Integration(unit_field, settings, until_norm, watched, progress)
+    run.follow(unit_field.reduce(theta), 0.0)
     path = FlowPath(
-        objective, run.settings, run.arcs, run.final, run.stop, tuple(run.crossings), along, tuple(run.pieces),
+        objective, run.settings, run.arcs, run.final, run.stop, tuple(run.crossings), unit_field, tuple(run.pieces),
         run.finite,
     )  # fmt: skip
     if path.stop == "stationary" and path.pulls_cancel:  # a gradient of zero that any p out there has

@@ -38,9 +38,9 @@ _LOOSER, _LOOSEST = (1e2, 1e4), 1e-6  # factors of the tolerance where solvers s
 # Where pulls cancel to less than this share, tied tokens may be coming to rest beside others that are not: the field is
 # as stiff as that share, and less patience is due. Paths that only diverge have been seen to cancel to 0.009.
 _CANCELLING, _LESS_PATIENCE = 1e-4, 100
-# On a line (one dimension, an axis of symmetry) the unit field is constant, and steps grow without bound: one
-# may leap over a point where the field turns back. The inside of a step is looked at where p has grown by this share of
-# its length (or of the unit); before a point that turns back so many steps are short.
+# On a line (one dimension, an axis of symmetry) the unit field is constant and steps grow without bound, so that one
+# may leap over a point where the field turns back. Inside a step the field is looked at whenever p has grown by this
+# share of its length (or of the unit); where it turns back, so many short steps are taken.
 _LOOKED_AT, _SHORT_STEPS = 1 / 16, 40
 
 
@@ -170,14 +170,14 @@ class Integration:
 
     def __init__(
         self,
-        along: UnitField,
+        unit_field: UnitField,
         settings: FlowSettings,
         until_norm: float | None,
         events: tuple[AbstractEvent, ...],
         progress: Callable[[float], None] | None,
     ) -> None:
-        self.field, self.settings, self.events = along, settings, events
-        self.until = norm_limit(until_norm, along.original.degree, along.unit)
+        self.field, self.settings, self.events = unit_field, settings, events
+        self.until = norm_limit(until_norm, unit_field.original.degree, unit_field.unit)
         self.progress = progress
         self.pieces: list[DenseOutput] = []
         self.crossings: list[Crossing] = []
@@ -266,7 +266,7 @@ class Integration:
         return self.field.direction(arc, y)
 
     def _distance_to_turn(self, piece: DenseOutput, begin: float, end: float) -> float | None:
-        """How far into a long step the field first points back along it; None where it does not."""
+        """How far into a step the field first points back along it; None where it does not, or the step is short."""
         length = self.field.unit + self.field.norm(self._y)
         end = min(end, begin + length + self.until)  # farther out it does not matter
         grown = (end - begin) / length
@@ -283,7 +283,7 @@ class Integration:
         return None
 
     def _step(self, solver: OdeSolver, knots: list[float]) -> bool:
-        """One step of the solver; False when the run is over. None that leaps over a point that turns back is taken."""
+        """Take one step of the solver, unless it leaps over a point where the field turns back; False at the end."""
         with np.errstate(invalid="ignore", over="ignore"):  # of trials that lead nowhere; what is taken is looked at
             solver.step()
         if solver.status == "failed":
@@ -341,9 +341,11 @@ class Integration:
         return sorted(found, key=lambda crossing: crossing.arc)
 
     def _at_rest(self, y: Float[Array, " r"], *, cornered: bool = False) -> bool:
-        """Whether the gradient has all but cancelled, and why: at a "stationary" point, polished; because the limit has
-        a "finite part", around which tied tokens cancel; or for no reason that is known, where it is "flat". Where all
-        weights are exact the gradient is zero, and the path "saturated"."""
+        """Whether the path ends here because its gradient has all but cancelled; `stop` then says why.
+
+        It is "saturated" where all weights are exact, "stationary" at a point that Newton's method has polished,
+        "finite part" where tied tokens balance and the others go on, and "flat" where none of these explains it.
+        """
         if self.field.objective.has_exact_weights(y):
             self.stop = "saturated"
             return True

@@ -34,8 +34,8 @@ Piece = Callable[[float], Array]
 """A stretch of a path, by arc length."""
 
 NEAR_STATIONARY = 1e-7  # of the balance: Newton's method takes over
-# A finite part is looked for a little earlier. Rounding turns the direction by eps over the balance, which is what the
-# solver allows itself (1e-10) from here on; and what dropping the others does to the rest of the path falls with them.
+# A finite part is looked for a little earlier. Rounding turns the direction by eps over the balance, which from here on
+# is as much as the solver's own tolerance (1e-10); and the error of dropping the others falls with their weights.
 NEAR_FINITE = 1e-6
 STATIONARY = 1e-12
 # Where the balance is 1e-7, tied tokens have weights of order one and the others about 1e-7: half-way, in logarithms.
@@ -104,7 +104,7 @@ class FinitePart:
     _start: Float[Array, " q"]
     _across: Float[Array, "q r"]
     _settled: Float[Array, " r"]
-    _along: UnitField
+    _field: UnitField
 
     def __repr__(self) -> str:
         return (
@@ -155,24 +155,24 @@ class FinitePart:
 
     def _remaining_norm(self, until_norm: float) -> float:
         """How long the diverging part is, in its unit, where the whole parameter has length `until_norm`."""
-        far, beside = until_norm / self.unit, self._along.norm(self._settled) / self.unit
+        far, beside = until_norm / self.unit, self._field.norm(self._settled) / self.unit
         return float(np.sqrt(max(far**2 - beside**2, 0.0))) or float(np.finfo(float).tiny)
 
     def _lift_events(self, events: Iterable[AbstractEvent]) -> tuple[AbstractEvent, ...]:
         return tuple(_LiftedEvent(event, self) for event in events)
 
     def _lift_progress(self, progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
-        beside = self._along.norm(self._settled)
+        beside = self._field.norm(self._settled)
         return None if progress is None else lambda norm: progress(float(np.hypot(self.unit * norm, beside)))
 
     @property
     def unit(self) -> float:
         """Length of the parameter for a diverging part of length one."""
-        return self._along.unit
+        return self._field.unit
 
     def lift(self, z: Float[Array, "... q"]) -> Float[Array, "... D"]:
         """The parameter with the diverging part `z` and the finite part beside it."""
-        return self._along.lift(self.beside(z))
+        return self._field.lift(self.beside(z))
 
     def beside(self, z: Float[Array, "... q"]) -> Float[Array, "... r"]:
         """As `lift`, in the coordinates of the flow."""
@@ -180,7 +180,7 @@ class FinitePart:
 
     def distance_to_rest(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
         """How far the part of `theta` in the tied span is from w."""
-        apart = self._along.reduce(theta) - self._settled
+        apart = self._field.reduce(theta) - self._settled
         return np.asarray(self.unit * np.linalg.norm(apart - apart @ self._across.T @ self._across, axis=-1))
 
 
@@ -189,12 +189,12 @@ class BesidePiece:
     """A piece of a diverging part, in the coordinates of its own flow, as one of the path that came `begin` before."""
 
     part: FinitePart
-    along: UnitField
+    unit_field: UnitField
     piece: Piece
     begin: float
 
     def __call__(self, arc: float) -> Float[Array, " r"]:
-        return self.part.beside(self.along.lift(self.piece((arc - self.begin) / self.part.unit)))
+        return self.part.beside(self.unit_field.lift(self.piece((arc - self.begin) / self.part.unit)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,12 +209,12 @@ class _LiftedEvent(AbstractEvent):
         return self.event.stops
 
     def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> Hashable:
-        return self.event.label(self.part._along.original, self.part.lift(theta))
+        return self.event.label(self.part._field.original, self.part.lift(theta))
 
 
-def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
+def finite_part(unit_field: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
-    objective = along.objective
+    objective = unit_field.objective
     if not isinstance(objective, PromptObjective | AbstractLocalObjective | HeadObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
@@ -240,11 +240,11 @@ def finite_part(along: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     drift, _, pulls = divergent.linearise(z)
     if not float(pulls.max()) > _DRIFTS:
         return None
-    back, settled = along.reduced.lift, within.T @ (within @ polished)
+    back, settled, unit = unit_field.reduced.lift, within.T @ (within @ polished), unit_field.unit
     error, curvature = _certificate(alone, polished, within)
     return FinitePart(
-        tied, back(within) / along.unit, back(settled), balance, error * along.unit, curvature,
-        back(across.T @ drift.direction) / along.unit, float(pulls.max()), divergent, z, across, settled, along,
+        tied, back(within) / unit, back(settled), balance, error * unit, curvature,
+        back(across.T @ drift.direction) / unit, float(pulls.max()), divergent, z, across, settled, unit_field,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class Rounding:
 
 
 def rounding_along(
-    along: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[Callable[[float], Array]], *, tolerance: float
+    unit_field: UnitField, arcs: Float[Array, " knots"], pieces: Sequence[Callable[[float], Array]], *, tolerance: float
 ) -> Rounding:
     """Follow the covariance of all rounding along the steps of a path, until it decides or the path ends.
 
@@ -67,38 +67,37 @@ def rounding_along(
     if not pieces:
         return Rounding(np.array([np.log(_EPS)]), 0.0, False, np.nan, np.nan, None)
     first = pieces[0](arcs[0])
-    covariance = _rounding_of_step(along, first) ** 2 * np.eye(sum(along.sizes))
-    sizes, growth = [_deviation(covariance) * along.reach(first)], 0.0
+    covariance = _rounding_of_step(unit_field, first) ** 2 * np.eye(sum(unit_field.sizes))
+    sizes, growth = [_deviation(covariance) * unit_field.reach(first)], 0.0
     for begin in range(0, len(pieces), _CHUNK):
         end = min(begin + _CHUNK, len(pieces))
-        propagators = _propagators(along, arcs[begin : end + 1], pieces[begin:end])
+        propagators = _propagators(unit_field, arcs[begin : end + 1], pieces[begin:end])
         for k, step in enumerate(propagators, begin):
             y = pieces[k](arcs[k + 1])
-            added, reach = _rounding_of_step(along, y), along.reach(y)
+            added, reach = _rounding_of_step(unit_field, y), unit_field.reach(y)
             with np.errstate(over="ignore", invalid="ignore"):
                 covariance = step @ covariance @ step.T + added**2 * np.eye(len(y))
             sizes.append(_deviation(covariance) * reach)
             growth = max(growth, float(np.log(sizes[-1] / (added * reach))))
             if not sizes[-1] < 1 or growth > np.log(_OF_TOLERANCE / tolerance):
-                return Rounding(
-                    np.log(sizes), growth, True, float(arcs[k + 1]), along.norm(y), _least_stable(along, covariance)
-                )
+                unstable = _least_stable(unit_field, covariance)
+                return Rounding(np.log(sizes), growth, True, float(arcs[k + 1]), unit_field.norm(y), unstable)
     return Rounding(np.log(sizes), growth, False, np.nan, np.nan, None)
 
 
-def _rounding_of_step(along: UnitField, y: Float[Array, " r"]) -> float:
-    return _ROUNDINGS * _EPS * (along.norm(y) + 1 / along.reach(y))
+def _rounding_of_step(unit_field: UnitField, y: Float[Array, " r"]) -> float:
+    return _ROUNDINGS * _EPS * (unit_field.norm(y) + 1 / unit_field.reach(y))
 
 
 def _propagators(
-    along: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
+    unit_field: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
 ) -> Float[Array, "steps r r"]:
     middles = (arcs[1:] + arcs[:-1]) / 2
     exponents = []
     for piece, middle, length in zip(pieces, middles, np.diff(arcs), strict=True):
         y = piece(middle)
-        jacobian = along.jacobian(middle, y)
-        feigned = 4 * _EPS * along.reach(y) * along.norm(y) * float(np.linalg.norm(jacobian))
+        jacobian = unit_field.jacobian(middle, y)
+        feigned = 4 * _EPS * unit_field.reach(y) * unit_field.norm(y) * float(np.linalg.norm(jacobian))
         exponents.append(length * (jacobian - feigned * np.eye(len(y))))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(expm(np.clip(np.stack(exponents), -1e300, 1e300)))
@@ -110,8 +109,8 @@ def _deviation(covariance: Float[Array, "r r"]) -> float:
     return float(np.sqrt(max(np.linalg.eigvalsh(covariance)[-1], 0.0))) if covariance.size else 0.0
 
 
-def _least_stable(along: UnitField, covariance: Float[Array, "r r"]) -> Float[Array, " D"] | None:
+def _least_stable(unit_field: UnitField, covariance: Float[Array, "r r"]) -> Float[Array, " D"] | None:
     if not np.isfinite(covariance).all():
         return None
-    vector = along.reduced.lift(np.linalg.eigh(covariance)[1][:, -1])
-    return np.asarray(vector / np.linalg.norm(along.original.norms(vector)))
+    vector = unit_field.reduced.lift(np.linalg.eigh(covariance)[1][:, -1])
+    return np.asarray(vector / np.linalg.norm(unit_field.original.norms(vector)))

@@ -3,8 +3,8 @@
 The gradient in a parameter is a combination of the tokens, so a path moves in their span and what a start has outside
 of it stays as it is. In an orthonormal basis of the span both geometries look alike, and d = 500 becomes n T = 24.
 
-Keys of any length: where they are 1e-30 or 1e20, logits of order one need a p of 1e30 or 1e-20, and a solver that
-takes lengths of order one for granted loses its way. A flow of the prompt is then followed in a unit of its own.
+Keys may have any length. Where they are 1e-30 or 1e20 long, logits of order one need a p of 1e30 or 1e-20, and a solver
+that expects lengths of order one fails. A flow of the prompt is then followed in a unit of its own.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, leads, select, selection_text, tokens_of_equal_score
 
-FIRST_LOOK = 250  # steps before the first look; then at every doubling
-SHARE = 0.02  # a margin so much short of the largest is called settled
+FIRST_LOOK = 250  # steps before the margin is first looked at; then at every doubling
+SHARE = 0.02  # a margin that falls short of the largest by this share at most is called settled
 
 
 class NamedLimit:
@@ -196,7 +196,7 @@ class ExactWeights(NamedTuple):
     shortest_norm: float | None
 
     def at(self, norm: float) -> str:
-        """The same in words, at a p of this norm."""
+        """The same as a sentence, for a p of this norm."""
         reason = f"the weights are exact at |p|={norm:.6g}: ahead by {self.ahead:.6g}, {self.needed:g} needed"
         return reason if self.shortest_norm is None else f"{reason}, which |p|={self.shortest_norm:.6g} can do"
 

@@ -62,7 +62,7 @@ class _Terms(NamedTuple):
         across: Float[Array, "m r"],
         basis: Float[Array, "rank r"],
     ) -> Float[Array, " m"]:
-        """T of (e): a bound of all that the other terms can move a logit by, from each of m points on."""
+        """The bound T of (e), from each of m points on: how far all terms but the active ones can move a logit."""
         rows, active, equal, inputs = self.rows, self.active, self.equal, self.inputs
         margins, sizes = rows @ q, np.linalg.norm(rows, axis=1)
         within = rows @ basis.T @ basis - np.outer(margins / float(q @ q), q)
@@ -257,8 +257,7 @@ def _difference_rows(span: Span, tokens: Array, named: LimitDirection) -> Float[
 def _shares_and_gaps(
     problem: TokenProblem, named: LimitDirection, tokens: Array
 ) -> tuple[Float[Array, " k"], Float[Array, " k"]]:
-    """Tokens that have the key of each of the `tokens`, for each that has the selected one, and by how much less they
-    score: copies of one key count together, those selected as one."""
+    """How many copies each of the `tokens` has, over those of the selected token; and how much less it scores."""
     scores, (inputs, positions) = problem.shared_scores, tokens.T
     leading = scores[np.arange(problem.n), named.selected]
     first = problem.keys.first_copies

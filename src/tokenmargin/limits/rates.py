@@ -16,6 +16,7 @@ from numpy import ndarray as Array
 from scipy.special import logsumexp
 from scipy.stats import t as student
 
+from tokenmargin._files import plain
 from tokenmargin._notebook import Tabular
 from tokenmargin.dynamics import FlowPath, Trajectory, evolve, methods
 from tokenmargin.dynamics.methods.method import step_at
@@ -94,12 +95,9 @@ class Rates(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON; None where a number is not known."""
-        known = {"constant": self.constant, "predicted": self.predicted}
-        return {
-            "fits": [{name: _plain(value) for name, value in asdict(rate).items()} for rate in self.rates],
-            **{name: _plain(value) for name, value in known.items()},
-            "reason": self.reason,
-        }
+        numbers = {"constant": self.constant, "predicted": self.predicted, "reason": self.reason}
+        told: dict[str, Any] = plain({"fits": [asdict(rate) for rate in self.rates], **numbers})
+        return told
 
     def _columns(self) -> dict[str, Array]:
         """A row a rate."""
@@ -110,12 +108,6 @@ class Rates(Tabular):
             "high": np.array([rate.interval[1] for rate in self.rates]),
             "theorem": np.array([rate.theorem for rate in self.rates]),
         }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _number_cell(value: float, form: str) -> str:

@@ -165,7 +165,7 @@ def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], N
 
 @dataclass(eq=False)
 class _Names:
-    """The selections of one problem, each solved and named once, as its runs come to them."""
+    """The directions and constants of the selections that runs of one problem come to, each computed once."""
 
     problem: TokenProblem
     loss: AbstractLoss
@@ -197,7 +197,7 @@ class _Names:
 def _run_until_proven(
     starts: Float[Array, "starts D"], runs: BatchResult, steps: int, progress: Callable[[float], None] | None
 ) -> Basins:
-    """Go on with the runs that have saturated until their limit is proven; after `steps` steps gradient flow tells."""
+    """Go on with the saturated runs until their limits are proven; after `steps` steps, name them by gradient flow."""
     names = _Names(runs.problems[0], runs.loss, runs.method.margin_norm)
     settled, elsewhere = runs.saturation[0] >= SATURATED, {}
     open_ = settled & (runs.method.margin_norm == L2)
@@ -225,7 +225,7 @@ def _group_by_limit(
     elsewhere: dict[int, LimitDirection],
     names: _Names,
 ) -> Basins:
-    """The runs of one problem by their limits; those of `elsewhere` by what flow came to."""
+    """Group the runs of one problem by their limits; `elsewhere` has the limits of runs that flow was followed for."""
     # Several selections are one limit where copies, or equals that tie, are selected together.
     limits: dict[tuple[bytes, str], LimitDirection] = {}
     labels = np.full(len(settled), -1)

@@ -13,8 +13,8 @@ from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
+    PivotedAttention,
     attend,
-    differences_from_pivot,
     exp_shifted,
     from_pivot,
     head_block,
@@ -23,7 +23,7 @@ from tokenmargin.objective.forward import (
     prompt_descent,
     unit_descent,
 )
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogLoss, SquareLoss, signed_excess
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogLoss, LogSigned, SquareLoss, signed_excess
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
@@ -57,7 +57,7 @@ class AbstractObjective(abc.ABC):
         return False
 
     def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:
-        """Whether every input gives one token all its weight, exactly, and so pulls no more."""
+        """Whether every input gives exactly all its weight to one token, so that the gradient is zero."""
         return False
 
     def weights(self, theta: Float[Array, "... D"]) -> Float[Array, "... n T"]:
@@ -69,12 +69,12 @@ class AbstractObjective(abc.ABC):
         return selected_share(self.problem.keys, self.weights(theta), self.constant_scores)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
-        """The problem with fixed scores that this one is to first order around a point; itself, where scores are."""
+        """The problem with fixed scores that agrees with this one to first order at a point."""
         return self.problem
 
     @property
     def degree(self) -> int:
-        """Of the logits in the parameter: at length R they are of size R to this power."""
+        """Degree of the logits in the parameter: at length R they are of the order of R to this power."""
         return 1
 
     def start(self) -> Float[Array, " D"]:
@@ -93,9 +93,7 @@ class AbstractObjective(abc.ABC):
         """The descent field at one point with its Jacobian; the geometries must be coordinates."""
         raise TypeError(f"{type(self).__name__} has no Jacobian of its field; train it with a descent method")
 
-    def excess(
-        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
         """Log size and sign of `risk - risk of selecting`, exact where the difference itself has underflowed.
 
         The risk is compared with that of attending to the `selected` tokens alone; by default to the best ones, which
@@ -104,7 +102,7 @@ class AbstractObjective(abc.ABC):
         raise TypeError(f"{type(self).__name__} has no closed form of its excess risk")
 
     def log_excess(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> float:
-        """Logarithm of the excess risk over that of a selection; NaN where the risk is below it."""
+        """Logarithm of the excess risk over that of a selection; NaN where the risk is below that of the selection."""
         size, sign = self.excess(theta, selected)
         return float(size) if sign > 0 else np.nan
 
@@ -145,7 +143,7 @@ class AbstractObjective(abc.ABC):
 
 
 def _check_signs(problem: TokenProblem, loss: AbstractLoss) -> None:
-    """Refuse what is no problem of labels -1 and +1, and name the objective that is for it."""
+    """Refuse problems whose labels are not -1 and +1, and name the objective that they need."""
     if isinstance(problem, RegressionProblem):
         raise TypeError(
             f"this problem has real labels, and {type(loss).__name__} is a loss of classes; "
@@ -194,11 +192,12 @@ class PromptObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         forward = self.forward(theta)
-        state = differences_from_pivot(self.problem.keys, forward, self.loss)
-        return join_blocks((prompt_block(state._replace(log_slope=self._log_slope(forward))),), self.problem.n)
+        seen = PivotedAttention.of(self.problem.keys, forward, self.loss)
+        return join_blocks((prompt_block(seen._replace(log_slope=self._log_slope(forward))),), self.problem.n)
 
     def _log_slope(self, state: Attention) -> Float[Array, "... n"]:
-        """`log(-loss')`. Of -log it is the loss itself, known where the output has underflowed: by its logarithm."""
+        """`log(-loss')` at the outputs. Of the loss -log it is the loss itself, which the logarithm of an output gives
+        where the output has underflowed."""
         found = self.loss.log_slope(state.output)
         if isinstance(self.loss, LogLoss) and np.isposinf(found).any():
             from scipy.special import logsumexp  # loaded where an output needs it
@@ -206,9 +205,7 @@ class PromptObjective(AbstractObjective):
             found = np.where(np.isposinf(found), -logsumexp(state.log_weights, b=self.problem.scores, axis=-1), found)
         return found
 
-    def excess(
-        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
         scores = np.where(self.problem.mask, self.problem.scores, -np.inf)
         reference = scores.max(axis=-1) if selected is None else scores[np.arange(self.problem.n), selected]
         return signed_excess(self.loss, reference, self.forward(theta).log_weights, self.problem.scores)
@@ -271,7 +268,10 @@ def _weights_norm(problem: TokenProblem) -> float:
 
 
 def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
-    """The smallest W with `k = W x`, transposed, after its relative residual; None where values are not coordinates."""
+    """The relative residual of `k = W x` for all tokens, and the transpose of the smallest W that fits it best.
+
+    None where keys or values are not in coordinates.
+    """
     if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates):
         return None
     keys, values = problem.keys.token_array[problem.mask], problem.values.token_array[problem.mask]
@@ -317,14 +317,14 @@ class JointObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         attention = self.forward(theta)
-        state = differences_from_pivot(self.problem.keys, attention, self.loss)
+        seen = PivotedAttention.of(self.problem.keys, attention, self.loss)
         values = in_coordinates(self.problem.values)
         offsets = from_pivot(values, attention.pivot)
         mean = np.einsum("nt,ntd->nd", attention.weights, offsets)
         labels = self.problem.labels[:, None]
         features = labels * (values[attention.pivot] + mean)
         spread = labels[..., None] * (offsets - mean[:, None])
-        blocks = (head_block(state, features, spread), prompt_block(state, features=features, spread=spread))
+        blocks = (head_block(seen, features, spread), prompt_block(seen, features=features, spread=spread))
         return join_blocks(blocks, self.problem.n)
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:

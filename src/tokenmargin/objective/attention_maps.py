@@ -1,7 +1,7 @@
-"""Attention maps: how logits become weights. Softmax, its temperature, sparsemax, entmax, sigmoid, or one's own.
+"""Attention maps: how logits become weights. Softmax with a temperature, sparsemax, entmax, sigmoid, or your own.
 
-A map gives the weights of a row of logits and the product of their derivative with a vector; that is all that training
-needs. Logits of minus infinity stand where there is no token, and must get the weight zero.
+A map gives the weights of a row of logits, and the product of their derivative with a vector; training needs no more.
+A logit of minus infinity marks a position without a token, whose weight must be zero.
 """
 
 from __future__ import annotations
@@ -111,9 +111,11 @@ class Entmax(AttentionMap):
         return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
     def _threshold(self, ahead: Float[Array, "... n T"]) -> Float[Array, "... n 1"]:
-        """Where the weights sum to 1. At -1 the largest alone has weight 1; at that of equal weights it is at most 1.
+        """The threshold at which the weights of each row sum to 1.
 
-        Up to alpha = 2 the sum is convex, and Newton's method rises to the threshold from below; beyond, by halving.
+        It is at least -1, where the largest logit alone has weight 1, and at most its value for equal logits. Up to
+        alpha = 2 the sum is convex in the threshold and Newton's method rises to it from below; beyond, the interval is
+        halved.
         """
         count = np.isfinite(ahead).sum(axis=-1, keepdims=True)
         low, high = np.full(count.shape, -1.0), -(count ** (1 - self.alpha))
@@ -254,7 +256,7 @@ class MapObjective(AbstractObjective):
     attention: AttentionMap = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        PromptObjective(self.problem, self.loss)  # its words for labels that do not fit
+        PromptObjective(self.problem, self.loss)  # it refuses labels that do not fit
         if not isinstance(self.attention, AttentionMap):
             raise TypeError(
                 f"attention must be an AttentionMap such as Sparsemax(), got {self.attention!r}; attention_named finds "
@@ -276,7 +278,7 @@ class MapObjective(AbstractObjective):
         return self.attention.weights(self.problem.keys.logits(theta))
 
     def saturation(self, theta: Float[Array, "... D"]) -> Float[Array, "..."]:
-        """Mean over the inputs of the selected weight; where tokens do not share, how decided they are on average."""
+        """Mean over the inputs of the selected weight; of weights that do not sum to 1, how near they are to 0 or 1."""
         if self.attention.shares:
             return super().saturation(theta)
         weights = self.weights(theta)

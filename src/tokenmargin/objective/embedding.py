@@ -83,14 +83,6 @@ class Embeddings:
         m = self.corpus.size
         return self.geometry.project(self.prompt)[:m], self.geometry.project(self.head)[:m]
 
-    @property
-    def norms(self) -> Float[Array, " rows"]:
-        """Length of every row."""
-        if isinstance(self.geometry, Coordinates):
-            return np.asarray(np.linalg.norm(self.geometry.vectors, axis=1))
-        assert isinstance(self.geometry, Gram)
-        return np.sqrt(self.geometry.matrix.diagonal())
-
     def problem(self) -> TokenProblem:
         """The problem of training p alone: the embeddings are keys and values, the head is v."""
         return TokenProblem(self.geometry, self.corpus.labels, head=self.head)
@@ -151,7 +143,7 @@ class EmbeddingObjective:
         return float(LogisticLoss().value(self.outputs(embeddings)).mean())
 
     def descent(self, embeddings: Embeddings) -> EmbeddingDescent:
-        """Minus the gradient in E and p, in its rank-two form (Lemma 7)."""
+        """Minus the gradient in E and p, in its form of rank two (Lemma 7)."""
         q, above_uniform = self.attention(embeddings)
         values = self.values(embeddings)
         f = (q * values).sum(axis=1, keepdims=True)
@@ -164,12 +156,7 @@ class EmbeddingObjective:
     def attention(self, embeddings: Embeddings) -> tuple[Float[Array, "n T"], Float[Array, "n T"]]:
         """Softmax weights q, and `q - 1/T` to full relative precision."""
         a, _ = embeddings.overlaps
-        mask, T = self.corpus.mask, self.corpus.lengths[:, None]
-        logits = np.where(mask, a[self.corpus.index], -np.inf)
-        x = np.where(mask, np.expm1(logits - logits.max(axis=1, keepdims=True)), 0.0)
-        mean = x.sum(axis=1, keepdims=True) / T
-        above_uniform = np.where(mask, (x - mean) / (T * (1 + mean)), 0.0)
-        return np.where(mask, 1 / T + above_uniform, 0.0), above_uniform
+        return weights_above_uniform(np.where(self.corpus.mask, a[self.corpus.index], -np.inf))
 
     def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
         """One step of gradient descent on all embeddings and the prompt (4)."""
@@ -185,6 +172,16 @@ class EmbeddingObjective:
         """Mean over the sequences of the sum over a token's positions."""
         weights = positions[self.corpus.mask]
         return np.bincount(self.corpus.tokens, weights=weights, minlength=self.corpus.size) / self.corpus.n
+
+
+def weights_above_uniform(logits: Float[Array, "... T"]) -> tuple[Float[Array, "... T"], Float[Array, "... T"]]:
+    """Softmax weights q, and `q - 1/T` to full relative precision; minus infinity in `logits` is no token."""
+    there = np.isfinite(logits)
+    count = there.sum(axis=-1, keepdims=True)
+    x = np.where(there, np.expm1(logits - logits.max(axis=-1, keepdims=True)), 0.0)
+    mean = x.sum(axis=-1, keepdims=True) / count
+    above = np.where(there, (x - mean) / (count * (1 + mean)), 0.0)
+    return np.where(there, 1 / count + above, 0.0), above
 
 
 def gaussian_embeddings(corpus: TokenCorpus, d: int, *, rng: Rng) -> Embeddings:

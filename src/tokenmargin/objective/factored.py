@@ -27,9 +27,9 @@ from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
+    PivotedAttention,
     attend,
     descent_weights,
-    differences_from_pivot,
     join_blocks,
     prompt_block,
     prompt_descent,
@@ -161,9 +161,9 @@ class FactoredObjective(ProductObjective):
 
 @dataclass(frozen=True)
 class ManyFactored(FactoredObjective):
-    """As many problems of one shape, without masks, as the parameter has rows; `evolve` trains all of them together.
+    """Many problems of one shape, without masks, that `evolve` trains together: a row of the parameter for each.
 
-    What asks for a single problem (selections, `flow`) is asked of `FactoredObjective` with the row in question.
+    For selections and `flow`, which are of one problem, use `FactoredObjective` with the row of that problem.
     """
 
     family: tuple[TokenProblem, ...] = field(kw_only=True)
@@ -294,7 +294,7 @@ class MultiHeadObjective(AbstractObjective):
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self._forward(theta)
         state = state._replace(output=self._to_heads(self._sum_over_heads(state.output)))
-        seen = differences_from_pivot(self.problem.keys, state, self.loss)
+        seen = PivotedAttention.of(self.problem.keys, state, self.loss)
         apart = seen.slope.reshape(len(self.heads), -1, self.dimension)
         slope = np.tile(apart.sum(axis=0), (len(self.heads), 1))
         return join_blocks((prompt_block(seen, slope=slope),), self.problem.n // len(self.heads))

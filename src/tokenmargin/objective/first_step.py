@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import softmax
 
-from tokenmargin.objective.embedding import EmbeddingDescent, EmbeddingObjective, Embeddings
+from tokenmargin.objective.embedding import EmbeddingDescent, EmbeddingObjective, Embeddings, weights_above_uniform
 from tokenmargin.problem.label_problems import checked_classes
 
 
@@ -147,11 +147,11 @@ def class_first_step(
     a, b = tokens @ prompt, tokens @ heads
     rest, c = np.zeros((m, k)), np.zeros(m)
     for sequence, label in zip(sequences, chosen.tolist(), strict=True):
-        q, above = _weights(a[sequence])
+        q, above = weights_above_uniform(a[sequence])
         F = q @ b[sequence]
         g = (np.arange(k) == label) - softmax(F)
         # g = (1[c = y] - 1/k) + (1/k - softmax(F)), and q = 1/T + above: the first product is alpha's, exactly.
-        bend = _below_even(F)
+        bend = -weights_above_uniform(F)[1]
         even = (np.arange(k) == label) - 1 / k
         np.add.at(rest, sequence, np.outer(q, bend) + np.outer(above, even))
         np.add.at(c, sequence, q * ((b[sequence] - F) @ g))
@@ -163,16 +163,3 @@ def class_first_step(
         eta, alpha, rest, c, tokens + eta * alpha @ heads.T + errors, prompt + drift,
         np.linalg.norm(errors, axis=1), float(np.linalg.norm(drift)),
     )  # fmt: skip
-
-
-def _weights(logits: Float[Array, " T"]) -> tuple[Float[Array, " T"], Float[Array, " T"]]:
-    """Softmax weights, and what they are above 1/T to full relative precision."""
-    x = np.expm1(logits - logits.max())
-    mean = x.mean()
-    above = (x - mean) / (len(x) * (1 + mean))
-    return 1 / len(x) + above, above
-
-
-def _below_even(F: Float[Array, " k"]) -> Float[Array, " k"]:
-    """`1/k - softmax(F)` to full relative precision."""
-    return -_weights(F)[1]

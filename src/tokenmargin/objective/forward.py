@@ -72,6 +72,7 @@ def exp_with_slopes(
 
 
 def attend(logits: Float[Array, "... n T"], scores: Float[Array, "... n T"]) -> Attention:
+    """The forward pass: softmax weights, outputs, and by how much the score of each token leads its output."""
     chosen = logits.argmax(axis=-1)[..., None]
     pivot = chosen == np.arange(logits.shape[-1])
     relative = logits - logits.max(axis=-1, keepdims=True)
@@ -128,26 +129,38 @@ def prompt_descent(keys: AbstractGeometry, state: Attention, log_slope: Float[Ar
 
 
 class PivotedAttention(NamedTuple):
-    """One forward pass at one point, seen from the token of largest weight in each input."""
+    """One forward pass at one point, with every key as its difference to the pivot's key."""
 
-    keys: Float[Array, "n T r"]  # k_t - k_pivot
-    weights: Float[Array, "n T"]  # softmax weights
-    log_weights: Float[Array, "n T"]
-    lead: Float[Array, "n T"]  # gamma_t - f
-    log_lead: Float[Array, "n T"]  # log |gamma_t - f|
-    lead_sign: Float[Array, "n T"]
+    attention: Attention
+    keys: Float[Array, "n T r"]  # d_t = k_t - k_pivot
     log_slope: Float[Array, " n"]  # log(-loss')
     bend: Float[Array, " n"]  # d log(-loss') / du
+
+    @classmethod
+    def of(cls, keys: AbstractGeometry, attention: Attention, loss: AbstractLoss) -> PivotedAttention:
+        """From a forward pass, with the slope of a loss at its outputs and how the slope bends there."""
+        output = attention.output
+        apart = from_pivot(in_coordinates(keys), attention.pivot)
+        return cls(attention, apart, loss.log_slope(output), loss.log_slope_derivative(output))
+
+    @property
+    def log_pulls(self) -> Float[Array, "n T"]:
+        """`log |a_it|`; minus infinity for the pivot and for tokens at its place, which pull nowhere."""
+        return self.log_unless_idle(self.attention.log_weights + self.attention.log_lead)
+
+    def log_unless_idle(self, logs: Float[Array, "n T"]) -> Float[Array, "n T"]:
+        """Minus infinity in place of the logarithm where a token has the pivot's key."""
+        return np.where((self.keys == 0).all(axis=-1), -np.inf, logs)
 
     @property
     def mean(self) -> Float[Array, "n r"]:
         """`m_i = sum_t s_it d_it`."""
-        return np.asarray(np.einsum("nt,ntr->nr", self.weights, self.keys))
+        return np.asarray(np.einsum("nt,ntr->nr", self.attention.weights, self.keys))
 
     @property
     def slope(self) -> Float[Array, "n r"]:
         """`g_i`: the derivative of the output `Y_i f_i` in p."""
-        return np.asarray(np.einsum("nt,ntr->nr", self.weights * self.lead, self.keys))
+        return np.asarray(np.einsum("nt,ntr->nr", self.attention.weights * self.attention.lead, self.keys))
 
 
 class Linearisation(NamedTuple):
@@ -194,7 +207,7 @@ def make_block(
 
 
 def prompt_block(
-    state: PivotedAttention,
+    seen: PivotedAttention,
     *,
     features: Float[Array, "n d"] | None = None,
     spread: Float[Array, "n T d"] | None = None,
@@ -209,37 +222,35 @@ def prompt_block(
     - `bending`: what the curvature of a nonlinear head adds to the derivative of `g_i`, per input.
     - `slope`: the derivative of the output that the loss sees, where it is more than `Y_i f_i`: a sum of heads.
     """
-    idle = (state.keys == 0).all(axis=-1)  # the pivot, and tokens at its place: they pull nowhere
-    sizes, scale = exp_with_slopes(state.log_slope, np.where(idle, -np.inf, state.log_weights + state.log_lead))
+    sizes, scale = exp_with_slopes(seen.log_slope, seen.log_pulls)
     log_scale = float(scale)
-    coefficients = np.copysign(sizes, state.lead_sign)  # c_i a_it
-    pulls = coefficients[..., None] * state.keys
+    pulls = np.copysign(sizes, seen.attention.lead_sign)[..., None] * seen.keys  # c_i a_it d_it
     pull = pulls.sum(axis=1)  # c_i g_i
-    cross = np.einsum("nr,nq->rq", pull, state.mean)
-    own = np.einsum("ntr,ntq->rq", pulls, state.keys) - cross - cross.T
+    cross = np.einsum("nr,nq->rq", pull, seen.mean)
+    own = np.einsum("ntr,ntq->rq", pulls, seen.keys) - cross - cross.T
     with np.errstate(invalid="ignore"):
-        bent = state.bend[:, None] * (state.slope if slope is None else slope)
-    if np.isneginf(state.bend).any():  # -log of an output that has underflowed: -g / u is minus the pull itself
-        bent = np.where(np.isneginf(state.bend)[:, None], -np.exp(log_scale) * pull, bent)
+        bent = seen.bend[:, None] * (seen.slope if slope is None else slope)
+    if np.isneginf(seen.bend).any():  # -log of an output that has underflowed: -g / u is minus the pull itself
+        bent = np.where(np.isneginf(seen.bend)[:, None], -np.exp(log_scale) * pull, bent)
     own += np.einsum("nr,nq->rq", pull, bent)
     if bending is not None:
-        own += np.einsum("n,nrq->rq", np.exp(np.minimum(state.log_slope - log_scale, 700.0)), bending)
+        own += np.einsum("n,nrq->rq", np.exp(np.minimum(seen.log_slope - log_scale, 700.0)), bending)
     rows: tuple[Array, ...] = (own,)
     if features is not None and spread is not None:
-        logs = np.where(idle, -np.inf, (state.log_slope - log_scale)[:, None] + state.log_weights)
+        logs = seen.log_unless_idle((seen.log_slope - log_scale)[:, None] + seen.attention.log_weights)
         plain = np.exp(np.minimum(logs, 700.0))  # c_i s_it
-        mixed = np.einsum("nt,ntr,ntd->rd", plain, state.keys, spread)
-        rows = (mixed + np.einsum("nr,n,nd->rd", pull, state.bend, features), own)
+        mixed = np.einsum("nt,ntr,ntd->rd", plain, seen.keys, spread)
+        rows = (mixed + np.einsum("nr,n,nd->rd", pull, seen.bend, features), own)
     return make_block(pull.sum(axis=0), pulls, log_scale, rows)
 
 
-def head_block(state: PivotedAttention, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
+def head_block(seen: PivotedAttention, features: Float[Array, "n d"], spread: Float[Array, "n T d"]) -> Block:
     """The block of the head: `sum_i c_i Y_i x_i` with the attended `x_i`, and its derivative in head and prompt."""
-    slopes, scale = exp_shifted(state.log_slope, (0,))
+    slopes, scale = exp_shifted(seen.log_slope, (0,))
     pulls = slopes[:, None] * features
-    in_head = np.einsum("nd,n,ne->de", pulls, state.bend, features)
-    in_prompt = np.einsum("nd,n,nr->dr", pulls, state.bend, state.slope)
-    in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, state.weights, spread, state.keys)
+    in_head = np.einsum("nd,n,ne->de", pulls, seen.bend, features)
+    in_prompt = np.einsum("nd,n,nr->dr", pulls, seen.bend, seen.slope)
+    in_prompt += np.einsum("n,nt,ntd,ntr->dr", slopes, seen.attention.weights, spread, seen.keys)
     return make_block(pulls.sum(axis=0), pulls, float(scale), (in_head, in_prompt))
 
 
@@ -248,21 +259,8 @@ def from_pivot(vectors: Float[Array, "n T r"], pivot: Bool[Array, "n T"]) -> Flo
     return vectors - vectors[pivot][:, None]
 
 
-def differences_from_pivot(keys: AbstractGeometry, state: Attention, loss: AbstractLoss) -> PivotedAttention:
-    """The forward pass with every key as its difference to the selected one's, and the loss's slope and bend."""
-    return PivotedAttention(
-        keys=from_pivot(in_coordinates(keys), state.pivot),
-        weights=state.weights,
-        log_weights=state.log_weights,
-        lead=state.lead,
-        log_lead=state.log_lead,
-        lead_sign=state.lead_sign,
-        log_slope=loss.log_slope(state.output),
-        bend=loss.log_slope_derivative(state.output),
-    )
-
-
 def join_blocks(blocks: tuple[Block, ...], n: int) -> Linearisation:
+    """The field and its derivative from those of its blocks, for the mean risk of n inputs."""
     with np.errstate(divide="ignore"):
         log_norm = np.array([block.log_scale + np.log(block.length) - np.log(n) for block in blocks])
     return Linearisation(

@@ -1,8 +1,8 @@
 """Outputs that are not linear in the attention weights: what a token is worth depends on where attention is.
 
-To first order around a point the tokens have *local scores*, and the stable gradient of a linear head applies to them
-as it stands; what the output bends by enters the derivative of the field. Many classes and real labels are of this
-kind.
+To first order around a point such an output is linear, with *local scores* of the tokens as its coefficients, and the
+stable gradient of a linear head is right for them as well. The curvature of the output enters the derivative of the
+field alone. Many classes and real labels are of this kind.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import abc
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from numpy import ndarray as Array
+from scipy.special import softmax
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import (
@@ -22,14 +23,13 @@ from tokenmargin.objective.forward import (
     Linearisation,
     PivotedAttention,
     attend,
-    differences_from_pivot,
     exp_shifted,
     from_pivot,
     join_blocks,
     prompt_block,
     prompt_descent,
 )
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, SquareLoss
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned, SquareLoss
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem, soft_margin
 from tokenmargin.problem.token_problem import TokenProblem
@@ -79,7 +79,7 @@ class ClassObjective(AbstractLocalObjective):
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         logits, rivals = self.problem.keys.logits(theta), self.problem.rivals
-        weights = _weights(logits)
+        weights = softmax(logits, axis=-1)
         margin, shares = soft_margin(np.einsum("...nt,ntr->...nr", weights, rivals))
         # Summed token by token in one order: tokens of equal class logits have equal scores, to the bit.
         scores = (shares[..., None, :] * rivals).sum(axis=-1)
@@ -87,7 +87,7 @@ class ClassObjective(AbstractLocalObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
-        seen = differences_from_pivot(self.problem.keys, state, self.loss)
+        seen = PivotedAttention.of(self.problem.keys, state, self.loss)
         offsets = from_pivot(self.problem.rivals, state.pivot)
         mean = np.einsum("nt,ntc->nc", state.weights, offsets)
         moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)
@@ -101,7 +101,7 @@ class ClassObjective(AbstractLocalObjective):
         return join_blocks((block,), self.problem.n)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
-        return self.problem.around(_weights(self.problem.keys.logits(theta)))
+        return self.problem.around(softmax(self.problem.keys.logits(theta), axis=-1))
 
 
 @dataclass(frozen=True)
@@ -130,66 +130,64 @@ class SquareObjective(AbstractLocalObjective):
             raise TypeError(f"real labels have the square loss, got {type(self.loss).__name__}: a loss of classes")
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
-        logits = self.problem.keys.logits(theta)
-        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
-        state = attend(logits, np.broadcast_to(off, logits.shape))
-        size, sign = _log_sum(state, off)
+        state, size, sign = self._residuals(theta)
         side = np.where(sign == 0, 1.0, -sign)[..., None]  # where the target lies, seen from the prediction
         return state._replace(output=-np.exp(size), lead=side * state.lead, lead_sign=side * state.lead_sign)
 
     def log_slopes(self, state: Attention) -> Float[Array, "... n"]:
-        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
-        return np.log(2.0) + _log_sum(state, off)[0]
+        return np.log(2.0) + _log_sum(state, self.problem.residuals)[0]
+
+    def _residuals(
+        self, theta: Float[Array, "... D"]
+    ) -> tuple[Attention, Float[Array, "... n"], Float[Array, "... n"]]:
+        """The forward pass of the tokens' residuals, and the logarithm and the sign of that of each output."""
+        logits = self.problem.keys.logits(theta)
+        state = attend(logits, np.broadcast_to(self.problem.residuals, logits.shape))
+        return state, *_log_sum(state, self.problem.residuals)
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state = self.forward(theta)
         keys = from_pivot(in_coordinates(self.problem.keys), state.pivot)
-        seen = PivotedAttention(
-            keys, state.weights, state.log_weights, state.lead, state.log_lead, state.lead_sign,
-            self.log_slopes(state), np.zeros(self.problem.n),
-        )  # fmt: skip
+        seen = PivotedAttention(state, keys, self.log_slopes(state), np.zeros(self.problem.n))
         return join_blocks((self._with_residuals(prompt_block(seen), seen),), self.problem.n)
 
     def _with_residuals(self, block: Block, seen: PivotedAttention) -> Block:
-        """The block with `-2 g g'`, what a residual changes by, and terms weighed by what residuals are left of.
+        """The block with the term `-2 g g'`, the change of a residual, and with another measure of its terms.
 
         Where the tokens of an input meet its target together, every term of the gradient vanishes with the residual. So
-        it is `sum_t s_it |prediction_it - y_i|` that counts.
+        the terms are measured with `sum_t s_it |prediction_it - y_i|` in place of the residual.
         """
-        logs = np.where(_idle(seen), -np.inf, seen.log_weights + seen.log_lead)
-        sizes, tops = exp_shifted(logs, (1,))
+        sizes, tops = exp_shifted(seen.log_pulls, (1,))
         tops = np.maximum(tops, -1e300)  # an input without pull; twice its logarithm must exist
-        slopes = np.einsum("nt,ntr->nr", np.copysign(sizes, seen.lead_sign), seen.keys)  # g_i, over exp(top_i)
+        slopes = np.einsum(
+            "nt,ntr->nr", np.copysign(sizes, seen.attention.lead_sign), seen.keys
+        )  # g_i, over exp(top_i)
         curved = -2 * np.einsum("n,nr,nq->rq", _exponentials(2 * tops, block), slopes, slopes)
-        off = np.abs(np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0))
         with np.errstate(divide="ignore"):
-            reach, most = exp_shifted(seen.log_weights + np.log(off), (1,))
+            reach, most = exp_shifted(seen.attention.log_weights + np.log(np.abs(self.problem.residuals)), (1,))
             log_reach = np.log(2 * reach.sum(axis=1)) + most
         curvature = curved / (block.length if block.length > 0 else 1.0)
         block = block._replace(rows=(block.rows[0] + curvature,))
-        return with_balance_against(block, seen, log_reach[:, None] + seen.log_lead)
+        return with_balance_against(block, seen, log_reach[:, None] + seen.attention.log_lead)
 
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
-        off = np.where(self.problem.mask, self.problem.scores - self.problem.targets[:, None], 0.0)
-        state = attend(self.problem.keys.logits(theta), off)
-        sign = _log_sum(state, off)[1]
+        sign = self._residuals(theta)[2]
         return self.problem.with_sides(np.where(sign == 0, np.nan, -sign))
 
 
 def with_balance_against(block: Block, seen: PivotedAttention, log_pulls: Float[Array, "n T"]) -> Block:
-    """The block with its terms measured by `exp(log_pulls)` per weight, sizes that do not vanish at a rest point."""
-    sizes = _exponentials(np.where(_idle(seen), -np.inf, seen.log_weights + log_pulls), block)
+    """The block with its balance taken against terms of size `exp(log_pulls)` per weight.
+
+    The block's own terms may all vanish at a point of rest, where a balance against them says nothing.
+    """
+    sizes = _exponentials(seen.log_unless_idle(seen.attention.log_weights + log_pulls), block)
     total = float((sizes * np.linalg.norm(seen.keys, axis=-1)).sum())
     return block._replace(balance=block.length / total if total > 0 else 0.0)
 
 
 def _exponentials(logs: Float[Array, "..."], block: Block) -> Float[Array, "..."]:
-    """What these are logarithms of, over the scale of a block; where the block is zero, as large as sums allow."""
+    """The exponentials, divided by the scale of a block; bounded, since the scale of a block of zeros is zero."""
     return np.asarray(np.exp(np.minimum(logs - block.log_scale, 300.0)))
-
-
-def _idle(seen: PivotedAttention) -> Bool[Array, "n T"]:
-    return np.asarray((seen.keys == 0).all(axis=-1))
 
 
 def prompt_objective(
@@ -203,12 +201,7 @@ def prompt_objective(
     return PromptObjective(problem, LogisticLoss() if loss is None else loss)
 
 
-def _weights(logits: Float[Array, "... n T"]) -> Float[Array, "... n T"]:
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def _log_sum(state: Attention, off: Float[Array, "n T"]) -> tuple[Float[Array, "... n"], Float[Array, "... n"]]:
+def _log_sum(state: Attention, off: Float[Array, "n T"]) -> LogSigned:
     """Logarithm and sign of `sum_t s_it off_it`, from the pivot's term; where that is zero, by logarithms."""
     off = np.broadcast_to(off, state.weights.shape)
     best = np.where(state.pivot, off, 0.0).sum(axis=-1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
+from scipy.special import softmax
 
 from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective
@@ -19,15 +20,15 @@ from tokenmargin.objective.forward import (
     Attention,
     Descent,
     Linearisation,
+    PivotedAttention,
     attend,
-    differences_from_pivot,
     from_pivot,
     join_blocks,
     prompt_block,
     prompt_descent,
 )
 from tokenmargin.objective.local_scores import with_balance_against
-from tokenmargin.objective.losses import signed_excess
+from tokenmargin.objective.losses import LogSigned, signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
@@ -122,7 +123,7 @@ class HeadObjective(AbstractObjective):
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
         state, output, attended = self._state(theta)
-        seen = differences_from_pivot(self.problem.keys, state._replace(output=output), self.loss)
+        seen = PivotedAttention.of(self.problem.keys, state._replace(output=output), self.loss)
         offsets = from_pivot(_values(self.problem.values), state.pivot)
         spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
@@ -133,9 +134,7 @@ class HeadObjective(AbstractObjective):
             apart = np.log(np.einsum("nd,ntd->nt", np.abs(self.head.gradient(attended)), np.abs(spread)))
         return join_blocks((with_balance_against(block, seen, seen.log_slope[:, None] + apart),), self.problem.n)
 
-    def excess(
-        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
         problem, values = self.problem, _values(self.problem.values)
         state, _, attended = self._state(theta)
         alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
@@ -153,8 +152,7 @@ class HeadObjective(AbstractObjective):
         """The forward pass with local scores, the outputs, and the attended vectors."""
         problem, values = self.problem, _values(self.problem.values)
         logits = problem.keys.logits(theta)
-        weights = attend(logits, np.zeros(logits.shape)).weights
-        attended = np.einsum("...nt,ntd->...nd", weights, values)
+        attended = np.einsum("...nt,ntd->...nd", softmax(logits, axis=-1), values)
         gradient = problem.labels[:, None] * self.head.gradient(attended)
         scores = np.einsum("...nd,ntd->...nt", gradient, values)
         return attend(logits, scores), problem.labels * self.head.function(attended), attended

@@ -20,7 +20,7 @@ from tokenmargin._statistics import Rng, generator
 from tokenmargin.norms import L1, AbstractNorm
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, Linearisation
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
+from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import Coordinates
@@ -54,7 +54,7 @@ class ProductObjective(AbstractObjective):
 
     @abc.abstractmethod
     def _derivatives(self, jacobian: Array, unit: Array, theta: Array) -> tuple[Array, Array]:
-        """Those of `pull_back` in the parameter, where the direction has this derivative in the product."""
+        """The derivatives of `pull_back` in the parameter, given that of the direction in the product."""
 
     @abc.abstractmethod
     def reach(self, theta: Float[Array, " D"]) -> float:
@@ -86,9 +86,7 @@ class ProductObjective(AbstractObjective):
     def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
         return self.of_product.outputs(self.prompt(theta))
 
-    def excess(
-        self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None
-    ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
         return self.of_product.excess(self.prompt(theta), selected)
 
     def descent(self, theta: Float[Array, "... D"]) -> Descent:

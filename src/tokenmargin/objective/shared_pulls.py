@@ -1,7 +1,8 @@
 """How much the inputs pull along a difference of two keys that they share, and where these pulls cancel.
 
 Close to a selection the risk is `sum |loss'(gamma_i)| (gamma_i - gamma_it) exp(-margin_it) / copies_i` over the other
-tokens, up to terms that are smaller by a weight. Terms of one difference have one margin for ever, so they add.
+tokens, up to terms that are smaller by a weight. Terms with the same difference of keys have the same margin at every
+p, so that they can be added up.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class SharedPulls(NamedTuple):
 
     @property
     def cancel(self) -> Bool[Array, " g"]:
-        """Differences along which the pulls cancel, as far as doubles can tell: smaller terms decide there."""
+        """Differences along which the pulls cancel up to rounding, so that smaller terms decide."""
         return np.asarray(~(np.abs(self.sums) > self.errors))
 
 

@@ -24,7 +24,7 @@ _RIDGE = 1e-13  # of each node's own curvature: what a factorisation needs where
 
 
 class SoftPart(NamedTuple):
-    """A minimum of the choice among tied tokens, and why to believe it.
+    """A minimum of the choice among tied tokens, with the evidence for it.
 
     - `logits`: of every node; zero on average within each class of tied tokens when these are orthonormal.
     - `point`: the parameter in the tied span; the same as `logits` for orthonormal tokens.
@@ -174,9 +174,11 @@ class TiedChoice:
         return float(np.linalg.norm(self._matrix(apart) @ self.features, axis=1).sum())
 
     def distance_bound(self, shares: Float[Array, " entries"], length: float) -> float:
-        """How far the minimum can be: along a unit direction the second derivative falls by at most `exp(-M t)`, M
-        being the largest change of a difference of logits, so `2 |gradient| / (least curvature)` is enough where it is
-        below 1 / M."""
+        """A bound on the distance to the minimum; infinite where none is proven.
+
+        Along a unit direction the second derivative falls at most like `exp(-M t)`, where M is the largest change of a
+        difference of logits. So the minimum is within `2 |gradient| / (least curvature)`, if that is below 1 / M.
+        """
         if not len(self.labels) or (self.features is not None and not self.features.size):
             return 0.0  # no choice, or one between tokens of equal embeddings: nothing can move
         hessian = self.hessian(shares)

@@ -35,7 +35,7 @@ def read_only(array: Array) -> Array:
 
 
 def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
-    """An array of what was given; numpy's own messages speak of inhomogeneous shapes and of C longs."""
+    """The value as an array, or an error in plain words in place of numpy's own."""
     try:
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError) as error:
@@ -45,7 +45,7 @@ def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
 
 
 def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:
-    """Parameters along the last axis."""
+    """Validate one parameter, or many along the leading axes, and return them as floats."""
     p = as_array(name, p, float)
     if p.ndim < 1 or p.shape[-1] != dimension:
         raise ValueError(f"{name} must have {dimension} numbers in its last axis, got shape {p.shape}")
@@ -87,12 +87,16 @@ def checked_numbers(name: str, array: ArrayLike, shape: str) -> Array:
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} must have shape {shape} with no empty axis, got {array.shape}")
     array = array.astype(np.float64, copy=False)
-    if not np.isfinite(array).all():
-        bad = np.argwhere(~np.isfinite(array))[0]
-        raise ValueError(
-            f"{name} must be finite, got {array[tuple(bad)]} at {tuple(bad.tolist())}; remove or impute that token"
-        )
+    check_finite(name, array, remedy="; remove or impute that token")
     return array
+
+
+def check_finite(name: str, array: Float[Array, "..."], *, remedy: str = "") -> None:
+    """Refuse numbers that are not finite, and name the first of them."""
+    if not np.isfinite(array).all():
+        place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        at = place[0] if len(place) == 1 else place
+        raise ValueError(f"{name} must be finite, got {array[place]} at {at}{remedy}")
 
 
 class AbstractGeometry(abc.ABC):

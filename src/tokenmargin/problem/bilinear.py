@@ -1,7 +1,7 @@
 """Matrix attention: the logits `z_i' W k_it` as those of one vector, W row by row.
 
-The tokens become the rank-one matrices `z_i k_it'`. All that is known of a vector p then holds of W: its Euclidean norm
-is W's Frobenius norm. This module owns the layout: `matrix_shape`, and the way between vectors and matrices.
+The tokens become the rank-one matrices `z_i k_it'`. Everything proven for a vector p then holds for W, with the
+Frobenius norm of W for the Euclidean norm of p. Only this module knows how a matrix is laid out as a vector.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, check_finite
 from tokenmargin.problem.geometry import Coordinates, Gram
 
 
@@ -55,8 +55,7 @@ def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array,
     queries = as_array("queries", queries, float)
     if queries.ndim not in (1, 2) or (queries.ndim == 2 and len(queries) != keys.n):
         raise ValueError(f"queries must have shape (q,) or (n, q) with n = {keys.n}, got {queries.shape}")
-    if not np.isfinite(queries).all():
-        raise ValueError("queries must be finite")
+    check_finite("queries", queries)
     if isinstance(keys, Coordinates):
         return Bilinear(keys, queries)
     assert isinstance(keys, Gram), "the two geometries"

@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, checked_numbers, read_only
 
 _EPS = float(np.finfo(float).eps)
-_BLOCK = 128  # rows whose differences are formed at a time: what is taken for them stays in the caches
+_BLOCK = 128  # differences are formed so many at a time, which keeps the rows they are made of in the caches
 _UNDERFLOW = 1e-150  # squared lengths below its square may have lost digits, or all, to underflow
 
 
 def _multiply_exactly(vectors: Float[Array, "m d"]) -> bool:
-    """Whether inner products of these vectors, and sums of some, suffer no rounding: few digits, of one size."""
+    """Whether inner products of these vectors are exact in doubles: their coordinates have few digits of one size."""
     largest = np.abs(vectors).max()
     if not 1 / 1e140 < largest < 1e140:
         return False
@@ -108,7 +108,7 @@ class Coordinates(AbstractGeometry):
         if minus is None:
             return self.vectors.take(plus, axis=0)  # much faster than indexing where there are few
         rows = np.empty((len(plus), self.dimension))
-        # What is beyond doubles is infinite, and whoever asked sees it.
+        # Differences beyond the range of doubles become infinite, without a warning: the caller sees them.
         with nullcontext() if self._differences_are_finite else np.errstate(over="ignore"):
             for start in range(0, len(plus), _BLOCK):
                 part = slice(start, start + _BLOCK)
@@ -132,8 +132,8 @@ class Coordinates(AbstractGeometry):
     def as_gram(self, extra: Float[Array, "k d"] | None = None) -> Gram:
         """The same tokens known by inner products alone; `extra` vectors get the rows m, m+1, ... of the dictionary.
 
-        Inner products of differences are taken from the first token, where an offset of all tokens cancels before it
-        costs digits; and it is passed on which vectors are equal, and how many dimensions there are.
+        Inner products of differences are formed relative to the first token, so that an offset common to all tokens
+        costs no digits. The result knows which vectors are equal and how many dimensions there are.
         """
         vectors = self.vectors if extra is None else np.concatenate([self.vectors, np.atleast_2d(extra)])
         first = self.index[0, self.mask[0].argmax()]
@@ -161,10 +161,12 @@ def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
 
 
 class KnownProducts(NamedTuple):
-    """Inner products of differences: that of i and j is known up to `noise_i noise_j`; they span at most `rank`.
+    """Inner products of differences of vectors, with how well they are known.
 
-    `terms` are the lengths of the vectors that a difference is made of, added up: a combination of differences is
-    stored as its coefficients on the dictionary, whose rounding moves it by so much.
+    - `noise`: the product of differences i and j is right up to `noise_i noise_j`.
+    - `terms`: the summed lengths of the two vectors that a difference is made of. A combination of differences is
+      stored as coefficients on the dictionary; rounding of these moves it in proportion to `terms`.
+    - `rank`: how many dimensions the differences span at most, where known.
     """
 
     products: Float[Array, "k k"]
@@ -177,8 +179,8 @@ class KnownProducts(NamedTuple):
 class Gram(AbstractGeometry):
     """Vectors known by their inner products alone; a parameter is its coefficients on the dictionary.
 
-    Coefficients are not unique when the vectors are dependent; every quantity of the theory is. What inner products
-    cannot tell is never guessed, so it matters how well they are known:
+    When the vectors are dependent a parameter has several sets of coefficients, but every quantity of the theory has
+    one value. What the inner products cannot tell is never guessed, so it matters how well they are known:
 
     **Attributes**
     - `matrix`: the inner products.
@@ -289,7 +291,7 @@ class Gram(AbstractGeometry):
         return KnownProducts(products, noise, terms, self.rank)
 
     def _equal_rows(self) -> Int[Array, " m"]:
-        """Where it is not known which vectors are equal, those are that inner products cannot tell apart."""
+        """As given; otherwise vectors count as equal when their inner products cannot tell them apart."""
         if self.equal is not None:
             return self.equal
         squared = self.squared_norms()

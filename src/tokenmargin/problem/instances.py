@@ -1,4 +1,5 @@
 """Problems and corpora to start from: random ones, those of paper B's figures, the K-level model of paper A.
+
 In the figures with d = 3 a token is `x = (key_1, key_2, score)`: the keys are `W x` with `W = diag(1, 1, 0)` and the
 head is `(0, 0, 1)`, so every token can be given any score at any place of the plane.
 """

@@ -2,8 +2,9 @@
 
 Attention gives every input the class logits `F_i = sum_t s_it u_it` with `u_it = (<v_1, x_it>, ..., <v_k, x_it>)`. The
 cross-entropy of the right class y is the logistic loss of the *margin* `m_i = F_iy - log sum_{c != y} exp(F_ic)`, so
-two classes are the binary problem with the head `v_1 - v_0`. With more, m is concave: a mixture of tokens can do better
-than each of them, and what a token is worth depends on where attention is. `around` writes that worth as scores.
+two classes are the binary problem with the head `v_1 - v_0`. With more classes m is concave: a mixture of tokens can do
+better than each of them, and what a token is worth depends on the weights of the others. `around` gives scores that are
+right to first order at given weights.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem, checked_vector
+from tokenmargin.problem.token_problem import TokenProblem, checked_vector, mean_over_copies
 
 
 def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = False) -> Int[Array, " n"]:
@@ -44,7 +45,7 @@ def checked_classes(classes: ArrayLike, n: int, k: int, *, keep_unused: bool = F
 
 
 def soft_margin(rivals: Float[Array, "... r"]) -> tuple[Float[Array, "..."], Float[Array, "... r"]]:
-    """`-log sum_c exp(-rival_c)` and its gradient, the softmax of minus the rivals: the nearest rivals count."""
+    """`-log sum_c exp(-rival_c)`, a smooth minimum of the rivals, and its gradient, the softmax of minus the rivals."""
     return np.asarray(-logsumexp(-rivals, axis=-1)), np.asarray(softmax(-rivals, axis=-1))
 
 
@@ -52,8 +53,8 @@ def soft_margin(rivals: Float[Array, "... r"]) -> tuple[Float[Array, "..."], Flo
 class ClassProblem(TokenProblem):
     """Inputs, keys, values and classes under a head with one column per class.
 
-    As a `TokenProblem` it has the label +1 everywhere and the scores that tokens earn alone: the margin m of the right
-    class when a token has all the attention. The tokens of largest score are the best to select.
+    As a `TokenProblem` it has the label +1 everywhere. The score of a token is the margin m of the right class when
+    that token has all the attention, so that the tokens of largest score are the best to select.
 
     **Arguments**
     - `keys`, `values`: geometries, as of a `TokenProblem`.
@@ -145,20 +146,16 @@ class ClassProblem(TokenProblem):
         """The same training problem with one worth for all copies of a key, the mean of theirs."""
         if not self.keys.has_copies:
             return self
-        logits, first = self.class_logits.copy(), self.keys.first_copies
-        for i, t in np.argwhere(self.mask & (first != np.arange(self.T))).tolist():
-            copies = self.mask[i] & (first[i] == first[i, t])
-            logits[i, copies] = self.class_logits[i, copies].mean(axis=0)
+        logits = mean_over_copies(self.keys, self.class_logits)
         return ClassProblem(self.keys, self.classes, self.values, class_logits=logits, keep_unused=True)
 
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
-        """The binary problem that this one is to first order where attention has these weights (or selects these).
+        """The binary problem that agrees with this one to first order at these weights (or at this selection).
 
-        Its scores are `m_i + <gradient of m_i, u_it - F_i>`; as m is concave, none of another token is above the
-        selected one's exactly when no mixture of tokens is better than the selected one.
+        Its scores are `m_i + <gradient of m_i, u_it - F_i>`. Since m is concave, the selected token has the largest of
+        them exactly when no mixture of tokens is better than it.
         """
-        given = np.asarray(chosen)
-        weights = given if given.ndim == 2 else (np.arange(self.T) == given[:, None]).astype(np.float64)
+        weights = _as_weights(chosen, self.T)
         outputs = np.einsum("nt,ntr->nr", weights, self.rivals)
         margin, shares = soft_margin(outputs)
         scores = margin[:, None] + (shares[:, None] * (self.rivals - outputs[:, None])).sum(axis=-1)
@@ -179,6 +176,12 @@ class ClassProblem(TokenProblem):
         return arrays | {"head": self.class_head}
 
 
+def _as_weights(chosen: Int[Array, " n"] | Float[Array, "n T"], T: int) -> Float[Array, "n T"]:
+    """The attention weights given, or those that have all the weight on one token of each input."""
+    given = np.asarray(chosen)
+    return given if given.ndim == 2 else (np.arange(T) == given[:, None]).astype(np.float64)
+
+
 def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Float[Array, "... k"]:
     """Validate finite numbers with the given leading shape and at least two classes in the last axis."""
     array = as_array(name, () if value is None else value)
@@ -188,9 +191,7 @@ def _numbers(name: str, value: ArrayLike | None, leading: tuple[int, ...]) -> Fl
             f"{name} must be numbers of shape {shape} with k >= 2 classes, got {array.dtype} {array.shape}"
         )
     array = array.astype(np.float64)
-    if not np.isfinite(array).all():
-        where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
-        raise ValueError(f"{name} must be finite, got {array[where]} at {where}")
+    check_finite(name, array)
     return array
 
 
@@ -229,6 +230,11 @@ class RegressionProblem(TokenProblem):
     def _label_column(self) -> Array:
         return self.targets
 
+    @cached_property
+    def residuals(self) -> Float[Array, "n T"]:
+        """Prediction of each token less the target of its input; zero where there is no token."""
+        return np.where(self.mask, self.scores - self.targets[:, None], 0.0)
+
     @property
     def has_fixed_scores(self) -> bool:
         return False
@@ -242,23 +248,20 @@ class RegressionProblem(TokenProblem):
         return RegressionProblem(self.keys, self.targets, self.values, scores=self.shared_scores)
 
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
-        """The problem with fixed scores that this one is to first order where attention has these weights.
+        """The problem with fixed scores that agrees with this one to first order at these weights (or selection).
 
-        Its scores are `side_i (prediction_it - y_i)`, where the side is that on which the target lies: the mean score
-        of an input is minus its distance to the target. An input that meets its target exactly prefers the tokens by
-        their distance to it.
+        Its scores are `side_i (prediction_it - y_i)`, with the side of the prediction on which the target lies: 1
+        above, -1 below. The mean score of an input is then minus its distance to the target. In an input that meets its
+        target exactly, the score of a token is minus its own distance.
         """
-        given = np.asarray(chosen)
-        weights = given if given.ndim == 2 else (np.arange(self.T) == given[:, None]).astype(np.float64)
-        off = np.where(self.mask, self.scores - self.targets[:, None], 0.0)
-        side = -np.sign((weights * off).sum(axis=1))
+        side = -np.sign((_as_weights(chosen, self.T) * self.residuals).sum(axis=1))
         return self.with_sides(np.where(side == 0, np.nan, side))
 
     def with_sides(self, side: Float[Array, " n"]) -> TokenProblem:
-        """The same, given the sides; NaN where the target is met exactly."""
-        off = self.scores - self.targets[:, None]
+        """As `around`, given the sides on which the targets lie; NaN where a target is met exactly."""
+        off = self.residuals
         scores = np.where(np.isnan(side)[:, None], -np.abs(off), np.nan_to_num(side)[:, None] * off)
-        return TokenProblem(self.keys, self.labels, self.values, scores=np.where(self.mask, scores, 0.0))
+        return TokenProblem(self.keys, self.labels, self.values, scores=scores)
 
     def fields(self) -> dict[str, Array]:
         arrays = super().fields()

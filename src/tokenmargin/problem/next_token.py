@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._files import read_plain
-from tokenmargin.problem.abstract_geometry import MaybeArray, as_array
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array, check_finite
 from tokenmargin.problem.corpus import FlatSequences
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
@@ -90,8 +90,7 @@ class NextTokenProblem(FlatSequences):
         rows = np.array(self.embeddings, dtype=np.float64)
         if rows.ndim != 2 or len(rows) != self.size or rows.shape[1] < 1:
             raise ValueError(f"embeddings must have one row for each of {self.size} tokens, got shape {rows.shape}")
-        if not np.isfinite(rows).all():
-            raise ValueError("embeddings must be finite")
+        check_finite("embeddings", rows)
         rows.setflags(write=False)
         return rows
 

@@ -1,8 +1,8 @@
 """Priority graphs: for every last token, which tokens came next although others could have.
 
-A sequence that ends in k and is followed by y draws an edge from y to every other token of it, in the graph of k.
-Tokens on a cycle each came next before the other: they tie, and make a strongly connected component. Between components
-the edges are an order.
+A sequence that ends in k and is followed by y adds an edge from y to every other token of it, in the graph of k. Of two
+tokens on a cycle each was preferred to the other at some time: they tie, and belong to one strongly connected
+component. The edges between components are an order.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class PriorityGraph:
         )  # fmt: skip
 
     def components_of(self, last: int) -> list[list[int]]:
-        """The components of a last token's graph, as tokens: those that nothing is ahead of first."""
+        """The components of a last token's graph as lists of tokens; those that nothing is ahead of come first."""
         graph = self.graph_of(last)
         ranks = graph.ranks
         order = sorted(range(len(graph.sizes)), key=lambda c: (ranks[c], -graph.sizes[c], c))
@@ -129,7 +129,7 @@ class PriorityGraph:
 
     @cached_property
     def component_counts(self) -> Int[Array, " components"]:
-        """How many sequences speak of each component: the counts of the edges that lead from or to it, added up."""
+        """The summed counts of the edges that lead from or to each component."""
         ends = (self.component[self.source], self.component[self.target])
         return sum((np.bincount(end, self.count, len(self.sizes)) for end in ends), np.zeros(len(self.sizes))).astype(
             int

@@ -16,7 +16,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 
 FIELDS = ("keys", "values", "labels", "targets", "head", "scores", "mask", "keep_unused", "queries")
 LARGEST_FILE = 4 << 30  # bytes that a problem may take in memory: a zip bomb is refused before it is read
-COPIES = 4  # of each number as a double at the peak while a problem is made: 3.6 measured at most (d = 1, with values)
+COPIES = 4  # how often each number is in memory as a double while a problem is made: at most 3.6 times as measured
 
 
 class ProblemFileError(ValueError):

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin._files import atomic_path
 from tokenmargin._notebook import Drawable, Tabular
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
@@ -128,15 +128,7 @@ class TokenProblem(Tabular, Drawable):
         >>> TokenProblem.of(keys, [1], scores=[[1.0, 0.0, 0.7]]).shared_scores
         array([[0.5, 0.5, 0.7]])
         """
-        if not self.keys.has_copies:
-            return self.scores
-        scores, first = self.scores.copy(), self.keys.first_copies
-        copied = np.argwhere(self.mask & (first != np.arange(self.T))).tolist()
-        for i, t in {(i, int(first[i, t])) for i, t in copied}:
-            copies = self.mask[i] & (first[i] == t)
-            if np.ptp(scores[i, copies]) > 0:  # the mean of equal numbers is that number, without rounding
-                scores[i, copies] = scores[i, copies].mean()
-        return scores
+        return mean_over_copies(self.keys, self.scores)
 
     @cached_property
     def has_ties(self) -> bool:
@@ -164,16 +156,19 @@ class TokenProblem(Tabular, Drawable):
 
     @property
     def has_fixed_scores(self) -> bool:
-        """Whether what a token is worth does not depend on the weights of the others."""
+        """Whether the score of a token is a fixed number, whatever weights the other tokens have."""
         return True
 
     def around(self, chosen: Int[Array, " n"] | Float[Array, "n T"]) -> TokenProblem:
-        """The problem with fixed scores that this one is to first order around some weights, or a selection: itself."""
+        """The problem with fixed scores that agrees with this one to first order at some weights, or at a selection.
+
+        The scores of this problem are fixed, so it is the problem itself.
+        """
         return self
 
     @property
     def merged(self) -> TokenProblem:
-        """The same training problem with one score for all copies of a key: nothing then cancels that grows small."""
+        """The same training problem with one score for all copies of a key: no pulls then cancel between copies."""
         if (self.shared_scores == self.scores).all():
             return self
         return TokenProblem(self.keys, self.labels, self.values, scores=self.shared_scores)
@@ -205,7 +200,7 @@ class TokenProblem(Tabular, Drawable):
         return f"{type(self).__name__}({size}{short}, {'scores given' if self.head is None else 'scores from a head'})"
 
     def _label_column(self) -> Array:
-        """What the inputs are labelled with."""
+        """The labels, as a table shows them."""
         return self.labels
 
     def _columns(self) -> dict[str, Array]:
@@ -260,6 +255,19 @@ class TokenProblem(Tabular, Drawable):
                 raise ValueError(f"a problem file ends in .npz or .json, got {suffix!r} in {path.name}")
 
 
+def mean_over_copies(keys: AbstractGeometry, tokens: Float[Array, "n T *k"]) -> Float[Array, "n T *k"]:
+    """What is given per token, with the mean over all copies of a key in place of what each of them has."""
+    if not keys.has_copies:
+        return tokens
+    means, first = tokens.copy(), keys.first_copies
+    copied = np.argwhere(keys.mask & (first != np.arange(keys.T))).tolist()
+    for i, t in {(i, int(first[i, t])) for i, t in copied}:
+        copies = keys.mask[i] & (first[i] == t)
+        if np.ptp(tokens[i, copies], axis=0).any():  # the mean of equal numbers is that number, without rounding
+            means[i, copies] = tokens[i, copies].mean(axis=0)
+    return means
+
+
 def checked_problem(item: object, asked_by: str) -> TokenProblem:
     """The problem itself, or a line that says what was given instead."""
     if isinstance(item, TokenProblem):
@@ -287,11 +295,9 @@ def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Fl
     vector = as_array(name, value)
     if vector.dtype.kind not in "fiub" or vector.shape != (length,):
         raise ValueError(f"{name} must be numbers of shape ({length},) ({meaning}), got {vector.dtype} {vector.shape}")
-    if not np.isfinite(vector).all():
-        raise ValueError(
-            f"{name} must be finite, got {vector[~np.isfinite(vector)][0]} at {int(np.argmin(np.isfinite(vector)))}"
-        )
-    return vector.astype(np.float64)
+    vector = vector.astype(np.float64)
+    check_finite(name, vector)
+    return vector
 
 
 def _checked_signs(labels: ArrayLike, n: int, head_axes: int | None) -> Float[Array, " n"]:

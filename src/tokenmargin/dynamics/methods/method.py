@@ -195,8 +195,8 @@ class NormalizedGradientDescent(AbstractStepLength):
 
     **Attributes**
     - `step`: length of a step.
-    - `guard`: added to the norm, as codes do that fear a division by zero: `gradient / (|gradient| + guard)`. A run
-        with a guard slows down once the gradient is smaller than it and in effect stops at a finite norm.
+    - `guard`: added to the norm, `gradient / (|gradient| + guard)`, as many implementations do to avoid a division by
+        zero. A run with a guard slows down once the gradient is smaller than it, and in effect stops at a finite norm.
     """
 
     step: StepSize = 0.1

@@ -96,8 +96,8 @@ class RegularisationPath(Tabular):
 def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | None = None) -> SecondOrderFunction:
     """Logarithm of the excess risk over that of a selection, with gradient and Hessian, in coordinates.
 
-    Over the best tokens it tells all points apart but is flat around a local minimum of large norm, where the risk is
-    that of another selection up to rounding; over that selection it resolves the local minimum.
+    The excess over the best tokens tells all points apart, but is flat around a local minimum of large norm: the risk
+    is there that of another selection up to rounding. The excess over that selection resolves the local minimum.
     """
 
     def landscape(y: Float[Array, " r"]) -> tuple[float, Array, Array]:

@@ -173,7 +173,7 @@ class _Cap:
         return min(found, key=lambda candidate: candidate[0])
 
     def rank(self, y: Float[Array, " r"]) -> tuple[float, float]:
-        """A key that sorts points by their risk: below the selection's first, the further the better."""
+        """A key that sorts points by their risk: the sign of the excess over the selection, then its signed log."""
         size, sign = self.objective.excess(y, self.selected)
         return float(sign), float(sign * size) if sign else 0.0
 

@@ -71,7 +71,7 @@ def _conclusion(x: EmbeddingInstance) -> tuple[Slack, ...]:
         a, b = start.overlaps
         along = abs(start.geometry.inner(start.prompt, start.head))
         product = float(max(np.abs(a).max(), np.abs(b).max(), along))
-        facts.append(product <= bound and float(start.norms[:-1].max()) <= 2)
+        facts.append(product <= bound and float(start.geometry.vector_norms[:-1].max()) <= 2)
     return (mostly("all of (14)", facts, x),)
 
 
@@ -160,8 +160,8 @@ def lemma2_proof(x: EmbeddingInstance) -> Findings:
 def lemma11(x: EmbeddingInstance) -> Findings:
     """After the first step all `|E_s| <= 2 (1 + 2 eta_0)` and `|p| <= 2 + 11 eta_0 d^(-1/4)`, with probability
     1 - delta. The proof has `|E_s| <= 2 + eta_0/2 + 11 eta_0 d^(-1/4)` on its way."""
-    tokens = [float(step.after.norms[:-2].max()) for step in x.steps]
-    prompts = [float(step.after.norms[-2]) for step in x.steps]
+    tokens = [float(step.after.geometry.vector_norms[:-2].max()) for step in x.steps]
+    prompts = [float(step.after.geometry.vector_norms[-2]) for step in x.steps]
     error = x.steps[0].bound(x.dimension)
     most, inner, most_prompt = 2 * (1 + 2 * x.step), 2 + x.step / 2 + error, 2 + error
     facts = [t <= most and t <= inner and p <= most_prompt for t, p in zip(tokens, prompts, strict=True)]

@@ -224,7 +224,7 @@ def _printed_constant(
     """`(T + T^2) C_3 C_4` with the constants as printed; 0 where the lemma's lead or gap is not positive."""
     if min(tau2, mu) <= 0:
         return 0.0
-    T, size = problem.T, float(x.steps[0].after.norms[:-2].max())
+    T, size = problem.T, float(x.steps[0].after.geometry.vector_norms[:-2].max())
     return float((T + T**2) * (2 * np.linalg.norm(w) * size / tau2) * (2 * T * size / mu))
 
 
