@@ -87,7 +87,7 @@ def page_table(table: Table, columns: Sequence[str] | None = None) -> PageTable:
     """A result table for the page: all its columns, or some."""
     names = list(table) if columns is None else list(columns)
     rows = zip(*(table[name].tolist() for name in names), strict=True)
-    return PageTable(names, [[table_cell(value) for value in row] for row in rows])
+    return PageTable([name.replace("_", " ") for name in names], [[table_cell(value) for value in row] for row in rows])
 
 
 def findings_table(result: Result) -> PageTable:
@@ -132,23 +132,24 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int], pages
             "can pick: a combination of the constraints is proven to be zero. "
             f"{counts['limits']} are locally optimal: descent that starts far out near one of these directions "
             "converges to it (Theorem 3). GMM is the globally optimal one, LMM a locally optimal one; A1 is the first "
-            "token of the first input.",
+            "token of the first input. The residual is how far the certificate is from an exact proof.",
         ),
         tables=(page_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
     )
     runs = Section(
         "Where did it converge?",
-        ("Normalised gradient descent from a ring of starts, and the angle of each run to its certified direction.",),
-        tables=(
-            page_table(limits, ("start_x", "start_y", "selected", "limit", "angle", "cosine", "norm")),
-            findings_table(result),
+        (
+            "Normalised gradient descent from a ring of starts: the tokens that each run selects, its angle (in "
+            "radians) to their certified direction, and the norm it has grown to.",
         ),
+        tables=(page_table(limits, ("start_x", "start_y", "selected", "limit", "angle", "norm")),),
     )
+    expected = Section("As expected?", tables=(findings_table(result),))
     problem = Section(
         "The problem",
         (
             "Each input is a handful of tokens in the plane. Attention gives token t of input i the weight "
-            "softmax(<k_it, p>), and training moves p to lower the loss. A star marks the token of highest score.",
+            "softmax(⟨k_it, p⟩), and training moves p to lower the loss. A star marks the token of highest score.",
         ),
         tables=(page_table(tokens, ("name", "x", "y", "score", "optimal")),),
     )
@@ -156,7 +157,7 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int], pages
         path,
         title="Attention selects tokens with a margin",
         lead=result.experiment.title + ".",
-        sections=(picture, atlas, runs, problem, Section("What to try next", code=NEXT)),
+        sections=(picture, atlas, runs, expected, problem, Section("What to try next", code=NEXT)),
         command="tokenmargin demo",
     )
 

@@ -144,19 +144,35 @@ def _step(geometry: AbstractGeometry) -> NormalizedGradientDescent:
 
 def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     """Where normalised descent from p = 0 goes, and how far it is from the direction that it turns to."""
-    path = evolve(PromptObjective(problem), _step(problem.keys), steps=STEPS, progress=_interrupt())
+    objective = PromptObjective(problem)
+    path = evolve(objective, _step(problem.keys), steps=STEPS, progress=_interrupt())
     limit = limit_direction(problem, path.selected)
     favoured = list_names(token_name(i, t) for i, t in enumerate(path.selected.tolist()))
-    words = f"After {path.steps} steps of normalised descent from p = 0 attention favours {favoured}"
+    words = f"After {path.steps} steps of normalised descent from p = 0"
+    if problem.keys.norm(path.prompt) == 0:
+        return {"selected": path.selected.tolist(), "words": f"{words}, p is still zero: the pulls on it cancel there."}
+    least = float(objective.forward(path.prompt).weights.max(axis=-1).min())
+    share = "over 99.9%" if least > 0.999 else f"{'at least ' if problem.n > 1 else ''}{100 * least:.3g}%"
+    words += f" attention gives {favoured} {share} of the weight{' each' if problem.n > 1 else ''}"
     if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
-        kind = "the best tokens" if limit.is_global else "not the best, but training can settle there"
-        words += f" ({kind}); p is {off:.3g} degrees from their max-margin direction"
+        kind = _goodness(problem, limit)
+        settles = "" if limit.is_global else "but training can settle there, "
+        words += f"; these are {kind}, {settles}and p is {off:.3g} degrees from their max-margin direction"
     elif limit.kind in ("balanced", "undecided", "inaccurate"):
         words += "; whether training settles there is not decided"
     else:
-        words += ", which is no place to settle: it has further to go, or rests"
+        words += "; that is no place to settle: it has further to go, or rests"
     return {"selected": path.selected.tolist(), "words": f"{words}."}
+
+
+def _goodness(problem: TokenProblem, limit: LimitDirection) -> str:
+    """How good the tokens of a limit are; equals of the best may have a smaller margin than they."""
+    if limit.is_global:
+        return "the best tokens"
+    scores = np.where(problem.mask, problem.shared_scores, -np.inf)
+    chosen = np.where(limit.chosen, problem.shared_scores, np.inf).min(axis=1)
+    return "as good as the best, with less margin" if (chosen == scores.max(axis=1)).all() else "not the best tokens"
 
 
 def _train_jointly(problem: TokenProblem, best: list[int]) -> str:
@@ -249,18 +265,23 @@ def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]
         )
     if answer["status"] == "inaccurate":
         return f"Whether a direction selects {names} is too close to call in double precision."
-    if answer["margin"] is None:
+    if answer["margin"] is None and problem.mask.sum() == problem.n:
         return "Every input has a single token: there is nothing to choose."
-    band = f"A direction selects {names} with margin {answer['margin']:.4g}, held by {names_of(named.neighbours)}."
+    if answer["margin"] is None:
+        return "No input has tokens that score differently at different places: nothing is asked, and nothing pulls p."
+    near = names_of(named.neighbours)
+    are = "are" if named.neighbours.sum() > 1 else "is"
+    band = f"A direction selects {names} with margin {answer['margin']:.4g}; on the margin {are} {near}."
     shared = problem.shared_scores
     beaten = named.neighbours & (shared > shared[np.arange(problem.n), answer["selected"]][:, None])
     reason = f"{names_of(beaten)} on the margin score{'' if beaten.sum() > 1 else 's'} higher"
     if named.is_limit:
-        best = "these are the best tokens" if named.is_global else "though these are not the best tokens"
+        kind = _goodness(problem, named)
+        best = f"{'though ' if kind == 'not the best tokens' else ''}these are {kind}"
         if beaten.any():
             return f"{band} {reason}, but the others outweigh that, so training can settle here."
         return f"{band} They outscore every token on the margin, so training can settle here: {best}."
     if named.kind in ("balanced", "undecided", "inaccurate"):
-        return f"{band} {reason}; whether the others outweigh that is not decided."
+        return f"{band} {f'{reason}; w' if beaten.any() else 'W'}hether training settles here is not decided."
     reason = reason if beaten.any() else "a choice among equals allows a larger margin"
     return f"{band} Training does not stay: {reason}."
