@@ -77,17 +77,23 @@ def print_hanging(console: Console, markup: str) -> None:
         console.print(Text(" " * gap.end()) + part)
 
 
+def planar(vector: Any) -> Any:
+    """A vector of space without its third coordinate where that is zero, as in a planar problem; others as they are."""
+    return vector[:2] if vector.shape == (3,) and vector[2] == 0 else vector
+
+
 def coordinates(vector: Any) -> str:
-    """A vector in six figures, without zeros at the end that every planar problem in space has.
+    """A vector in six figures, in the plane where it lies in it.
 
     >>> import numpy as np
     >>> coordinates(np.array([-1e-17, 0.5, 0.0])), coordinates(np.array([2e-12, 1e-12]))
     ('[0.  0.5]', '[2.e-12 1.e-12]')
+    >>> coordinates(np.array([1.0, 0.0, 0.0])), coordinates(np.array([1.0, 0.0, 0.0, 0.0]))
+    ('[1. 0.]', '[1. 0. 0. 0.]')
     """
     import numpy as np
 
-    kept = max((k + 1 for k, x in enumerate(vector.tolist()) if x), default=1) if np.ndim(vector) == 1 else None
-    shown = np.asarray(vector)[:kept]
+    shown = planar(np.asarray(vector))
     plain = bool(np.abs(shown).max(initial=0.0) >= 1e-3)  # shorter vectors keep their powers of ten
     with np.printoptions(precision=6, suppress=plain, threshold=12):
         return str(np.where(np.abs(shown) < 5e-7, 0.0, shown) if plain else shown)

@@ -13,6 +13,7 @@ from tokenmargin.cli._common import (
     UsageError,
     coordinates,
     emit_json,
+    planar,
     progress_bar,
     read_problem,
     selected_tokens,
@@ -220,7 +221,11 @@ def _print_atlas(found: Atlas, limit: int) -> None:
 
 
 def _direction(vector: Array) -> str:
-    """The first coordinates, without zeros at the end that every planar problem in space has."""
-    last = max((k for k, x in enumerate(vector.tolist()) if x), default=0)
-    shown = ", ".join(f"{x:.4g}" for x in vector[: min(last + 1, MOST)].tolist())
-    return f"({shown}{', ...' if last >= MOST else ''})"
+    """The first coordinates, in the plane where the vector lies in it.
+
+    >>> import numpy as np
+    >>> _direction(np.array([1.0, 0.0, 0.0])), _direction(np.array([1.0, 0.0, 0.0, 0.0]))
+    ('(1, 0)', '(1, 0, 0, ...)')
+    """
+    shown = planar(vector)
+    return f"({', '.join(f'{x:.4g}' for x in shown[:MOST].tolist())}{', ...' if len(shown) > MOST else ''})"
