@@ -284,7 +284,7 @@ def test_the_printed_smoothness_is_the_formula_and_never_smaller() -> None:
     """(24) by hand on Figure 8, where W = I and v = (1, 3), and on Figure 1b, where W = diag(1, 1, 0)."""
     m0, m1 = 1 / 4, 1 / 2  # of the logistic loss on scores in 0..1, both at 0
     for problem, head in ((figure8(), np.sqrt(10)), (figure1b(), 1.0)):
-        sizes = np.array([np.linalg.norm(x, 2) for x in problem.values.token_array])
+        sizes = np.array([np.linalg.norm(x, 2) for x in problem.values.tokens])
         by_hand = float((m0 * head**2 * sizes**4 + 3 * m1 * head * sizes**3).mean())
         # Fourth powers of spectral norms of three rows, by LAPACK: some ten roundings a row; and |W|, by least squares.
         assert PromptObjective(problem).printed_smoothness() == pytest.approx(

@@ -167,11 +167,17 @@ def check_plain(path: str | Path) -> None:
 
 
 def read_table(path: Path) -> dict[str, Array]:
-    """Read a parquet table into columns of numpy."""
+    """The columns of a parquet table: numbers as numbers, text as text."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_plain(path)
-    return plain_columns(pq.read_table(path))
+    table, columns = pq.read_table(path), {}
+    for name in table.column_names:
+        column = table[name]
+        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        columns[name] = np.array(column.to_pylist(), dtype=str) if text else column.to_numpy()
+    return columns
 
 
 def arrow_table(table: Mapping[str, Array]) -> pa.Table:
@@ -183,18 +189,6 @@ def arrow_table(table: Mapping[str, Array]) -> pa.Table:
             raise ValueError(f"column {name!r} must have one dimension, got shape {column.shape}")
     return pa.table({name: pa.array(column.tolist() if column.dtype.kind == "U" else column)
                      for name, column in table.items()})  # fmt: skip
-
-
-def plain_columns(table: pa.Table) -> dict[str, Array]:
-    """The columns of a parquet table: numbers as numbers, text as text."""
-    import pyarrow as pa
-
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-        columns[name] = np.array(column.to_pylist(), dtype=str) if text else column.to_numpy()
-    return columns
 
 
 def read_arrays(path: str | Path, *, largest: int, copies: int = 0) -> dict[str, Array]:

@@ -60,7 +60,7 @@ def test_equal_scores_keep_their_pull_where_weights_underflow():
     point = np.array([1000.0, 0.7])
     direction = PromptObjective(problem).descent(point).direction
     with mpmath.workdps(1000):
-        keys = mpmath.matrix(problem.keys.token_array[0].tolist())
+        keys = mpmath.matrix(problem.keys.tokens[0].tolist())
         logits = keys * mpmath.matrix(point.tolist())
         weights = [mpmath.exp(x) for x in logits]
         total = sum(weights)

@@ -59,7 +59,7 @@ def test_figure_8_has_two_dimensions() -> None:
     """n = T = d = 2, W = I: keys are the tokens, and a head of the plane gives the scores."""
     problem = figure8()
     assert (problem.n, problem.T, problem.keys.dimension) == (2, 2, 2)
-    np.testing.assert_array_equal(problem.keys.token_array, problem.values.token_array)
+    np.testing.assert_array_equal(problem.keys.tokens, problem.values.tokens)
     np.testing.assert_array_equal(problem.scores, [[1, 0], [1, 0]])
 
 

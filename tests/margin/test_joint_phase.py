@@ -47,7 +47,7 @@ def test_every_phase_maximises_the_law(seed) -> None:
     rng = np.random.default_rng(seed)
     problem = random_joint_problem(5, 3, rng=rng)
     phases = joint_phases(problem, [1] * 5)
-    tokens = problem.keys.token_array[:, 1]
+    tokens = problem.keys.tokens[:, 1]
     for share in (0.0, 0.4, 0.8, 1.3):
         phase = phases.at(share * phases.critical)
         assert phase.solution.is_optimal

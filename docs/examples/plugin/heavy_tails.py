@@ -103,7 +103,7 @@ class HeavyTails(AbstractExperiment):
 def scaling(instance: ProblemInstance) -> Findings:
     """Keys that are twice as long have twice the margin."""
     problem = instance.problem
-    twice = tm.TokenProblem.of(2 * problem.keys.token_array, problem.labels, scores=problem.scores, mask=problem.mask)
+    twice = tm.TokenProblem.of(2 * problem.keys.tokens, problem.labels, scores=problem.scores, mask=problem.mask)
     once, double = (tm.max_margin(posed, instance.alpha) for posed in (problem, twice))
     ratio = double.margin / (once.margin or 1.0)  # of two numbers that are right to TOLERANCE, relatively
     conclusion = (equal("margin over margin", ratio, 2.0, tolerance=5 * TOLERANCE),) if once.is_optimal else ()

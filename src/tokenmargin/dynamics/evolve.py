@@ -20,7 +20,7 @@ from tokenmargin.objective.forward import Descent
 from tokenmargin.objective.local_scores import prompt_objective
 from tokenmargin.objective.losses import WeightedInputs
 from tokenmargin.plugins import kind_in_words
-from tokenmargin.problem.abstract_geometry import as_array, check_finite
+from tokenmargin.problem.abstract_geometry import check_finite, checked_point
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
@@ -265,9 +265,7 @@ def _of_point(function: Callable[[Array], object]) -> Observable:
 
 
 def _checked_start(objective: AbstractObjective, start: Float[Array, "... D"] | None) -> Float[Array, "... D"]:
-    theta = objective.start() if start is None else as_array("start", start, float).copy()
-    if theta.ndim < 1 or theta.shape[-1] != objective.dimension:
-        raise ValueError(f"start must have {objective.dimension} numbers in its last axis, got shape {theta.shape}")
+    theta = objective.start() if start is None else checked_point("start", start, objective.dimension).copy()
     check_finite("start", theta)
     return theta
 

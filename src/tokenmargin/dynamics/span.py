@@ -102,7 +102,7 @@ class Span:
 
 def longest_difference(tokens: Coordinates) -> float:
     """Longest difference of two tokens of an input, up to a factor of two: the first one is in the middle."""
-    apart = np.where(tokens.mask[..., None], tokens.token_array - tokens.token_array[:, :1], 0.0)
+    apart = np.where(tokens.mask[..., None], tokens.tokens - tokens.tokens[:, :1], 0.0)
     largest = float(np.abs(apart).max(initial=0.0)) or 1.0  # squares of lengths may not be numbers
     return 2 * largest * float(np.linalg.norm(apart / largest, axis=-1).max(initial=0.0))
 

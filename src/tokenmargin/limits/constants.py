@@ -249,7 +249,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
 
 def _difference_rows(span: Span, tokens: Array, named: LimitDirection) -> Float[Array, "k r"]:
     """The differences of selected and other tokens, in coordinates of the span."""
-    laid = span.tokens.token_array
+    laid = span.tokens.tokens
     inputs, positions = tokens.T
     return np.asarray(laid[inputs, named.selected[inputs]] - laid[inputs, positions])
 

@@ -274,7 +274,7 @@ def key_map(problem: TokenProblem) -> tuple[float, Float[Array, "d k"]] | None:
     """
     if not isinstance(problem.keys, Coordinates) or not isinstance(problem.values, Coordinates):
         return None
-    keys, values = problem.keys.token_array[problem.mask], problem.values.token_array[problem.mask]
+    keys, values = problem.keys.tokens[problem.mask], problem.values.tokens[problem.mask]
     transposed = np.linalg.lstsq(values, keys, rcond=None)[0]
     return float(np.linalg.norm(values @ transposed - keys) / max(float(np.linalg.norm(keys)), 1e-300)), transposed
 

@@ -175,7 +175,7 @@ class ManyFactored(FactoredObjective):
         shapes = {(problem.n, problem.T, problem.keys.matrix_shape, problem.keys.is_full) for problem in family}
         if len(shapes) != 1 or not next(iter(shapes))[-1]:
             raise ValueError("the problems must have one shape and no masked tokens; train others one by one")
-        keys = [problem.keys.token_array for problem in family if isinstance(problem.keys, Coordinates)]
+        keys = [problem.keys.tokens for problem in family if isinstance(problem.keys, Coordinates)]
         tokens = np.stack(keys).reshape(len(family), family[0].n * family[0].T, -1)
         loss = LogisticLoss() if loss is None else loss
         return cls(family[0], loss, rank=rank, family=tuple(family), _tokens=tokens)

@@ -161,4 +161,4 @@ class HeadObjective(AbstractObjective):
 def _values(geometry: AbstractGeometry) -> Float[Array, "n T d"]:
     if not isinstance(geometry, Coordinates):
         raise TypeError("a nonlinear head needs the values in coordinates; keys may be known by inner products alone")
-    return geometry.token_array
+    return geometry.tokens

@@ -78,15 +78,10 @@ class Coordinates(AbstractGeometry):
     def n_vectors(self) -> int:
         return int(self.vectors.shape[0])
 
-    @property
-    def tokens(self) -> Float[Array, "n T d"]:
-        """The vectors laid out per token (a copy of size n x T x d; zeros where there is no token)."""
-        return np.where(self.mask[..., None], self.vectors[self.index], 0.0)
-
     @cached_property
-    def token_array(self) -> Float[Array, "n T d"]:
-        """As `tokens`, kept: for algorithms that read all coordinates of every token at each step."""
-        return read_only(self.tokens)
+    def tokens(self) -> Float[Array, "n T d"]:
+        """The vectors laid out per token, zeros where there is none: n x T x d numbers, made when first asked for."""
+        return read_only(np.where(self.mask[..., None], self.vectors[self.index], 0.0))
 
     def project(self, p: Float[Array, "... D"]) -> Float[Array, "... m"]:
         return p @ self.vectors.T
@@ -157,7 +152,7 @@ def in_coordinates(geometry: AbstractGeometry) -> Float[Array, "n T r"]:
     """The tokens as an array, for derivatives of the field."""
     if not isinstance(geometry, Coordinates):
         raise TypeError("the Jacobian of the field is taken in coordinates; reduce a Gram geometry to its span first")
-    return geometry.token_array
+    return geometry.tokens
 
 
 class KnownProducts(NamedTuple):

@@ -23,6 +23,7 @@ from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, select
 
@@ -38,7 +39,6 @@ class RidgePath(Tabular):
     - `heads`, `prompts`: the minimisers, of lengths r and R.
     - `log_risk`: logarithm of the risk there.
     - `residuals`: departure from stationarity of head and prompt, shape (k, 2).
-    - `other`: logarithm of the risk at the largest radii of the other local minima found.
     """
 
     objective: JointObjective
@@ -47,7 +47,6 @@ class RidgePath(Tabular):
     prompts: Float[Array, "k D_keys"]
     log_risk: Float[Array, " k"]
     residuals: Float[Array, "k 2"]
-    other: Float[Array, " others"]
 
     def __repr__(self) -> str:
         return f"RidgePath({len(self.radii)} radii to {self.radii[-1].tolist()}, log risk {self.log_risk[-1]:.4g})"
@@ -103,12 +102,9 @@ def ridge_path(
         found.append(_continue_minimum(inner, pairs, start))
         if progress is not None:
             progress((k + 1) / len(begin))
-    found.sort(key=lambda path: float(path[1][-1]))
-    points, log_risk, residuals = found[0]
+    points, log_risk, residuals = min(found, key=lambda path: float(path[1][-1]))
     lifted = objective.split(reduced.lift(points))
-    same = 1e-9 * (1 + abs(log_risk[-1]))
-    other = np.array([path[1][-1] for path in found[1:] if path[1][-1] > log_risk[-1] + same])
-    return RidgePath(objective, pairs, lifted["head"], lifted["prompt"], log_risk, residuals, other)
+    return RidgePath(objective, pairs, lifted["head"], lifted["prompt"], log_risk, residuals)
 
 
 def _continue_minimum(
@@ -152,7 +148,7 @@ def _alternate(
 def head_landscape(problem: TokenProblem, loss: AbstractLoss, p: Float[Array, " b"]) -> SecondOrderFunction:
     """Logarithm of the risk as a function of the head, at the features that `p` attends to."""
     weights = attention_weights(problem.keys, p)
-    values = problem.values.token_array  # type: ignore[attr-defined]  # reduced problems have coordinates
+    values = in_coordinates(problem.values)
     features = problem.labels[:, None] * np.einsum("nt,ntd->nd", weights, values)
 
     def landscape(v: Float[Array, " a"]) -> tuple[float, Array, Array]:

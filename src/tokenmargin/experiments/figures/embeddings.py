@@ -114,8 +114,8 @@ class TrainedEmbeddings(AbstractExperiment):
         if self.inputs().get(self.dataset) != "absent":
             return Result(self, tables, findings, notes)
         words = f"generated sentences standing in for {DATASETS[self.dataset]}"
-        found = tuple(finding.without_bounds() for finding in findings)
-        return Result(self, tables, found, (*notes, _noise(tables["tokens"])), stand_in=words)
+        shown = tuple(finding.without_bounds() for finding in findings)
+        return Result(self, tables, shown, (*notes, _noise(tables["tokens"])), stand_in=words)
 
     def further_findings(self, corpus: TokenCorpus, scores: list[Array]) -> tuple[Finding, ...]:
         """What a figure measures beside the alignment; `scores` are `<E_s, p>` and `<E_s, v>` of every seed."""

@@ -104,7 +104,7 @@ class Story:
                     if seen
                 ],
             }
-            for row, scores, mask in zip(keys.token_array, problem.scores, problem.mask, strict=True)
+            for row, scores, mask in zip(keys.tokens, problem.scores, problem.mask, strict=True)
         ]
         return {"name": self.name, "title": self.title, "start": list(self.start), "inputs": inputs}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
@@ -76,7 +78,7 @@ def confine(x: ProblemInstance, path: RidgePath) -> RidgePath:
     for k, (v, p) in enumerate(zip(path.heads, path.prompts, strict=True)):
         if _least(x, p) < 0:
             heads[k], prompts[k] = quadrant_point(x, (v, p), path.radii[k])
-    return RidgePath(path.objective, path.radii, heads, prompts, path.log_risk, path.residuals, path.other)
+    return replace(path, heads=heads, prompts=prompts)
 
 
 def quadrant_point(

@@ -51,7 +51,7 @@ def separability(x: ProblemInstance) -> Findings:
     (Read with the exceptional set of its proof: the queries are linearly independent, and so are the differences of the
     optimal token to the others of an input. Then `W' z_i` is free, and each input separable by itself.)"""
     keys, n = matrix_keys(x), x.problem.n
-    tokens, mask, inputs = keys.keys.token_array, x.problem.mask, np.arange(n)
+    tokens, mask, inputs = keys.keys.tokens, x.problem.mask, np.arange(n)
     apart = tokens[inputs, x.best][:, None] - tokens
     others = mask & (np.arange(x.problem.T) != x.best[:, None])
     independent = [_least(apart[i, others[i]]) for i in inputs if others[i].any()]

@@ -69,8 +69,8 @@ def _best_head(x: ProblemInstance, r: float) -> tuple[Float[Array, " D"], Float[
     chosen = Coordinates(problem.values.vectors, index)
     one = TokenProblem(chosen, problem.labels, chosen, head=np.zeros(chosen.dimension))
     landscape = head_landscape(one, x.loss, np.zeros(chosen.dimension))
-    found = minimise(landscape, problem.labels @ chosen.token_array[:, 0], sphere=Sphere(r))
-    return found.point, np.asarray(problem.labels * (chosen.token_array[:, 0] @ found.point))
+    found = minimise(landscape, problem.labels @ chosen.tokens[:, 0], sphere=Sphere(r))
+    return found.point, np.asarray(problem.labels * (chosen.tokens[:, 0] @ found.point))
 
 
 def _convexity(x: ProblemInstance) -> Slack:
