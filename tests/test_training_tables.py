@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tokenmargin.experiments import experiment_named
+
 DOCS = Path(__file__).parents[1] / "docs"
 READINGS = (DOCS / "training-readings.md").read_text()
 NOTES = (DOCS / "training-notes.md").read_text()
@@ -118,3 +120,12 @@ def test_the_study_of_settings(line):
     epoch, *words = best.split(", ")
     assert top["epoch"] == int(epoch)
     assert is_printed_as(top, words)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\| (A\d.*) \|$", NOTES, re.MULTILINE)[:5])
+def test_figures_say_what_their_quick_settings_give(line):
+    """The line of `reproduce --list` has the correlations of the table."""
+    name, _, *means = line.split(" | ")
+    words = experiment_named(name.partition(",")[0]).__doc__ or ""
+    for key, cell in zip(("rho_v", "rho_p"), means, strict=False):
+        assert rounds_to(float(cell.split(" ± ")[0]), re.search(rf"{key} (\d\.\d\d)", words)[1])
