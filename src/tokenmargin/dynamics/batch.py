@@ -228,6 +228,7 @@ class _Group:
 
     @classmethod
     def of(cls, result: BatchResult, chunk: Chunk) -> _Group:
+        """The runs of a chunk where they stand: problem after problem, and within one its starts in order."""
         here, loss, method = result.problems[chunk[0]], result.loss, result.method
         begin = [first[chunk[1]] for first in result.finals[chunk[0]]]
         count, T = len(begin[0]), max(pose.T for pose in result.problems)

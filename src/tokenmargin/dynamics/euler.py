@@ -29,6 +29,7 @@ class Euler(OdeSolver):
         self._seen, self._anchor, self._way = 0, self.y, 0.0
 
     def _step_impl(self) -> tuple[bool, str | None]:
+        """What scipy calls for a step: whether it was taken, and why not."""
         direction = self.fun(self.t, self.y)
         if not direction.any():
             return False, "the field is zero"

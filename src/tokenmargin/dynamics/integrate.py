@@ -1,4 +1,4 @@
-"""Following the field: the unit field and its Jacobian in the span, and one call of the stiff solver along it."""
+"""The unit field with its Jacobian in the span, and the integration of one path along it by a stiff solver."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ class FlowSettings:
 
 
 def norm_limit(norm: float | None, degree: int, unit: float) -> float:
+    """The norm to follow a path to, checked; by default that at which logits have a fixed size, of either degree."""
     largest = LARGEST_NORM ** (1 / degree) * unit
     if norm is None:
         return DEFAULT_NORM ** (1 / degree) * unit
@@ -188,6 +189,7 @@ class Integration:
         self._turns_back: float | None = None  # how far from the last knot, where a step leapt over such a point
 
     def follow(self, y: Float[Array, " r"], arc: float) -> None:
+        """Follow the path from a point of the span, at which it has the length `arc`."""
         knots = [arc]
         self.final, self._y = self.field.lift(y), y
         self.labels = [event.label(self.field.original, self.final) for event in self.events]

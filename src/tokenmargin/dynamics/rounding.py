@@ -92,6 +92,7 @@ def _rounding_of_step(unit_field: UnitField, y: Float[Array, " r"]) -> float:
 def _propagators(
     unit_field: UnitField, arcs: Float[Array, " k"], pieces: Sequence[Callable[[float], Array]]
 ) -> Float[Array, "steps r r"]:
+    """The exponentials of the Jacobian in the middle of each step, times the step's length."""
     middles = (arcs[1:] + arcs[:-1]) / 2
     exponents = []
     for piece, middle, length in zip(pieces, middles, np.diff(arcs), strict=True):

@@ -154,6 +154,7 @@ def tied_choice(problem: NextTokenProblem, graph: PriorityGraph) -> TiedChoice:
     """The choices of the sequences whose next token ties with another of their tokens."""
     node, label = problem.node, problem.label_node
     tied = graph.component[node] == graph.component[label][problem.sequence]
+    # One entry for each sequence and distinct tied token; sequences with a single one have no choice and are left out.
     entries, counts = np.unique(problem.sequence[tied] * graph.nodes + node[tied], return_counts=True)
     rows, nodes = entries // graph.nodes, entries % graph.nodes
     several = np.bincount(rows, minlength=problem.n) > 1

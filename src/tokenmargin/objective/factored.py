@@ -233,6 +233,7 @@ def _pad_tokens(array: Array, T: int) -> Array:
 
 
 def _direct_sum(parts: list[AbstractGeometry], index: Array, mask: Array, before: Array) -> AbstractGeometry:
+    """The geometry in which the parts are orthogonal; the vectors of part j have the numbers from `before[j]` on."""
     coordinates = [part for part in parts if isinstance(part, Coordinates)]
     if len(coordinates) == len(parts):
         return Coordinates(block_diag(*(part.vectors for part in coordinates)), index, mask)

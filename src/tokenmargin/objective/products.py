@@ -93,6 +93,7 @@ class ProductObjective(AbstractObjective):
         return self._from_product(theta, self.of_product.descent(self.prompt(theta)))
 
     def _from_product(self, theta: Float[Array, "... D"], of_product: Descent) -> Descent:
+        """The descent in both factors from that in their product; what cancels down to rounding is zero."""
         parts = self.split(theta)
         directions, logs = [], []
         for product, other in zip(self.pull_back(of_product.direction, theta), ("query", "key"), strict=True):
@@ -110,6 +111,7 @@ class ProductObjective(AbstractObjective):
         with np.errstate(over="ignore", invalid="ignore"):
             lengths = np.exp(descent.log_norm - whole.descent.log_norm)
         lengths[~(lengths > 0)] = 1.0  # where the product has no gradient, its factors have none
+        # The terms of the gradient in one factor are those of the product, each at most as long as the other factor.
         balance = np.zeros(2)
         parts = self.split(theta)
         sizes = np.array([np.linalg.norm(parts["query"]), np.linalg.norm(parts["key"])])

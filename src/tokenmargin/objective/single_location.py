@@ -85,6 +85,8 @@ class SingleLocation:
         return self._risk_and_slopes(at, steepness)[1]
 
     def _risk_and_slopes(self, at: Overlaps, steepness: float) -> tuple[Float[Array, "..."], Overlaps]:
+        """The excess risk and its derivatives: expectations over x, the normal part of `<X_1, k>` or of another
+        token."""
         kappa, nu, theta, eta, rho = (np.asarray(x)[..., None] for x in at)
         gamma, others, x, M = self.gamma, self.L - 1, _NODES, np.sqrt(self.d / 2)
         place = steepness * (M * kappa + gamma * x)

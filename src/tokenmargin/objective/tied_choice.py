@@ -134,6 +134,7 @@ class TiedChoice:
         return np.asarray(self._label_counts - np.bincount(self.nodes, shares, len(self.classes)))
 
     def _newton(self, shares: Float[Array, " entries"], pull: Float[Array, " all"]) -> Float[Array, " all"]:
+        """The Newton step in the logits: within the tied span, or of the nodes that are free to move."""
         hessian = self.hessian(shares)
         if self.features is not None:
             bend = self.features.T @ (hessian @ self.features)
@@ -150,6 +151,7 @@ class TiedChoice:
     def _to_soft_part(
         self, logits: Float[Array, " all"], shares: Float[Array, " entries"], losses: Float[Array, " choices"]
     ) -> SoftPart:
+        """The result at these logits, in the caller's unit and with its certificate."""
         pull, terms = self.pull(shares), self._summed_lengths(shares)
         if self.features is None:
             members = np.bincount(self.classes)

@@ -205,9 +205,9 @@ def next_token_windows(
     if lengths.ndim != 1 or (lengths < 0).any() or tokens.shape != (lengths.sum(),):
         raise ValueError(f"lengths must be the numbers of tokens of the texts, {tokens.shape} in all, got {lengths}")
     window = min(window, int(lengths.max(initial=1)))
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    begins = np.repeat(np.cumsum(lengths) - lengths, lengths)  # where the text of each position begins
     places = np.arange(len(tokens))
-    sizes = np.minimum(places - starts, window)
+    sizes = np.minimum(places - begins, window)  # how many tokens of its text are before it, at most `window`
     kept = np.zeros(len(tokens), dtype=bool)
     for back in range(1, window + 1):
         here = places[sizes >= back]
@@ -217,6 +217,7 @@ def next_token_windows(
         raise ValueError(f"no token occurs among the {window} before it: there is nothing to predict; widen the window")
     sizes = sizes[kept]
     ends = np.cumsum(sizes)
+    # The windows end to end: each begins `size` positions before its prediction and goes on one by one.
     flat = np.repeat(kept - sizes, sizes) + np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
     return NextTokenProblem(tokens[flat], sizes, tokens[kept], tuple(vocabulary), embeddings)
 

@@ -50,7 +50,8 @@ class PriorityGraph:
         from scipy.sparse.csgraph import connected_components
 
         size = len(vocabulary)
-        # An edge counts once per sequence, however often the token occurs in it.
+        # Pairs are one number each, so that sorting finds equal ones: sequence and token, last token and token (a
+        # node), source and target (an edge). An edge counts once per sequence, however often the token occurs in it.
         once = _distinct(sequence * size + tokens)[0]
         row, codes = once // size, last[once // size] * size + once % size
         nodes, node = np.unique(codes, return_inverse=True)

@@ -294,6 +294,7 @@ def _append_to_branches(
 
 
 def _branch_of(minima: Sequence[Minimum | None], reduced: ReducedObjective) -> Branch:
+    """One minimum per radius as arrays, lifted to the parameter; None is a radius at which it was not there."""
     missing = np.full(reduced.objective.dimension, np.nan)
     points = np.stack([missing if minimum is None else minimum.point for minimum in minima])
     return Branch(
