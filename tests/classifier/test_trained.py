@@ -7,8 +7,8 @@ import json
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from safetensors.numpy import load_file
+from tests.asking import ask, ask_for_json
 
 from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, load_model, save_model
 from tokenmargin.classifier.tokenizers import read_tokens
@@ -91,9 +91,10 @@ def test_the_commands_open_it(run, capsys, tmp_path):
 def test_the_playground_decides_with_it(run):
     model = load_model(run / "run")
     text = "a splendid, splendid crowd"
-    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        answer = client.post("/api/text", json={"text": text}).json()
-        assert '"remote":true' in client.get("/").text  # a page cannot cut texts as this model does: the server decides
+    app = create_app(model)
+    answer = ask_for_json(app, "/api/text", {"text": text})
+    page = ask(app, "GET", "/", {"host": "127.0.0.1"})[1]
+    assert b'"remote":true' in page  # a page cannot cut texts as this model does: the server decides
     assert answer["output"] == pytest.approx(float(model.decision_function([text])[0]), abs=1e-12)
     assert [word["token"] for word in answer["words"]] == ["a", "splendid", "splendid", "crowd"]
 

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.asking import ask, ask_for_json
 
 from tokenmargin.cli import main
 
@@ -36,7 +37,6 @@ def test_it_opens_what_fit_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fastapi import FastAPI
-    from fastapi.testclient import TestClient
 
     from tokenmargin.report.playground import server
 
@@ -46,9 +46,8 @@ def test_it_opens_what_fit_wrote(
     table.write_text("text,label\n" + "win a prize,spam\nlunch at noon,ham\n" * 30)
     assert main(["fit", str(table), "--out", str(tmp_path / "m")]) == 0
     assert main(["playground", "--no-browser", "--model", str(tmp_path / "m")]) == 0
-    client = TestClient(served[0], base_url="http://127.0.0.1")
-    assert '"classes":["ham","spam"]' in client.get("/").text
-    assert client.post("/api/text", json={"text": "win lunch"}).json()["words"][0]["token"] == "win"
+    assert b'"classes":["ham","spam"]' in ask(served[0], "GET", "/", {"host": "127.0.0.1"})[1]
+    assert ask_for_json(served[0], "/api/text", {"text": "win lunch"})["words"][0]["token"] == "win"
     table.write_text("text,label\n" + "win a prize,a\nlunch at noon,b\nno more,c\n" * 30)
     assert main(["fit", str(table), "--out", str(tmp_path / "three")]) == 0
     assert main(["playground", "--no-browser", "--model", str(tmp_path / "three")]) == 2

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from functools import cache
 from typing import Any
 
+from tests.asking import ask
 from tests.fuzz.harness import FLOATS, INTEGERS, ODD, TEXTS, Generator, WrongAnswer, damaged, pick, strange
 from tests.fuzz.samples import Samples
 
@@ -14,11 +14,6 @@ from tokenmargin.report.playground.server import create_app
 
 PATHS = ("/api/problem", "/api/problem", "/api/problem/overview", "/api/text", "/", "/nothing", "/../../etc/passwd",
          "/%2e%2e/", "/explore/plane.js", "/api")  # fmt: skip
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
 
 
 @cache
@@ -51,7 +46,7 @@ def requests(rng: Generator, samples: Samples) -> bool:
     method = (
         ("POST" if posted else "GET") if rng.random() < 0.9 else pick(rng, ("POST", "GET", "PUT", "DELETE", "HEAD"))
     )
-    status, answer = _loop().run_until_complete(_ask(method, path, headers, sent))
+    status, answer = ask(_app(), method, path, headers, sent)
     if status >= 500:
         raise WrongAnswer(f"{method} {path}: {status} {answer[:200]!r}")
     if status >= 400 and not answer and method != "HEAD":
@@ -63,23 +58,3 @@ def requests(rng: Generator, samples: Samples) -> bool:
 
 def _no_constant(name: str) -> None:
     raise WrongAnswer(f"{name} in an answer")
-
-
-async def _ask(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
-    said: list[dict[str, Any]] = []
-    sent = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> dict[str, Any]:
-        if not sent:
-            await asyncio.Event().wait()  # the client waits for the answer
-        return sent.pop()
-
-    async def send(message: dict[str, Any]) -> None:
-        said.append(message)
-
-    pairs = [(name.encode(), value.encode("utf-8", "replace")) for name, value in headers.items()]
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-             "path": path, "raw_path": path.encode(), "query_string": b"", "headers": pairs, "root_path": "",
-             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}  # fmt: skip
-    await _app()(scope, receive, send)
-    return said[0]["status"], b"".join(message.get("body", b"") for message in said[1:])
