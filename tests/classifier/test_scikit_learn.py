@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+import pytest
+from sklearn.utils.estimator_checks import estimator_checks_generator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tokenmargin.classifier import TokenSelectionClassifier
@@ -71,22 +72,22 @@ def as_tokens(X):
     return [names[row].tolist() for row in X[:, :, None] > THRESHOLDS]
 
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # scikit-learn says that it cannot feed numbers to an estimator of texts
-    checks = parametrize_with_checks(
-        [
-            TokenSelectionClassifier(),
-            OfNumbers(),
-            OfNumbers(validation_fraction=0.0),
-        ]
-    )
-
-
 def of_other_arrays(check) -> bool:
     return check.func.__name__ == "check_array_api_input"
 
 
-@checks
+def name_of(part) -> str:
+    """A check by its function, an estimator by its class."""
+    return getattr(getattr(part, "func", part), "__name__", type(part).__name__)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scikit-learn says that it cannot feed numbers to an estimator of texts
+    estimators = (TokenSelectionClassifier(), OfNumbers(), OfNumbers(validation_fraction=0.0))
+    checks = [found for estimator in estimators for found in estimator_checks_generator(estimator)]
+
+
+@pytest.mark.parametrize(("estimator", "check"), checks, ids=name_of)
 def test_scikit_learn(estimator, check):
     if of_other_arrays(check) and "SCIPY_ARRAY_API" not in os.environ:
         check = by_another_process
