@@ -33,7 +33,7 @@ PROBLEMS = {
 
 
 def torch_risk(problem, loss, *, joint):
-    keys, values = (torch.from_numpy(g.tokens) for g in (problem.keys, problem.values))
+    keys, values = (torch.tensor(g.tokens) for g in (problem.keys, problem.values))
     labels, mask = torch.from_numpy(problem.labels.copy()), torch.from_numpy(problem.mask.copy())
 
     def risk(theta):

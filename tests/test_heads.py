@@ -31,7 +31,7 @@ def tanh_head(*, with_hessian: bool) -> NonlinearHead:
 def test_gradient_and_jacobian_agree_with_autograd(with_hessian) -> None:
     problem = random_problem(3, 4, 5, rng=np.random.default_rng(0))
     objective = HeadObjective(problem, head=tanh_head(with_hessian=with_hessian))
-    keys, labels = torch.from_numpy(problem.keys.tokens), torch.from_numpy(problem.labels.copy())
+    keys, labels = torch.tensor(problem.keys.tokens), torch.from_numpy(problem.labels.copy())
     mix = torch.from_numpy(MIX)
 
     def risk(p):

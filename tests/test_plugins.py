@@ -55,13 +55,17 @@ def example(install: Install) -> None:
 
 
 @pytest.mark.usefixtures("example", "unchecked_shapes")
-def test_evolve_knows_an_added_loss_method_and_head(capsys) -> None:
+def test_evolve_knows_an_added_loss_method_norm_map_and_head(capsys) -> None:
     assert main(["evolve", "fig1b", "--loss", "hyperbolic", "--method", "clipped", "--step", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     objective = tm.PromptObjective(tm.figure1b(), loss_named("hyperbolic"))
     path = tm.evolve(objective, method_named("clipped", 20.0), steps=1000)
     assert report["final"] == path.final.tolist()
     assert report["direction"]["kind"] == "GMM"
+
+    assert main(["evolve", "fig1b", "--method", "steepest:two-largest", "--step", "0.5", "--json"]) == 0
+    limit = json.loads(capsys.readouterr().out)["direction"]
+    assert (limit["kind"], limit["norm"]) == ("GMM", "two-largest")
 
     assert main(["evolve", "fig1b", "--attention", "softplus", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["selected"] == [0]
