@@ -9,12 +9,13 @@ from tests.oracles import margin_families
 from tests.oracles.exact_margin import solve_exactly
 from tests.oracles.rounding import rounding
 
-from tokenmargin.margin.certificate import EPS, TOLERANCE, kkt_residuals, normalised_systems
+from tokenmargin.margin.certificate import TOLERANCE, kkt_residuals, normalised_systems
 from tokenmargin.margin.compiled.exchange import propose_by_exchange
 from tokenmargin.margin.compiled.systems import propose, solve_systems
 from tokenmargin.margin.single.proposals import propose_by_cuts, propose_from_many
 from tokenmargin.margin.single.refine import residuals_of
 from tokenmargin.margin.single.solver import ProvenVector, solve_at_once
+from tokenmargin.norms import EPS
 
 
 def planted(rng: np.random.Generator, k: int, r: int) -> np.ndarray:

@@ -28,7 +28,13 @@ from tokenmargin.selection import angle, attention_weights, cone_constants, is_l
 from tokenmargin.theory import ProblemInstance, claim
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_c, general_position
 from tokenmargin.theory.paper_b.gradients import printed_smoothness
-from tokenmargin.theory.paper_b.joint_limits import Joint, nearly_support, phase_direction, second, smaller_label_margin
+from tokenmargin.theory.paper_b.joint_limits import (
+    Joint,
+    nearly_support,
+    phase_direction,
+    selecting_second,
+    smaller_label_margin,
+)
 from tokenmargin.theory.paper_b.local_cone import cone, without_neighbours
 from tokenmargin.theory.paper_b.prompt_limits import path_angles
 from tokenmargin.theory.paper_b.quadrant import quadrant_point
@@ -257,7 +263,7 @@ def test_theorem_6_in_proportion_by_the_exact_trade_off():
 # Angles to p_relax at R -> infinity on the paper's Figure 3(b), from 120-digit minimisers: r = R is the boundary.
 @pytest.mark.parametrize(("ratio", "limit"), [(2.0, 0.0), (1.0, 0.0), (0.5, 0.0992), (0.25, 0.148), (1e-6, 0.1974)])
 def test_the_phases_of_figure_3b(ratio, limit):
-    x = second(figure3b(), "fig3b", ratio)
+    x = selecting_second(figure3b(), "fig3b", ratio)
     p = phase_direction(x.problem, x.alpha, ratio)
     # Half a unit of the last digit given, and what is left at the largest radius of the minimisers.
     assert float(angle(x.problem.keys, p, np.array([1.0, 0.0]))) == pytest.approx(limit, abs=6e-4)
@@ -267,8 +273,8 @@ def test_the_phases_of_figure_3b(ratio, limit):
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 2.0])
 def test_the_joint_path_follows_the_phase_law(ratio):
-    assert claim("B.theorem6-phases").on(second(figure3b(), "fig3b", ratio)).verdict == "holds"
-    assert claim("B.theorem6-repaired").on(second(figure3b(), "fig3b", ratio)).verdict == (
+    assert claim("B.theorem6-phases").on(selecting_second(figure3b(), "fig3b", ratio)).verdict == "holds"
+    assert claim("B.theorem6-repaired").on(selecting_second(figure3b(), "fig3b", ratio)).verdict == (
         "holds" if ratio > 1 else "vacuous"
     )
 
@@ -359,7 +365,7 @@ def test_assumption_c_on_the_papers_example():
 
 def test_assumption_c_between_its_certificate_and_points():
     """On the support inputs of Figure 3 nu is 1/2: the margin sqrt(2) s t / hypot(s, t) has slope 1/2 at s = t = 1."""
-    x = second(figure3b(), "fig3b")
+    x = selecting_second(figure3b(), "fig3b")
     points = np.concatenate([r * x.sphere(200, np.random.default_rng(1)) for r in (0.3, 1.0, 3.0)])
     support = Joint(x).support
     assert support.tolist() == [True, True, False]

@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import (
-    EPS,
     PRODUCTS_TOLERANCE,
     Systems,
     in_doubles,
@@ -40,7 +39,7 @@ from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import proof
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
+from tokenmargin.norms import EPS, AbstractNorm, LpNorm, as_norm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.label_problems import ClassProblem

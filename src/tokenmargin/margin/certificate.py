@@ -15,11 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
+from tokenmargin.problem.geometry import KnownProducts
+
 TOLERANCE = 1e-10
 """Largest residual with which an answer is called optimal."""
 PRODUCTS_TOLERANCE = 1e-7
 """The same where inner products are all that is known: they hold half the digits."""
-EPS = float(np.finfo(float).eps)
 _TINY = float(np.finfo(float).tiny)
 _SMALLEST = 1e-280  # squared lengths below, and above its reciprocal, may have suffered under- or overflow
 _FEW = 8  # rows per active one, from which those that take no part are left unread
@@ -33,9 +35,7 @@ class Systems(NamedTuple):
     - `lengths`, `scale`: powers of two; a row was divided by its length, the vector is to be multiplied by the scale.
     - `lost`: what rounding took from the rows, so that `rows + lost` are exact; None for nothing, NaN for unknown.
     - `in_range`: which systems doubles can hold.
-    - `products`, `noise`, `terms`: where the rows are known by inner products alone, these products; that of rows i and
-      j is known up to `noise_i noise_j`. Row i is a difference of vectors whose lengths add up to `terms_i`.
-    - `rank`: dimensions that the rows cannot exceed, where known.
+    - `known`: of a single system whose rows are known by inner products alone, these products; else None.
     """
 
     rows: Float[Array, "B k r"]
@@ -46,15 +46,12 @@ class Systems(NamedTuple):
     scale: Float[Array, " B"]
     lost: Float[Array, "B k r"] | None = None
     in_range: Bool[Array, " B"] | None = None
-    products: Float[Array, "B k k"] | None = None
-    noise: Float[Array, "B k"] | None = None
-    terms: Float[Array, "B k"] | None = None
-    rank: int | None = None
+    known: KnownProducts | None = None
 
     @property
     def tolerance(self) -> float:
         """Largest residual with which an answer is called optimal."""
-        return TOLERANCE if self.products is None else PRODUCTS_TOLERANCE
+        return TOLERANCE if self.known is None else PRODUCTS_TOLERANCE
 
     def one(self, b: int) -> Systems:
         """The stack that holds system `b` alone."""
@@ -248,9 +245,7 @@ def kkt_residuals(
 
 
 def kkt_residuals_by_products(
-    products: Float[Array, "k k"],
-    noise: Float[Array, " k"],
-    terms: Float[Array, " k"],
+    known: KnownProducts,
     bound: Float[Array, " k"],
     multipliers: Float[Array, " k"],
     *,
@@ -263,11 +258,11 @@ def kkt_residuals_by_products(
     `noise_i noise' |multipliers|`, and |y|^2 up to the square of the last factor. The vector is stored as coefficients
     on the dictionary: their rounding, and that of sums, moves it by at most `(k + 4) eps terms' |multipliers|`.
     """
-    k = len(bound)
-    weights, lengths = np.abs(multipliers), np.sqrt(np.maximum(products.diagonal(), 0.0))
+    products, noise, weights = known.products, known.noise, np.abs(multipliers)
+    lengths = np.sqrt(np.maximum(products.diagonal(), 0.0))
     slack = products.dot(multipliers)
     squared = multipliers.dot(slack).item()
-    blur, moved = noise.dot(weights).item(), (k + 4) * EPS * terms.dot(weights).item()
+    blur, moved = noise.dot(weights).item(), (len(bound) + 4) * EPS * known.terms.dot(weights).item()
     unknown = blur**2 + moved * (lengths.dot(weights).item() + 2 * max(squared, 0.0) ** 0.5 + moved)
     nothing = np.zeros(0)
     if not squared - unknown > _TINY:
@@ -307,8 +302,7 @@ def farkas_residual(
 
 
 def farkas_residual_by_products(
-    products: Float[Array, "k k"],
-    noise: Float[Array, " k"],
+    known: KnownProducts,
     bound: Float[Array, " k"],
     weights: Float[Array, " k"],
     equality: Bool[Array, " k"] | None = None,
@@ -317,7 +311,7 @@ def farkas_residual_by_products(
     signed = weights if equality is None else weights[~equality]
     if not bound.dot(weights) > 0 or (signed < 0).any():
         return np.inf
-    size = np.abs(weights)
+    products, noise, size = known.products, known.noise, np.abs(weights)
     total = size.dot(np.sqrt(np.maximum(products.diagonal() - noise**2, 0.0))).item()
     rounding = (len(noise) + 2) * EPS * size.dot(np.sqrt(np.maximum(products.diagonal(), 0.0))) ** 2
     squared = max(weights.dot(products).dot(weights), 0.0) + size.dot(noise) ** 2 + rounding

@@ -14,7 +14,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Systems, normalised_systems
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.geometry import Coordinates, Gram
+from tokenmargin.problem.geometry import Coordinates, Gram, KnownProducts
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import Selection, checked_selection, checked_token_sets
 
@@ -68,10 +68,12 @@ class Constraints:
         systems = normalised_systems(self.rows()[None], bound, self.equality)
         lengths = systems.lengths[0]
         return systems._replace(
-            products=(known.products * np.outer(sign, sign) / lengths / lengths[:, None])[None],
-            noise=(known.noise / lengths)[None],
-            terms=(known.terms / lengths)[None],
-            rank=known.rank,
+            known=KnownProducts(
+                products=known.products * np.outer(sign, sign) / lengths / lengths[:, None],
+                noise=known.noise / lengths,
+                terms=known.terms / lengths,
+                rank=known.rank,
+            )
         )
 
     def parameter(self, multipliers: Float[Array, " k"], y: Float[Array, " r"]) -> Float[Array, " D"]:

@@ -67,10 +67,15 @@ def svm_subspace(problem: NextTokenProblem) -> Float[Array, "s D"]:
     return np.asarray(rows[sizes > 0.5])
 
 
+def unit_rows(rows: Float[Array, "k D"]) -> Float[Array, "k D"]:
+    """The rows divided by their lengths; rows of zeros stay what they are."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))
+
+
 def _span(rows: Float[Array, "k D"]) -> Float[Array, "s D"]:
     """An orthonormal basis of the span of rows, each counted by its direction; below 1e-10 it is rounding."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = (rows / np.where(lengths > 0, lengths, 1.0))[lengths[:, 0] > 0]
+    rows = unit_rows(rows[np.linalg.norm(rows, axis=1) > 0])
     if not len(rows):
         return rows
     _, sizes, basis = np.linalg.svd(rows, full_matrices=False)

@@ -140,7 +140,11 @@ class Findings:
     """
 
     hypotheses: tuple[Slack, ...]
-    conclusion: tuple[Slack, ...]
+    conclusion: tuple[Slack, ...] = ()
+
+    def given(self, *more: Slack) -> Findings:
+        """The same findings of a statement with `more` hypotheses."""
+        return replace(self, hypotheses=(*self.hypotheses, *more))
 
     @property
     def applies(self) -> bool:

@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS, TOLERANCE
+from tokenmargin.margin.certificate import TOLERANCE
 from tokenmargin.margin.compiled.active_set import Workspace, compiled, correct, inner_products, search, summing
 from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackResult
+from tokenmargin.norms import EPS
 
 _SMALLEST, _LARGEST = 1e-280, 1e280  # squared lengths that are neither zero nor spoilt by underflow or overflow
 _GRID, _MULTIPLES = 2.0**24, 12  # exact sums are tried with rows on this grid, and with weights up to so many units

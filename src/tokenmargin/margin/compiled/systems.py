@@ -22,7 +22,7 @@ _WIDE = 6  # dimensions per constraint from which a single system is worth narro
 def solve_systems(systems: Systems) -> StackResult:
     """Multipliers and residuals of every system; Farkas vectors for those that have no solution."""
     B, k, _ = systems.rows.shape
-    if B < FEW or k > MANY or not k or systems.equality is not None or systems.products is not None:
+    if B < FEW or k > MANY or not k or systems.equality is not None or systems.known is not None:
         return _one_by_one(systems)
     # Compiled code takes its time to load: only where there is work for it.
     from tokenmargin.margin.compiled.stack import solve_stack
@@ -59,7 +59,7 @@ def _one_by_one(systems: Systems) -> StackResult:
         if reached is None or reached.largest > systems.tolerance:
             proposal, reached, found.farkas[b], found.residuals[b, 4] = refine_or_refute(one, proposal)
         found.multipliers[b], found.residuals[b, :4], found.norms[b] = proposal, reached[:4], reached.norm
-        if systems.products is None:
+        if systems.known is None:
             found.vectors[b] = reached.vector
     return found
 

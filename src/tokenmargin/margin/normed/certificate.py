@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS, TOLERANCE, Systems
-from tokenmargin.norms import AbstractNorm, SchattenNorm
+from tokenmargin.margin.certificate import TOLERANCE, Systems
+from tokenmargin.norms import EPS, AbstractNorm, SchattenNorm
 
 GAP = 1e-9
 """Largest relative gap with which an answer is called optimal."""

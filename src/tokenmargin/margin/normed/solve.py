@@ -19,14 +19,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS, Systems, in_doubles
+from tokenmargin.margin.certificate import Systems, in_doubles
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
 from tokenmargin.margin.normed.faces import Face
 from tokenmargin.margin.normed.polish import at_a_vertex, fit_multipliers_nearby, polish, trim
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
-from tokenmargin.norms import AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
+from tokenmargin.norms import EPS, AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
 from tokenmargin.problem.geometry import Coordinates
 
 _WIDE = 600  # size up to which the larger linear system is worth trying

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.certificate import GAP
 from tokenmargin.margin.normed.linear_algebra import adjoint_product, products
 from tokenmargin.margin.normed.polyhedral import interior_point
 from tokenmargin.margin.normed.smooth import ENOUGH, newton_on_active, smooth_interior_point
+from tokenmargin.norms import EPS
 
 _FOR_NEWTON = 1e-6  # residuals at which Newton's method takes over: it doubles the digits at each of its four steps
 

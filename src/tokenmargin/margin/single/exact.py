@@ -12,7 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import EPS, Residuals, Systems
+from tokenmargin.margin.certificate import Residuals, Systems
+from tokenmargin.norms import EPS
+from tokenmargin.problem.geometry import KnownProducts
 
 _MOST = 60_000  # multiplications of an elimination up to which it is done in integers
 _MOST_PRODUCTS = 200_000  # and of a certificate
@@ -190,12 +192,10 @@ def _integers(array: Float[Array, "..."], lost: Float[Array, "..."] | None = Non
 
 
 def proven_by_products(
-    products: Float[Array, "k k"],
-    noise: Float[Array, " k"],
+    known: KnownProducts,
     bound: Float[Array, " k"],
     weights: Float[Array, " k"],
     *,
-    rank: int | None,
     equality: Bool[Array, " k"] | None = None,
 ) -> Float[Array, " k"] | None:
     """As `proven_infeasible`, for rows of which only inner products are known, that of i and j up to `noise_i noise_j`.
@@ -205,6 +205,7 @@ def proven_by_products(
     dimensions is known: `rank` rows span them, by the least eigenvalue of their products, and the argument of
     `surely_positive` applies.
     """
+    products, noise, rank = known.products, known.noise, known.rank
     if not noise.any():
         return proven_infeasible(products, bound, weights, equality=equality)
     support = np.flatnonzero(weights)

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import (
-    EPS,
     TOLERANCE,
     Residuals,
     Systems,
@@ -23,6 +22,7 @@ from tokenmargin.margin.certificate import (
 )
 from tokenmargin.margin.single.exact import exact_residuals, proven_by_products, proven_infeasible
 from tokenmargin.margin.single.proposals import least_distance
+from tokenmargin.norms import EPS
 
 _VANISHED = 1e-13  # a remainder at the level of rounding
 _PLAUSIBLE = 1e-6  # Farkas residual from which a proof of infeasibility is not worth trying
@@ -42,10 +42,8 @@ class Finding(NamedTuple):
 def residuals_of(one: Systems, multipliers: Float[Array, " k"], vector: Float[Array, " r"] | None = None) -> Residuals:
     """The residuals of a proposal: by floating point with rounding counted against it, then in exact arithmetic."""
     rows, bound, size, scale = one.rows[0], one.bound[0], one.size[0], one.scale[0]
-    if one.products is not None and one.noise is not None and one.terms is not None:
-        return kkt_residuals_by_products(
-            one.products[0], one.noise[0], one.terms[0], bound, multipliers, size=size, equality=one.equality
-        )
+    if one.known is not None:
+        return kkt_residuals_by_products(one.known, bound, multipliers, size=size, equality=one.equality)
     if not 1 / _ORDINARY < scale < _ORDINARY:  # judge the vector as doubles will hold it
         vector = in_doubles(multipliers @ rows if vector is None else vector, times=scale)
         vector = in_doubles(vector, over=scale)
@@ -58,19 +56,17 @@ def residuals_of(one: Systems, multipliers: Float[Array, " k"], vector: Float[Ar
 
 def proof(one: Systems, weights: Float[Array, " k"]) -> Float[Array, " k"] | None:
     """The weights of a proof that the system has no solution, close to those given; None where there is none."""
-    if one.products is None or one.noise is None:
-        lost = None if one.lost is None else one.lost[0]
-        return proven_infeasible(one.rows[0], one.bound[0], weights, lost=lost, equality=one.equality)
-    return proven_by_products(
-        one.products[0], one.noise[0], one.bound[0], weights, rank=one.rank, equality=one.equality
-    )
+    if one.known is not None:
+        return proven_by_products(one.known, one.bound[0], weights, equality=one.equality)
+    lost = None if one.lost is None else one.lost[0]
+    return proven_infeasible(one.rows[0], one.bound[0], weights, lost=lost, equality=one.equality)
 
 
 def refutation(one: Systems, weights: Float[Array, " k"]) -> float:
     """The Farkas residual of the weights."""
-    if one.products is None or one.noise is None:
-        return farkas_residual(one.rows[0], one.bound[0], weights, one.equality)
-    return farkas_residual_by_products(one.products[0], one.noise[0], one.bound[0], weights, one.equality)
+    if one.known is not None:
+        return farkas_residual_by_products(one.known, one.bound[0], weights, one.equality)
+    return farkas_residual(one.rows[0], one.bound[0], weights, one.equality)
 
 
 def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
@@ -86,7 +82,7 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
         for claim in ("infeasible", "optimal") if likely_infeasible else ("optimal", "infeasible"):
             if claim == "infeasible":
                 weights, residual = _best_witness(one, u)
-                proven = proof(one, weights) if residual <= _PLAUSIBLE or one.products is not None else None
+                proven = proof(one, weights) if residual <= _PLAUSIBLE or one.known is not None else None
                 if proven is not None:
                     return Finding(np.zeros_like(u), _no_residuals(one), proven, 0.0)
                 if residual < rho:
@@ -104,8 +100,8 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
 def _empty_row(one: Systems) -> Float[Array, " k"] | None:
     """A Farkas vector by itself: a row that is exactly zero asks for a margin between two tokens at one place."""
     zero = ~one.rows[0].any(axis=1) & (one.bound[0] > 0)
-    if one.noise is not None:
-        zero &= one.noise[0] == 0
+    if one.known is not None:
+        zero &= one.known.noise == 0
     elif one.lost is not None:
         zero &= ~one.lost[0].any(axis=1)
     return zero.astype(float) / zero.sum() if zero.any() else None
@@ -135,7 +131,7 @@ def _candidates(
     refined = np.zeros_like(multipliers)
     refined[active] = mu
     refined = _without_negative(one, refined)
-    if one.products is not None:  # a vector known by inner products is its multipliers
+    if one.known is not None:  # a vector known by inner products is its multipliers
         yield refined, None
         return
     yield refined, y

@@ -107,8 +107,7 @@ def solvable_repaired(x: EmbeddingInstance) -> Findings:
     """For d > |S| + 2 the system `M p = 1` of a selection has a solution if no token is selected in one sequence and
     passed over in another."""
     both = max(_split_vectors(problem, chosen) for problem, chosen in x.problems_and_choices)
-    before = solvable(x)
-    return Findings((*before.hypotheses, below("tokens both selected and passed over", both, 0)), before.conclusion)
+    return solvable(x).given(below("tokens both selected and passed over", both, 0))
 
 
 def _split_vectors(problem: TokenProblem, chosen: Bool[Array, "n T"]) -> int:

@@ -67,7 +67,7 @@ def without_subject(x: EmbeddingInstance, hypotheses: tuple[Slack, ...]) -> Find
     or a corpus is so large that nobody would wait for a conclusion that is not claimed; None otherwise."""
     unclaimed = any(slack.refuted for slack in hypotheses)
     nothing = not x.corpus.important.any(axis=1).all()
-    return Findings(hypotheses, ()) if unclaimed and (nothing or len(x.corpus.tokens) > LARGE) else None
+    return Findings(hypotheses) if unclaimed and (nothing or len(x.corpus.tokens) > LARGE) else None
 
 
 def one_minus_cosine(angle: float) -> float:

@@ -82,7 +82,7 @@ def lemma18(x: EmbeddingInstance) -> Findings:
     has a limit, it is the max-margin direction (9) of what it selects."""
     hypotheses = regime(x)[:-1]
     if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     return without_subject(x, hypotheses) or Findings(hypotheses, _alignment(x))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.token_problem import TokenProblem
@@ -73,7 +74,6 @@ def local_optimality(problem: TokenProblem, chosen: Choices) -> float:
     return float(leads[chosen.second].min(initial=np.inf))
 
 
-EPS = float(np.finfo(float).eps)
 SMALL = (1e-1, 1e-3, 1e-6)
 """The values of eps that stand for "any eps > 0" in Lemma 17."""
 

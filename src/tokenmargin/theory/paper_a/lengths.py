@@ -95,13 +95,21 @@ def from_orthogonal(corpus: TokenCorpus, after: Embeddings, step: float) -> floa
     return float(np.linalg.norm(E @ E.T - np.eye(corpus.size) - np.outer(moved, moved), 2))
 
 
+def _beside_orthonormal(x: EmbeddingInstance) -> tuple[Slack, list[float]]:
+    """That tokens are orthonormal but for what the first step adds along v, up to an error e < 1; and the error that
+    this leaves in |p^|^2 of each draw, as a share of it."""
+    errors = [from_orthogonal(x.corpus, step.after, x.step) for step in x.steps]
+    near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
+    return near, [e / (1 - e) if e < 1 else np.inf for e in errors]
+
+
 def _shares(x: EmbeddingInstance) -> tuple[int, int, float]:
     """M, N and `M N / (M + N)`."""
     M, N = int((x.corpus.sole_label != 0).sum()), int((x.corpus.sole_label == 0).sum())
     return M, N, M * N / (M + N)
 
 
-def formula(x: EmbeddingInstance) -> Findings:
+def exact_length(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, with M important tokens and N irrelevant ones, orthonormal but for what the first step adds
     along v, up to an error e < 1 in spectral norm: `|p^|^2 <= M N / (M + N)`, and equal where the flow below exists,
     both up to a factor `1 +- e/(1 - e)`. Then `p^ = (N sum E_s - M sum E_t) / (M + N)`. Frequencies do not matter.
@@ -121,35 +129,27 @@ def formula(x: EmbeddingInstance) -> Findings:
     )
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    errors = [from_orthogonal(x.corpus, step.after, x.step) for step in x.steps]
-    near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
-    room = [squared * (e / (1 - e) if e < 1 else np.inf) + RESIDUAL for e in errors]
-    apart = [found**2 - squared for found in _lengths(x)]
-    worst = int(
-        np.argmax([abs(gap) - most if np.isfinite(most) else -np.inf for gap, most in zip(apart, room, strict=True)])
-    )
-    return Findings((*hypotheses, near), (equal("|p^|^2", apart[worst] + squared, squared, tolerance=room[worst]),))
+    near, shares = _beside_orthonormal(x)
+    squares, room = np.array(_lengths(x)) ** 2, squared * np.array(shares) + RESIDUAL
+    worst = int(np.argmax(np.where(np.isfinite(room), np.abs(squares - squared) - room, -np.inf)))
+    same = equal("|p^|^2", float(squares[worst]), squared, tolerance=float(room[worst]))
+    return Findings((*hypotheses, near), (same,))
 
 
-def bound(x: EmbeddingInstance) -> Findings:
+def length_bound(x: EmbeddingInstance) -> Findings:
     """As `A.length`, without the flow: `|p^|^2 <= M N / (M + N)`, up to a factor `1 + e/(1 - e)`."""
     _, _, squared = _shares(x)
     hypotheses = selective(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    errors = [from_orthogonal(x.corpus, step.after, x.step) for step in x.steps]
-    near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
-    room = [squared * (e / (1 - e) if e < 1 else np.inf) + RESIDUAL for e in errors]
-    excess = [found**2 - squared - r for found, r in zip(_lengths(x), room, strict=True)]
-    return Findings((*hypotheses, near), (_within(excess, room, squared),))
+    near, shares = _beside_orthonormal(x)
+    squares, room = np.array(_lengths(x)) ** 2, squared * np.array(shares) + RESIDUAL
+    worst = int(np.argmax(squares - room))
+    most = below("|p^|^2", float(squares[worst]), squared, tolerance=float(room[worst]))
+    return Findings((*hypotheses, near), (most,))
 
 
-def _within(excess: list[float], room: list[float], squared: float) -> Slack:
-    k = int(np.argmax(excess))
-    return below("|p^|^2", excess[k] + squared + room[k], squared, tolerance=room[k])
-
-
-def heuristic(x: EmbeddingInstance) -> Findings:
+def length_heuristic(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and where all important tokens have the same |alpha_s|, the max-margin vector of the important
     tokens is about the sum of their `E_s^0`, so `|p^|` is about `sqrt(|S_X|)`, the root of the number M of tokens
     selected (D.5). "About" is read as within a tenth; the ratio does not depend on the dimension."""
@@ -161,8 +161,7 @@ def heuristic(x: EmbeddingInstance) -> Findings:
     )
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    errors = [from_orthogonal(x.corpus, step.after, x.step) for step in x.steps]
-    near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
+    near, _ = _beside_orthonormal(x)
     ratios = [found / np.sqrt(M) for found in _lengths(x)]
     return Findings(
         (*hypotheses, near),
@@ -183,12 +182,12 @@ CLAIMS = (
     Claim("A.lemma21", lemma21, "sampled", about="|p^| <= 4n",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
         note="`44 sqrt(2n)` as printed; Lemma 19 asks for 44 n, which is more for n >= 2."),
-    Claim("A.length", formula, "bounded", about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
+    Claim("A.length", exact_length, "bounded", about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
         example=lambda: EmbeddingInstance.of(4, 3, draws=5), outside=(_unbalanced_corpus,),
         note="Not in the paper. The proof is in the statement."),
-    Claim("A.length-bound", bound, "bounded", about="... and never more", example=_unbalanced_corpus,
+    Claim("A.length-bound", length_bound, "bounded", about="... and never more", example=_unbalanced_corpus,
         note="Not in the paper. So |p^| is less than sqrt(M) for every corpus."),
-    Claim("A.length-heuristic", heuristic, "bounded", about="D.5: |p^| is about sqrt(|S_X|)",
+    Claim("A.length-heuristic", length_heuristic, "bounded", about="D.5: |p^| is about sqrt(|S_X|)",
         example=lambda: EmbeddingInstance.of(2, 12, irrelevant=11), refutation=lambda: EmbeddingInstance.of(4, 3),
         note=(
             "Printed as an expectation, to make mu > 0 plausible in Lemma 19. p^ need not have logit 0 on irrelevant "

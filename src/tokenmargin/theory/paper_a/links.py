@@ -106,7 +106,7 @@ def _slacks(
     return (judge(name, facts, x), *(seen(below(key, *pair)) for key, pair in worst.items()))
 
 
-def chain(x: EmbeddingInstance) -> Findings:
+def proof_of_theorem5(x: EmbeddingInstance) -> Findings:
     """The proof of Theorem 5, inequality by inequality, with probability 1 - delta under its conditions: attention
     stays flat, important tokens score, the risk is below what missing one of them would cost, and where flow goes is
     locally optimal, with slopes within (27) of each other and (26) in the limit."""
@@ -122,7 +122,7 @@ def chain(x: EmbeddingInstance) -> Findings:
     return Findings(hypotheses, conclusion)
 
 
-def chain_of_lemma19(x: EmbeddingInstance) -> Findings:
+def proof_of_lemma19(x: EmbeddingInstance) -> Findings:
     """The proof of Lemma 19, inequality by inequality, with probability 1 - delta under Theorem 5's conditions:
     under the max-margin vector p^ of the important tokens these lead by at least 1, and no two logits of a sequence
     differ by more than 16 n (1 + 2 eta_0); |(D2)| <= (mu/2) (D1) for p near a rival selection, where mu > 0."""
@@ -166,23 +166,12 @@ def _one_tied(corpus: TokenCorpus) -> Bool[Array, "n T"]:
 
 
 CLAIMS = (
-    Claim(
-        "A.theorem5-proof",
-        chain,
-        "sampled",
-        about="the inequalities of Theorem 5's proof, one by one",
-        example=in_the_regime,
-        outside=OUTSIDE_THE_REGIME[:1],
+    Claim("A.theorem5-proof", proof_of_theorem5, "sampled", about="the inequalities of Theorem 5's proof, one by one",
+        example=in_the_regime, outside=OUTSIDE_THE_REGIME[:1],
         note=(
             "Not statements of the paper but what it uses on the way. |gamma_i - gamma_j| <= 22 eta_0 d^(-1/4) leaves "
             "out the 2 d^(-1/4) of the start, for which the measured numbers have room."
-        ),
-    ),
-    Claim(
-        "A.lemma19-proof",
-        chain_of_lemma19,
-        "sampled",
-        about="the inequalities of Lemma 19's proof, one by one",
-        example=lambda: aligned_start(" so"),  # a second irrelevant token in every sequence: mu = 0.469
-    ),
-)
+        )),
+    Claim("A.lemma19-proof", proof_of_lemma19, "sampled", about="the inequalities of Lemma 19's proof, one by one",
+        example=lambda: aligned_start(" so")),  # a second irrelevant token in every sequence: mu = 0.469
+)  # fmt: skip

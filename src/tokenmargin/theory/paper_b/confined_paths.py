@@ -91,9 +91,7 @@ def _on_the_ray(x: ProblemInstance, q: Float[Array, " D"], top: float) -> Float[
     """The point of least risk on a ray, of length between R_0 and `top`; of equal risks the longest."""
     alpha = np.asarray(x.problem.keys.logits(q).argmax(axis=1))
     lengths = np.geomspace(RADII[0], top, 200)[::-1]
-    excess = [x.objective.excess(r * q, alpha) for r in lengths]
-    ranks = [(sign, sign * size if sign else 0.0) for size, sign in excess]
-    return np.asarray(lengths[min(range(len(ranks)), key=lambda k: ranks[k])] * q)
+    return np.asarray(min(lengths, key=lambda r: x.excess_rank(r * q, alpha)) * q)
 
 
 def _is_lmm(x: ProblemInstance, q: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
@@ -145,7 +143,7 @@ def _dimension(problem: TokenProblem) -> int:
     """d: the dimension of the keys; in Gram space that of their span."""
     if isinstance(problem.keys, Coordinates):
         return problem.keys.dimension
-    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.n_vectors), None)))
+    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.rows), None)))
 
 
 def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:

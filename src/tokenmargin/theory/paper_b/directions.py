@@ -104,7 +104,7 @@ def _compare_risks(x: ProblemInstance, *, second: bool) -> Findings:
         )
     low, high = (q, p) if second else (p, q)
     radii = np.geomspace(30, 3000, 40) / max(min(abs(of_p.margin - of_q.margin), of_q.next, of_p.next), 1e-9)
-    wrong = sum(not _less(x, r * low, r * high, alpha) for r in radii[20:])
+    wrong = sum(not x.excess_rank(r * low, alpha) < x.excess_rank(r * high, alpha) for r in radii[20:])
     return Findings(
         hypotheses, (seen(below("norms of the last 20 at which the risks are ordered otherwise", wrong, 0)),)
     )
@@ -133,14 +133,6 @@ class _Margins:
         self.next = float((ahead[others & ~near] - self.margin).min(initial=1.0))
 
 
-def _less(x: ProblemInstance, one: Float[Array, " D"], other: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
-    """`L(one) < L(other)`, by sign and logarithm of `L - L_star`."""
-    first, second = (
-        (sign, sign * size if sign else 0.0) for size, sign in (x.risk.excess(p, alpha) for p in (one, other))
-    )
-    return bool(first < second)
-
-
 def _positive(seed: int, n: int, d: int) -> TokenProblem:
     """A random problem with all labels +1 and W = I."""
     base = random_problem(n, 4, d, rng=np.random.default_rng(seed))
@@ -160,8 +152,9 @@ def _two_neighbours() -> ProblemInstance:
 
 
 def _directions(scores: tuple[float, ...], p: tuple[float, float], q: tuple[float, float]) -> ProblemInstance:
-    name = f"three tokens, scores {scores}, p={p}, q={q}".replace(", ", ",").replace(",s", ", s").replace(",p", ", p")
-    return ProblemInstance(three_tokens(scores), name.replace(",q", ", q"), p=np.array(p), q=np.array(q))
+    plain = (str(numbers).replace(" ", "") for numbers in (scores, p, q))
+    name = "three tokens, scores {}, p={}, q={}".format(*plain)
+    return ProblemInstance(three_tokens(scores), name, p=np.array(p), q=np.array(q))
 
 
 def _existence(keys: list[list[float]], tokens: list[list[float]], name: str) -> ProblemInstance:

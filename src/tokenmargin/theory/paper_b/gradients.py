@@ -7,6 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin import max_margin
+from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss, CorrelationLoss
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
@@ -18,8 +19,6 @@ from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, 
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.local_cone import cone
 from tokenmargin.theory.settings import ProblemInstance
-
-EPS = float(np.finfo(float).eps)
 
 
 def lemma1(x: ProblemInstance) -> Findings:
@@ -113,7 +112,7 @@ def lemma4(x: ProblemInstance) -> Findings:
     solution = max_margin(x.problem, x.best)
     hypotheses = (true("the optimal tokens are separable", solution.is_optimal), *assumption_b(x.problem))
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     worst = min(float(_steepness(x, solution.vector, r * x.sphere(500, x.rng)).min()) for r in (0.01, 1, 10, 100, 1e4))
     slack = above("smallest -<dL, p_mm> / (|dL| |p_mm|), 2500 points", worst, 0, strict=True)
     # A gradient that cancels down to rounding is reported as zero: no evidence against a strict inequality.
@@ -142,7 +141,7 @@ def lemma5(x: ProblemInstance) -> Findings:
         *assumption_b(x.problem),
     )
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     length = float(x.problem.keys.norm(solution.vector))
     excess = np.array([_largest_ratio(x, solution.vector, radius, length) for radius in RADII * length]) - 1
     slacks = [

@@ -117,20 +117,15 @@ def phase_direction(problem: TokenProblem, alpha: Int[Array, " n"], ratio: float
     return np.asarray(vector / problem.keys.norm(vector))
 
 
-def joint_findings(
-    j: Joint, hypotheses: tuple[Slack, ...], path: RidgePath, target: Float[Array, " D"], name: str
-) -> Findings:
-    """Both directions of a ridge path against the max-margin head and a prompt."""
+def both_directions(j: Joint, path: RidgePath, target: Float[Array, " D"], name: str) -> tuple[Slack, ...]:
+    """The directions of head and prompt at the end of a ridge path, against the max-margin head and `target`."""
     values, keys = j.x.problem.values, j.x.problem.keys
-    ends = path.radii[-1]
+    r, R = path.radii[-1].tolist()
     v = [float(angle(values, head, j.head.vector)) for head in path.heads[-2:]]
     p = [float(angle(keys, prompt, target)) for prompt in path.prompts[-2:]]
-    return Findings(
-        hypotheses,
-        (
-            *falls_to_zero("the max-margin head", (v[0], v[1]), norm=float(ends[0])),
-            *falls_to_zero(name, (p[0], p[1]), norm=float(ends[1])),
-        ),
+    return (
+        *falls_to_zero("the max-margin head", (v[0], v[1]), norm=r),
+        *falls_to_zero(name, (p[0], p[1]), norm=R),
     )
 
 
@@ -149,10 +144,9 @@ def theorem5(x: ProblemInstance) -> Findings:
     j = Joint(x)
     hypotheses = separable(j)
     if not all(slack.holds for slack in hypotheses):
-        return Findings(hypotheses, ())
-    return joint_findings(
-        j, (*hypotheses, j.assumption().slack()), j.path(j.prompt), j.prompt.vector, "the max-margin prompt"
-    )
+        return Findings(hypotheses)
+    conclusion = both_directions(j, j.path(j.prompt), j.prompt.vector, "the max-margin prompt")
+    return Findings((*hypotheses, j.assumption().slack()), conclusion)
 
 
 def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
@@ -171,7 +165,7 @@ def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
     )
 
 
-def without_subject(j: Joint) -> Findings | None:
+def without_directions(j: Joint) -> Findings | None:
     """Where the problem has no max-margin head or prompt, there is nothing to converge to."""
     if not j.head.is_optimal:
         return Findings((above("label margin", 0, 0, strict=True),), ())
@@ -185,23 +179,25 @@ def theorem6(x: ProblemInstance) -> Findings:
     support inputs (Assumption C over them), then v converges in direction to the max-margin head and p to the solution
     of the relaxed problem (10), which asks for a margin on the support inputs only. (Printed without a relation between
     |v| <= r and |p| <= R; here |v| = factor |p|, both growing.)"""
-    j = Joint(x)
-    if (nothing := without_subject(j)) is not None:
-        return nothing
-    path = j.path(j.relaxed)
-    found = joint_findings(j, relaxed_hypotheses(j, path), path, j.relaxed.vector, "the relaxed solution")
-    return Findings(found.hypotheses, (j.law(), *found.conclusion))
+    found, law = _relaxed_limit(x)
+    return Findings(found.hypotheses, (*law, *found.conclusion))
 
 
 def theorem6_repaired(x: ProblemInstance) -> Findings:
     """Theorem 6 with a relation between |v| and |p|: at p_relax, no other input's margin plus (m_i - 1) |v| Gamma/|p|
     is below that of the support inputs. A constant ratio |v|/|p| is enough."""
+    found, law = _relaxed_limit(x)
+    return found.given(*law)
+
+
+def _relaxed_limit(x: ProblemInstance) -> tuple[Findings, tuple[Slack, ...]]:
+    """The limits of Theorem 6 under its printed hypotheses, and the law that decides them."""
     j = Joint(x)
-    if (nothing := without_subject(j)) is not None:
-        return nothing
+    if (nothing := without_directions(j)) is not None:
+        return nothing, ()
     path = j.path(j.relaxed)
-    found = joint_findings(j, relaxed_hypotheses(j, path), path, j.relaxed.vector, "the relaxed solution")
-    return Findings((*found.hypotheses, j.law()), found.conclusion)
+    conclusion = both_directions(j, path, j.relaxed.vector, "the relaxed solution")
+    return Findings(relaxed_hypotheses(j, path), conclusion), (j.law(),)
 
 
 def theorem6_phases(x: ProblemInstance) -> Findings:
@@ -209,14 +205,14 @@ def theorem6_phases(x: ProblemInstance) -> Findings:
     that maximises the least of mu_i(p) + (m_i - 1) |v| Gamma/|p|: p_mm where the ratio is small, p_relax where it is
     large, and between them in between. (Ours.)"""
     j = Joint(x)
-    if (nothing := without_subject(j)) is not None:
+    if (nothing := without_directions(j)) is not None:
         return nothing
-    target = phase_direction(x.problem, x.alpha, x.factor)
-    path = j.path(j.relaxed)
-    return joint_findings(j, relaxed_hypotheses(j, path), path, target, "the direction of the phase law")
+    path, target = j.path(j.relaxed), phase_direction(x.problem, x.alpha, x.factor)
+    conclusion = both_directions(j, path, target, "the direction of the phase law")
+    return Findings(relaxed_hypotheses(j, path), conclusion)
 
 
-def second(problem: TokenProblem, name: str, ratio: float = 1.0) -> ProblemInstance:
+def selecting_second(problem: TokenProblem, name: str, ratio: float = 1.0) -> ProblemInstance:
     """The second token of every input selected, with `|v| = ratio |p|`."""
     return ProblemInstance(problem, name, selected=(1,) * problem.n, factor=ratio)
 
@@ -224,27 +220,27 @@ def second(problem: TokenProblem, name: str, ratio: float = 1.0) -> ProblemInsta
 def smaller_label_margin() -> ProblemInstance:
     """alpha separates the labels by 1; the tokens (1, 2) and (1, -2) do by 2, and the ridge path selects those."""
     keys = [[[1.0, 2.0], [0.0, 1.0]], [[1.0, -2.0], [0.0, -1.0]]]
-    return second(TokenProblem.of(keys, [1, -1], head=[0.0, 1.0]), "better tokens left unselected")
+    return selecting_second(TokenProblem.of(keys, [1, -1], head=[0.0, 1.0]), "better tokens left unselected")
 
 
 def rather_another() -> ProblemInstance:
     """Of the third input, no support vector, the path selects (0.8, 1.2) and not alpha."""
     keys = [[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.8, 1.2], [0.5, 1.8]]]
-    return second(TokenProblem.of(keys, [1, -1, 1], head=[0.0, 1.0]), "another token of the third input", 2.0)
+    return selecting_second(TokenProblem.of(keys, [1, -1, 1], head=[0.0, 1.0]), "another token of the third input", 2.0)
 
 
 def nearly_support(ratio: float = 1.0) -> ProblemInstance:
     """Figure 3 with the third token at (0.5, 1.1): its label margin is 1.1 times that of the support inputs."""
-    return second(figure3a(third=(0.5, 1.1)), "fig3 with (0.5, 1.1)", ratio)
+    return selecting_second(figure3a(third=(0.5, 1.1)), "fig3 with (0.5, 1.1)", ratio)
 
 
 CLAIMS = (
     Claim("B.theorem5", theorem5, "sampled", about="joint ridge path, all support vectors",
-        example=lambda: second(figure3a(), "fig3a"), outside=(lambda: second(figure3b(), "fig3b"),),
+        example=lambda: selecting_second(figure3a(), "fig3a"), outside=(lambda: selecting_second(figure3b(), "fig3b"),),
         unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
     Claim("B.theorem6", theorem6, "sampled", about="joint ridge path: p to the relaxed problem",
-        example=lambda: second(figure3b(), "fig3b", 2.0), outside=(smaller_label_margin, rather_another),
-        refutation=lambda: second(figure3b(), "fig3b", 0.5),
+        example=lambda: selecting_second(figure3b(), "fig3b", 2.0), outside=(smaller_label_margin, rather_another),
+        refutation=lambda: selecting_second(figure3b(), "fig3b", 0.5),
         note=(
             "Printed without a relation of r and R, and true or false depending on it. The proof drops a factor 1/(2n) "
             "between (82) and (81), which counts unless r grows exponentially in R. On the paper's own Figure 3(b) it "

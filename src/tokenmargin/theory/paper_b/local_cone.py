@@ -73,7 +73,7 @@ def lemma7_proof_constants(x: ProblemInstance) -> Findings:
 def _findings(x: ProblemInstance, *, as_printed: bool) -> Findings:
     hypotheses = (assumption_a(x.loss, x.problem), *locally_optimal(x.problem, x.alpha))
     if len(hypotheses) < 3:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     axis = max_margin(x.problem, x.alpha).vector
     if not hypotheses[-1].holds:
         return Findings(hypotheses, (along_the_axis(x, axis),))

@@ -110,7 +110,7 @@ def theorem8(x: ProblemInstance) -> Findings:
     mixing = _leads(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _random_points(x))
     hypotheses = (above("number of global minima of ATT-SVM'", len(minima), 1), *mixing)
     if not minima or not np.isfinite([x.problem.keys.norm(p) for p in minima]).all() or not np.any(minima):
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     angles, norm = path_angles(x, minima)
     if not np.isfinite(angles).all():
         grows = true("the minimiser over |p| <= R grows with R", False)

@@ -57,7 +57,7 @@ def path_to(x: ProblemInstance, solution: MarginSolution, name: str) -> Findings
     """Whether the regularisation path converges in direction to the `solution` of that name, where it has one."""
     hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     angles, norm = path_angles(x, [solution.vector])
     return Findings(hypotheses, falls_to_zero(name, angles, norm=norm))
 
@@ -80,7 +80,7 @@ def theorem2(x: ProblemInstance) -> Findings:
     steps.)"""
     hypotheses, solution = _assumptions(x)
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
     growth = _growth(x, late, solution.vector)
     if x.problem.n > 1 or not growth[-1].holds:
@@ -93,7 +93,7 @@ def theorem2_direction(x: ProblemInstance) -> Findings:
     hypotheses, solution = _assumptions(x)
     hypotheses += (below("number of inputs", x.problem.n, 1),)
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
     reached = _growth(x, late, solution.vector)[-1:]
     return Findings(hypotheses, _slowest(x, late, solution.vector) if reached[0].holds else reached)
@@ -140,7 +140,7 @@ def theorem3(x: ProblemInstance) -> Findings:
     rounding: 6 starts on and in the cone are followed by gradient flow over three decades of the norm.)"""
     hypotheses = (assumption_a(x.loss, x.problem), *locally_optimal(x.problem, x.alpha))
     if len(hypotheses) < 3:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     axis, keys = max_margin(x.problem, x.alpha).vector, x.problem.keys
     if not hypotheses[-1].holds:
         return Findings(hypotheses, (along_the_axis(x, axis),))

@@ -22,11 +22,11 @@ from tokenmargin.selection import attention_weights, margins
 from tokenmargin.theory.claim import Claim, Findings, above, seen, true
 from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
-    joint_findings,
+    both_directions,
     relaxed_hypotheses,
-    second,
+    selecting_second,
     smaller_label_margin,
-    without_subject,
+    without_directions,
 )
 from tokenmargin.theory.settings import ProblemInstance
 
@@ -64,15 +64,15 @@ def lemma13(x: ProblemInstance) -> Findings:
     converges to the direction of the relaxed problem (10), and v_r/r to the max-margin head. (Printed, like Theorem 6,
     without a relation of r and R; here |v| = factor |p|, both growing.)"""
     j = Joint(x)
-    if (nothing := without_subject(j)) is not None:
+    if (nothing := without_directions(j)) is not None:
         return nothing
     path = j.path(j.relaxed)
     hypotheses = relaxed_hypotheses(j, path)
-    found = joint_findings(j, hypotheses, confine(x, path), j.relaxed.vector, "the relaxed solution")
-    return Findings(hypotheses, (j.law(), *found.conclusion))
+    ends = both_directions(j, confined_path(x, path), j.relaxed.vector, "the relaxed solution")
+    return Findings(hypotheses, (j.law(), *ends))
 
 
-def confine(x: ProblemInstance, path: RidgePath) -> RidgePath:
+def confined_path(x: ProblemInstance, path: RidgePath) -> RidgePath:
     """The path confined to the quadrant: where a point lies in it, the point itself; else the minimiser there."""
     heads, prompts = path.heads.copy(), path.prompts.copy()
     for k, (v, p) in enumerate(zip(path.heads, path.prompts, strict=True)):
@@ -138,8 +138,9 @@ def _lowest_in_quadrant(
 
 CLAIMS = (
     Claim("B.lemma12", lemma12, "sampled", about="selected tokens: the path lies in their quadrant",
-        example=lambda: second(figure3b(), "fig3b"), outside=(smaller_label_margin,)),
+        example=lambda: selecting_second(figure3b(), "fig3b"), outside=(smaller_label_margin,)),
     Claim("B.lemma13", lemma13, "sampled", about="the path confined to the quadrant: p to the relaxed problem",
-        example=lambda: second(figure3b(), "fig3b", 2.0), refutation=lambda: second(figure3b(), "fig3b", 0.5),
+        example=lambda: selecting_second(figure3b(), "fig3b", 2.0),
+        refutation=lambda: selecting_second(figure3b(), "fig3b", 0.5),
         note="Printed without a relation of r and R, like Theorem 6, whose core it is: it holds and fails with it."),
 )  # fmt: skip

@@ -84,7 +84,7 @@ def rank(x: ProblemInstance) -> Findings:
     found = [max_margin(x.problem, x.alpha), max_margin(x.problem, x.alpha, norm="nuclear")]
     hypotheses = (true("alpha is separable", found[0].is_optimal),)
     if not all(solution.is_optimal for solution in found):
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     conclusion = []
     for solution, name in zip(found, ("Frobenius", "nuclear"), strict=True):
         across, count = _outside_span(x, solution)
@@ -132,7 +132,7 @@ def nuclear_path(x: ProblemInstance) -> Findings:
     solution = max_margin(x.problem, x.best, norm="nuclear")
     hypotheses = one_optimum(x, solution)
     if not solution.is_optimal:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     objective = FactoredObjective(x.problem, x.loss)
     left, sizes, right = np.linalg.svd(x.problem.as_matrix(solution.vector), full_matrices=False)
     root = np.sqrt(sizes)

@@ -91,7 +91,7 @@ def several_tokens(x: ProblemInstance) -> Findings:
         true("the best mixtures are separable", solution.is_optimal),
     )
     if not solution.is_optimal or not np.isfinite(mixture.lead):
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     finite = shortest_with_logits(x.problem, np.log(np.where(mixture.kept, mixture.weights, 1.0)), mixture.kept)
     length = float(np.linalg.norm(solution.vector))
     ends = [_minimiser(x, x.head, mixture, finite + r * solution.vector, r * length) for r in REACH]

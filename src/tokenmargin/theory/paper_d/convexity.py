@@ -6,17 +6,17 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, node_vectors
+from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, node_vectors, unit_rows
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.losses import CorrelationLoss, LogLoss
+from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, equal, sampled
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     beside_a_tie,
-    embedded_problem,
     head_of_1,
     log_loss,
+    rank_of,
     tied_pair,
     tied_pair_with_head,
 )
@@ -24,12 +24,6 @@ from tokenmargin.theory.paper_d.instance import (
 ROUNDING = 1e-12
 """Of a Hessian whose terms are weights times products of two keys, relative to the longest: some hundred terms, each
 known to a few eps."""
-
-
-def positive(x: NextTokenInstance) -> bool:
-    """Whether -log has a value everywhere: no score is negative, and each next token's is positive."""
-    scores = x.objective.problem.scores[x.objective.problem.mask]
-    return not isinstance(x.loss, LogLoss) or bool(scores.min() >= 0)
 
 
 def hessian(objective: PromptObjective, W: Float[Array, " D"]) -> Float[Array, "D D"]:
@@ -51,9 +45,7 @@ def _flat(problem: NextTokenProblem, subspace: Float[Array, "s D"]) -> int:
         return 0
     vectors = node_vectors(problem)
     rows = vectors[problem.node] - vectors[problem.label_node[problem.sequence]]
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    sizes = np.linalg.svd((rows / np.where(lengths > 0, lengths, 1.0)) @ subspace.T, compute_uv=False)
-    return len(subspace) - int((sizes > 1e-10).sum())
+    return len(subspace) - rank_of(unit_rows(rows) @ subspace.T)
 
 
 def _strict(x: NextTokenInstance, subspace: Float[Array, "s D"], name: str) -> Slack:
@@ -64,8 +56,8 @@ def lemma2(x: NextTokenInstance) -> Findings:
     """Under Assumptions 1 and 2 with the loss -log the risk is convex in W, and strictly convex on the cyclic subspace.
     (Least eigenvalue of the Hessian at 20 points; directions along which it is flat, by rank.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     return Findings(hypotheses, (_convex(x), _strict(x, cyclic_subspace(x.problem), "cyclic")))
 
 
@@ -73,8 +65,8 @@ def lemma9(x: NextTokenInstance) -> Findings:
     """As Lemma 2, and strictly convex on the active subspace, of which the cyclic one is a part; what W has across the
     span of all `e_i e_j'` does not matter, (23)."""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     rows = np.linalg.svd(x.embeddings, full_matrices=False)[2]  # a basis that holds their span
     points = x.points()
     within = np.einsum("ai,bj,pab->pij", rows.T @ rows, rows.T @ rows, points.reshape(-1, *(2 * [rows.shape[1]])))
@@ -94,14 +86,14 @@ def lemma10(x: NextTokenInstance) -> Findings:
     of one-hot tokens in R^(K x K), T taking W to E W E'; Hessians at 20 points, and the directions of flatness.)"""
     K = x.problem.size
     plain = NextTokenInstance(with_embeddings(x.problem, np.eye(K)), seed=x.seed)
-    hypotheses = (below("dimensions that T loses", K**2 - _rank(x.embeddings) ** 2, 0), log_loss(x))
+    hypotheses = (below("dimensions that T loses", K**2 - rank_of(unit_rows(x.embeddings)) ** 2, 0), log_loss(x))
     T = np.kron(x.embeddings, x.embeddings)
     composed = NextTokenInstance(x.problem, loss=x.loss, seed=x.seed)
     worst, scale = 0.0, 1e-300
     for W in composed.points():
         after, f = hessian(composed.objective, W), hessian(plain.objective, T @ W)
         worst, scale = max(worst, float(np.abs(after - T.T @ f @ T).max())), max(scale, float(np.abs(after).max()))
-    flat = K**2 - len(active_subspace(plain.problem)), _rank(x.embeddings) ** 2 - len(x.active)
+    flat = K**2 - len(active_subspace(plain.problem)), rank_of(unit_rows(x.embeddings)) ** 2 - len(x.active)
     return Findings(
         hypotheses,
         (
@@ -111,11 +103,6 @@ def lemma10(x: NextTokenInstance) -> Findings:
             equal("flat directions of f after T, less those of f", flat[1] - flat[0], 0, tolerance=0),
         ),
     )
-
-
-def _rank(rows: Float[Array, "K d"]) -> int:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return int((np.linalg.svd(rows / np.where(lengths > 0, lengths, 1.0), compute_uv=False) > 1e-10).sum())
 
 
 def with_embeddings(problem: NextTokenProblem, rows: Float[Array, "K d"]) -> NextTokenProblem:
@@ -128,16 +115,14 @@ def lemma11(x: NextTokenInstance) -> Findings:
     square = x.embeddings.shape[0] == x.embeddings.shape[1]
     off = float(np.abs(x.embeddings - np.eye(len(x.embeddings))).max()) if square else np.inf
     hypotheses = (equal("largest |E - I|", off, 0, tolerance=0), head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     return Findings(hypotheses, (_convex(x), _strict(x, x.active, "active")))
 
 
 def _in_too_few_dimensions() -> NextTokenInstance:
     """Three tokens on a line."""
-    return NextTokenInstance(
-        embedded_problem([[1, 2, 0]], [1], np.array([[1.0], [2.0], [-1.0]])), "three tokens, d = 1"
-    )
+    return NextTokenInstance.of([[1, 2, 0]], [1], np.array([[1.0], [2.0], [-1.0]]), "three tokens, d = 1")
 
 
 NOT_ALONE = "Lemma 9 has it for all independent embeddings; one-hot ones let its proof read logits off."

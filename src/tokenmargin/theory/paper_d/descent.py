@@ -8,16 +8,15 @@ from numpy import ndarray as Array
 from scipy.special import logsumexp, softmax
 
 from tokenmargin.limits.next_token import tied_choice
-from tokenmargin.margin.graph_margin import svm_subspace
+from tokenmargin.margin.graph_margin import svm_subspace, unit_rows
+from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import CorrelationLoss, LogLoss
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true
 from tokenmargin.theory.evidence import falls_to_zero
-from tokenmargin.theory.paper_d.convexity import positive
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     beside_a_tie,
-    embedded_problem,
     head_of_1,
     log_loss,
     one_ring,
@@ -25,7 +24,7 @@ from tokenmargin.theory.paper_d.instance import (
     tied_pair,
     twice_forced,
 )
-from tokenmargin.theory.paper_d.risk import ASSUMPTION1, EPS, cyclic_minimum
+from tokenmargin.theory.paper_d.risk import ASSUMPTION1, cyclic_minimum
 
 FLOW = "following descent itself: its norm grows like the logarithm of the number of steps"
 NOT_INDEPENDENT = (
@@ -62,8 +61,8 @@ def theorem1(x: NextTokenInstance) -> Findings:
     the component that nothing in the sequence is ahead of (hard retrieval), and W_soft shares it among them, none of
     them without some (soft composition). (Weights at the end of gradient flow, |W| = 10^5.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     posed = x.objective.problem
     weights = np.where(posed.mask, attention_weights(posed.keys, x.flow_limit.point), 0.0)
     outside = float(np.where(x.tied, 0.0, weights).sum(axis=1).max())
@@ -113,8 +112,8 @@ def theorem2_repaired(x: NextTokenInstance) -> Findings:
     direction converges to that of W_svm; where it is zero, the part across the cyclic subspace stays as it was.
     (Gradient flow to |W| = 10^5, where rounding moves a projection by eps |W|; 200 steps for a step beyond 1/L.)"""
     hypotheses = (head_of_1(x), log_loss(x), _step(x))
-    if not positive(x) or not x.graph_solution.is_optimal:
-        return Findings(hypotheses, ())
+    if not x.has_risk or not x.graph_solution.is_optimal:
+        return Findings(hypotheses)
     if some_order(x).holds:
         return Findings(hypotheses, (_projection(x), *_direction(x)))
     gradients = x.objective.gradient(x.points())
@@ -137,15 +136,14 @@ def theorem5_repaired(x: NextTokenInstance) -> Findings:
     """In the setting of Theorem 2 with W_svm not zero, the gradient is zero at no finite W, and descent with a step of
     at most 1/L has its part in the SVM subspace grow without bound. (W_svm is a direction of descent everywhere, since
     every margin is at least 1; gradient flow to |W| = 10^5.)"""
-    found = theorem5(x)
-    return Findings((*found.hypotheses, some_order(x)), found.conclusion)
+    return theorem5(x).given(some_order(x))
 
 
 def theorem5(x: NextTokenInstance) -> Findings:
     """As `D.theorem5-repaired`, whatever W_svm is. (Where W_svm = 0, W_fin is stationary: its gradient proves it.)"""
     hypotheses = (head_of_1(x), log_loss(x), _step(x))
-    if not positive(x) or not x.graph_solution.is_optimal:
-        return Findings(hypotheses, ())
+    if not x.has_risk or not x.graph_solution.is_optimal:
+        return Findings(hypotheses)
     margin = float((x.rows_behind @ x.svm).min()) if len(x.rows_behind) else 0.0
     steepest = above("smallest margin of W_svm, so -<dL, W_svm> > 0", margin, 0.5)
     if not len(x.rows_behind) and not np.isfinite(x.limit.finite.distance):
@@ -161,8 +159,8 @@ def lemma12(x: NextTokenInstance) -> Findings:
     - L(W(t)) <= -eta |dL(W(t))|^2 / 2` at every step, so the squared gradients have a finite sum and go to zero. (200
     steps from two starts; the sum is at most 2 L(W(0)) / eta, the risk being positive.)"""
     hypotheses = (head_of_1(x), log_loss(x), _step(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     eta, worst, total = x.factor / (x.smoothness() or 1.0), -np.inf, -np.inf
     for start in (np.zeros(x.objective.dimension) if x.start is None else x.start, x.points(1)[0]):
         W, squares = start, 0.0
@@ -187,8 +185,8 @@ def lemma13(x: NextTokenInstance) -> Findings:
     """With -log under Assumptions 1 and 2, where W_svm is not zero, `<dL(W), W_svm> < 0` at every finite W, of dL and
     of its part in the SVM subspace alike. (At 20 points, and by the margins, whose mean it is.)"""
     hypotheses = (head_of_1(x), log_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
-        return Findings(hypotheses, ())
+    if not x.has_direction:
+        return Findings(hypotheses)
     inside, length = svm_subspace(x.problem), float(np.linalg.norm(x.svm))
     steepest = -np.inf
     for W in x.points():
@@ -204,8 +202,8 @@ def lemma14(x: NextTokenInstance) -> Findings:
     """In the setting of Theorem 2, W_fin is unique and finite. (With -log the minimum is bracketed: its distance is
     bounded by gradient and least curvature. With other losses one is searched for within logits of 30.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     if isinstance(x.loss, LogLoss) and x.head is None:
         soft = tied_choice(x.problem, x.problem.graph).minimum()
         found = below(
@@ -243,14 +241,12 @@ def _radius(x: NextTokenInstance, part: Float[Array, " D"], pi: float) -> float:
 def _directions(x: NextTokenInstance) -> Float[Array, "k D"]:
     """Unit directions across the cyclic subspace: at random, near W_svm, and the best for single sequences."""
     inside = svm_subspace(x.problem)
-    drawn = x.rng.standard_normal((DRAWN, len(inside))) @ inside
-    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    drawn = unit_rows(x.rng.standard_normal((DRAWN, len(inside))) @ inside)
     svm = x.svm / np.linalg.norm(x.svm)
     owner = x.problem.sequence[~x.problem.with_label]
     single = np.stack([x.across_cyclic(x.rows_behind[owner == i].sum(axis=0)) for i in np.unique(owner)])
     rows = np.concatenate([drawn, svm + 0.1 * drawn, svm + 1e-3 * drawn, single])
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))[lengths[:, 0] > 0]
+    return unit_rows(rows[np.linalg.norm(rows, axis=1) > 0])
 
 
 def lemma15_repaired(x: NextTokenInstance) -> Findings:
@@ -259,8 +255,8 @@ def lemma15_repaired(x: NextTokenInstance) -> Findings:
     |part across| W_svm / |W_svm|` and the projection. (R_pi by (31); pi = 0.1 and 1, three projections, 30 and more
     directions at 1.01 and 10 R_pi, as logarithms of the excess.)"""
     hypotheses = (head_of_1(x), log_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
-        return Findings(hypotheses, ())
+    if not x.has_direction:
+        return Findings(hypotheses)
     unit, worst = x.svm / np.linalg.norm(x.svm), np.inf
     for pi in PIS:
         for part in (
@@ -303,7 +299,7 @@ def lemma15(x: NextTokenInstance) -> Findings:
 
 def _one_tie() -> NextTokenInstance:
     """After a 0 the tokens 1 and 2 tie ahead of 0 in every sequence: one order, so W_svm is best for each."""
-    return NextTokenInstance(embedded_problem([[1, 2, 0], [1, 2, 0]], [1, 2], np.eye(3)), "one tie, one order")
+    return NextTokenInstance.of([[1, 2, 0], [1, 2, 0]], [1, 2], np.eye(3), "one tie, one order")
 
 
 BEYOND = "With longer steps descent may still grow, or oscillate, as `D.theorem2-repaired` shows around W_fin."

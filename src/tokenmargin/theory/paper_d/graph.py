@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenmargin.margin.graph_margin import svm_subspace
+from tokenmargin.margin.graph_margin import svm_subspace, unit_rows
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, equal, sampled, true
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
-    embedded_problem,
     feasible,
     head_of_1,
+    rank_of,
     some_order,
     tied_pair,
     twice_forced,
@@ -20,9 +20,7 @@ from tokenmargin.theory.paper_d.instance import (
 def lemma1(x: NextTokenInstance) -> Findings:
     """If the embedding matrix has full row rank, (Graph-SVM) is feasible: logits of any table can be had, and within a
     graph the components are an order."""
-    lengths = np.linalg.norm(x.embeddings, axis=1, keepdims=True)
-    sizes = np.linalg.svd(x.embeddings / np.where(lengths > 0, lengths, 1.0), compute_uv=False)
-    rank = above("rank of the embeddings", int((sizes > 1e-10).sum()), x.problem.size)
+    rank = above("rank of the embeddings", rank_of(unit_rows(x.embeddings)), x.problem.size)
     return Findings((rank,), (true("the problem is solved, with a certificate", x.graph_solution.is_optimal),))
 
 
@@ -30,7 +28,7 @@ def lemma4(x: NextTokenInstance) -> Findings:
     """Where W_svm is not zero it is orthogonal to the cyclic subspace, and so to every cyclic component W_fin."""
     hypotheses = (feasible(x), some_order(x))
     if not all(slack.holds for slack in hypotheses):
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     length, soft = float(np.linalg.norm(x.svm)), x.limit.finite.point
     share = float(np.linalg.norm(x.cyclic_basis @ x.svm)) / length
     cosine = abs(float(soft @ x.svm)) / length / (float(np.linalg.norm(soft)) or 1.0)
@@ -49,7 +47,7 @@ def lemma8(x: NextTokenInstance) -> Findings:
     has no part outside the active subspace, at any W. (At 20 points.)"""
     hypotheses = (feasible(x),)
     if not hypotheses[0].holds:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     inside = svm_subspace(x.problem)
     outside = float(np.linalg.norm(x.svm - inside.T @ (inside @ x.svm))) / (float(np.linalg.norm(x.svm)) or 1.0)
     gradients = x.objective.gradient(x.points())
@@ -87,9 +85,8 @@ def odds(x: NextTokenInstance) -> Findings:
 def _parts_of_a_cycle() -> NextTokenInstance:
     """1, 2 and 3 tie in a ring, and no sequence holds all three of them."""
     sequences, labels = [[1, 2, 0], [2, 3, 0], [3, 1, 0], [1, 2, 0]], [1, 2, 3, 2]
-    return NextTokenInstance(
-        embedded_problem(sequences, labels, np.random.default_rng(3).standard_normal((4, 5))), "a ring, seen in parts"
-    )
+    rows = np.random.default_rng(3).standard_normal((4, 5))
+    return NextTokenInstance.of(sequences, labels, rows, "a ring, seen in parts")
 
 
 CLAIMS = (

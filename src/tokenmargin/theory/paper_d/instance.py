@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.margin import MarginSolution
-from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, graph_margin, node_vectors
+from tokenmargin.margin.graph_margin import active_subspace, cyclic_subspace, graph_margin, node_vectors, unit_rows
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.losses import (
     AbstractLoss,
@@ -59,6 +60,14 @@ class NextTokenInstance:
     norm: float = 1e5
     seed: int = 0
 
+    @classmethod
+    def of(
+        cls, sequences: list[list[int]], labels: list[int], rows: Array, name: str, loss: AbstractLoss | None = None,
+        **options: Any,
+    ) -> NextTokenInstance:  # fmt: skip
+        """Sequences and their next tokens, with the `rows` for embeddings; the loss is `-log` by default."""
+        return cls(NextTokenProblem.of(sequences, labels, embeddings=rows), name, loss or LogLoss(), **options)
+
     def __post_init__(self) -> None:
         if self.problem.embeddings is None:
             raise ValueError("claims on next tokens are about embeddings; give some, such as np.eye(vocabulary)")
@@ -81,6 +90,17 @@ class NextTokenInstance:
     def graph_solution(self) -> MarginSolution:
         """(Graph-SVM), and (Acyc-SVM) where there is no cycle; it may be infeasible."""
         return graph_margin(self.problem)
+
+    @property
+    def has_risk(self) -> bool:
+        """Whether the risk is finite everywhere: -log needs scores that are not negative, the next token's positive."""
+        scores = self.objective.problem.scores[self.objective.problem.mask]
+        return not isinstance(self.loss, LogLoss) or bool(scores.min() >= 0)
+
+    @property
+    def has_direction(self) -> bool:
+        """Whether there is a risk, and a W_svm that is not zero, for a statement to speak of."""
+        return self.has_risk and self.graph_solution.is_optimal and len(self.rows_behind) > 0
 
     @property
     def svm(self) -> Float[Array, " D"]:
@@ -180,10 +200,9 @@ def assumption1(embeddings: Float[Array, "K d"], head: Float[Array, "K d"] | Non
     >>> assumption1(np.eye(3)).holds, assumption1(np.ones((3, 2))).holds
     (True, False)
     """
-    lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
     if head is None:  # of the directions: how long a vector is does not make it dependent
-        head = np.linalg.pinv(embeddings / np.where(lengths > 0, lengths, 1.0), rcond=1e-10).T
-        embeddings = embeddings / np.where(lengths > 0, lengths, 1.0)
+        embeddings = unit_rows(embeddings)
+        head = np.linalg.pinv(embeddings, rcond=1e-10).T
     off = np.abs(np.asarray(head) @ embeddings.T - np.eye(len(embeddings))).max()
     return below("Assumption 1: largest |<c_y, e_k> - [k = y]|", off, 1e-9)  # a head is known to rounding
 
@@ -211,6 +230,11 @@ def assumption3(embeddings: Float[Array, "K d"], head: Float[Array, "K d"] | Non
         scores = np.zeros_like(scores)
     others = np.where(np.eye(len(scores), dtype=bool), -np.inf, scores).max(axis=1)
     return above("Assumption 3: smallest lead of <c_y, e_y>", float((scores.diagonal() - others).min()), 0, strict=True)
+
+
+def rank_of(rows: Float[Array, "k d"]) -> int:
+    """How many singular values of rows of length 1 or 0 are more than rounding."""
+    return int((np.linalg.svd(rows, compute_uv=False) > 1e-10).sum())
 
 
 def head_of_1(x: NextTokenInstance) -> Slack:
@@ -286,54 +310,47 @@ class FlatLoss(AbstractLoss):
         return 2.0, 1.0
 
 
-def embedded_problem(sequences: list[list[int]], labels: list[int], rows: Array) -> NextTokenProblem:
-    return NextTokenProblem.of(sequences, labels, embeddings=rows)
-
-
-def tied_pair(loss: AbstractLoss | None = None, *, factor: float = 1.0) -> NextTokenInstance:
+def tied_pair(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """After a 0 the tokens 1 and 2 come next, two times in three and one in three, ahead of 3 and 0."""
     rows = np.random.default_rng(0).standard_normal((4, 4))
-    problem = embedded_problem([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], rows)
     named = "1 and 2 tie" if loss is None else f"1 and 2 tie, {type(loss).__name__}"
-    return NextTokenInstance(problem, named, loss=LogLoss() if loss is None else loss, factor=factor)
+    return NextTokenInstance.of([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], rows, named, loss)
 
 
 def tied_pair_with_head(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """The same, orthonormal, with a head that gives tokens of the sequence between 0.1 and 2: Assumption 3 holds."""
     head = np.array([[2.0, 0.5, 0.1, 0.3], [0.2, 2.0, 0.4, 1.8], [1.5, 0.1, 2.0, 0.1], [0.1, 0.1, 0.1, 2.0]])
-    problem = embedded_problem([[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1], np.eye(4))
-    return NextTokenInstance(problem, "1 and 2 tie, another head", loss=loss or LogLoss(), head=head)
+    sequences, labels = [[1, 2, 3, 0], [2, 1, 3, 0], [1, 2, 0]], [1, 2, 1]
+    return NextTokenInstance.of(sequences, labels, np.eye(4), "1 and 2 tie, another head", loss, head=head)
 
 
 def two_chains(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """No cycle: 2 ahead of 1 ahead of 0 after a 0, and 0 ahead of 2 after a 1."""
     rows = np.random.default_rng(1).standard_normal((3, 3))
-    problem = embedded_problem([[1, 0], [2, 1, 0], [0, 2, 1]], [1, 2, 0], rows)
-    return NextTokenInstance(problem, "two chains", loss=loss or LogLoss())
+    return NextTokenInstance.of([[1, 0], [2, 1, 0], [0, 2, 1]], [1, 2, 0], rows, "two chains", loss)
 
 
 def twice_forced(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """1 ahead of 2 and 4 ahead of 3 where x_1 - x_2 = x_3 - x_4: no W satisfies both orders."""
     rows = np.array([[0.0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 1, 0]])
-    problem = embedded_problem([[1, 2, 0], [3, 4, 0], [1, 2, 0]], [1, 4, 1], rows)
-    return NextTokenInstance(problem, "x1 - x2 = x3 - x4", loss=loss or LogLoss())
+    return NextTokenInstance.of([[1, 2, 0], [3, 4, 0], [1, 2, 0]], [1, 4, 1], rows, "x1 - x2 = x3 - x4", loss)
 
 
 def one_ring(factor: float = 1.0) -> NextTokenInstance:
     """Every token is on one cycle: nothing is ahead of anything, and W_svm = 0."""
-    problem = embedded_problem([[1, 0], [1, 0], [0, 1, 0]], [1, 0, 1], np.array([[1.0, 0.0], [0.5, 1.0]]))
-    return NextTokenInstance(problem, "0 and 1 tie, nothing else", start=np.array([1.0, 0, 0, 1]), factor=factor)
+    rows, start = np.array([[1.0, 0.0], [0.5, 1.0]]), np.array([1.0, 0, 0, 1])
+    return NextTokenInstance.of(
+        [[1, 0], [1, 0], [0, 1, 0]], [1, 0, 1], rows, "0 and 1 tie, nothing else", start=start, factor=factor
+    )
 
 
 def beside_a_tie(loss: AbstractLoss | None = None, *, head: Float[Array, "K d"] | None = None) -> NextTokenInstance:
     """After a 0, the tokens 1 and 2 tie ahead of 0, and 3 is ahead of 4 and 0: unit vectors."""
-    problem = embedded_problem([[1, 2, 0], [1, 2, 0], [1, 0], [3, 4, 0]], [1, 2, 1, 3], np.eye(5))
     named = f"a tie beside an order{'' if loss is None else f', {type(loss).__name__}'}"
-    return NextTokenInstance(problem, named, loss=loss or LogLoss(), head=head)
+    sequences = [[1, 2, 0], [1, 2, 0], [1, 0], [3, 4, 0]]
+    return NextTokenInstance.of(sequences, [1, 2, 1, 3], np.eye(5), named, loss, head=head)
 
 
 def labels_alone(loss: AbstractLoss | None = None) -> NextTokenInstance:
     """Sequences that hold nothing but their next token."""
-    return NextTokenInstance(
-        embedded_problem([[0], [1, 1]], [0, 1], np.eye(2)), "nothing but next tokens", loss=loss or LogLoss()
-    )
+    return NextTokenInstance.of([[0], [1, 1]], [0, 1], np.eye(2), "nothing but next tokens", loss)

@@ -22,7 +22,6 @@ from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, sampled, seen, true
-from tokenmargin.theory.paper_d.convexity import positive
 from tokenmargin.theory.paper_d.instance import (
     FLAT,
     FlatLoss,
@@ -30,7 +29,6 @@ from tokenmargin.theory.paper_d.instance import (
     assumption3,
     beside_a_tie,
     decreasing_loss,
-    embedded_problem,
     feasible,
     head_of_1,
     nonzero_slope,
@@ -105,8 +103,8 @@ def theorem3(x: NextTokenInstance) -> Findings:
     low = cyclic_minimum(x)
     bounded = true("the set of cyclic components is bounded", low.inside)
     hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x), bounded if low.rays else sampled(bounded))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
-        return Findings(hypotheses, ())
+    if not x.has_direction:
+        return Findings(hypotheses)
     if not low.inside:
         return Findings(hypotheses, (seen(true("the projection stays in a bounded set", False)),))
     found = _search(x, low.point)
@@ -117,8 +115,7 @@ def theorem3(x: NextTokenInstance) -> Findings:
 
 def theorem3_repaired(x: NextTokenInstance) -> Findings:
     """As Theorem 3, with a loss whose slope is nowhere zero on the outputs that can be reached."""
-    found = theorem3(x)
-    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
+    return theorem3(x).given(nonzero_slope(x))
 
 
 def lemma16(x: NextTokenInstance) -> Findings:
@@ -126,8 +123,8 @@ def lemma16(x: NextTokenInstance) -> Findings:
     the cyclic subspace, the W across it with |W| <= R that is best beside it converges in direction to W_svm. (By the
     exponents of the excess risk, for three parts.)"""
     hypotheses = (head_of_1(x), *decreasing_loss(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
-        return Findings(hypotheses, ())
+    if not x.has_direction:
+        return Findings(hypotheses)
     parts = (np.zeros_like(x.svm), *((W @ x.cyclic_basis.T) @ x.cyclic_basis for W in x.points(2, 0.3, 1.0)))
     worst = max((_fall_ratio(x, part) for part in parts), key=lambda slack: slack.measured)
     return Findings(hypotheses, (worst,))
@@ -135,8 +132,7 @@ def lemma16(x: NextTokenInstance) -> Findings:
 
 def lemma16_repaired(x: NextTokenInstance) -> Findings:
     """As Lemma 16, with a loss whose slope is nowhere zero on the outputs that can be reached."""
-    found = lemma16(x)
-    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
+    return lemma16(x).given(nonzero_slope(x))
 
 
 def theorem4(x: NextTokenInstance) -> Findings:
@@ -145,8 +141,8 @@ def theorem4(x: NextTokenInstance) -> Findings:
     several = int((x.problem.graph.sizes > 1).sum())
     acyclic = below("components of several tokens", several, 0)
     hypotheses = (acyclic, assumption3(x.embeddings, x.head), *decreasing_loss(x), feasible(x), some_order(x))
-    if not positive(x) or not x.graph_solution.is_optimal or not len(x.rows_behind):
-        return Findings(hypotheses, ())
+    if not x.has_direction:
+        return Findings(hypotheses)
     found = _nears_direction(_search(x, np.zeros_like(x.svm)))
     return Findings(
         hypotheses, (_fall_ratio(x, np.zeros_like(x.svm)), found) if hypotheses[1].holds and not several else (found,)
@@ -155,21 +151,23 @@ def theorem4(x: NextTokenInstance) -> Findings:
 
 def theorem4_repaired(x: NextTokenInstance) -> Findings:
     """As Theorem 4, with a loss whose slope is nowhere zero on the outputs that can be reached."""
-    found = theorem4(x)
-    return Findings((*found.hypotheses, nonzero_slope(x)), found.conclusion)
+    return theorem4(x).given(nonzero_slope(x))
 
 
 def _two_heights() -> NextTokenInstance:
     """1 and 2 each ahead of 0, with best outputs 1, where the loss is flat, and 1/2, where it is not."""
-    problem = embedded_problem([[1, 0], [2, 0]], [1, 2], np.eye(3))
-    return NextTokenInstance(problem, "outputs of 1 and 1/2, FlatLoss", FlatLoss(), np.diag([1.0, 1.0, 0.5]))
+    head = np.diag([1.0, 1.0, 0.5])
+    return NextTokenInstance.of(
+        [[1, 0], [2, 0]], [1, 2], np.eye(3), "outputs of 1 and 1/2, FlatLoss", FlatLoss(), head=head
+    )
 
 
 def _other_best() -> NextTokenInstance:
     """3 scores best where 1 comes next after a 0."""
     head = np.array([[1.0, 0, 0, 0], [0, 1, 0, 2], [0, 0, 1, 0], [0, 0, 0, 1]])
-    problem = embedded_problem([[1, 3, 0], [2, 0]], [1, 2], np.eye(4))
-    return NextTokenInstance(problem, "another token scores best", ExponentialLoss(), head)
+    return NextTokenInstance.of(
+        [[1, 3, 0], [2, 0]], [1, 2], np.eye(4), "another token scores best", ExponentialLoss(), head=head
+    )
 
 
 def _other_best_beside_a_tie() -> NextTokenInstance:
@@ -185,7 +183,8 @@ def _one_order() -> NextTokenInstance:
 
 
 ACYCLIC = "With a cycle (Acyc-SVM) has no solution; (Graph-SVM) takes its place, and Theorem 3 that of this one."
-NOT_LOG = {
+UNNEEDED = {
+    "pairs of components in order": NO_SUBJECT,
     "largest |slope| of the loss": "-log, whose slope is not bounded, has the same limit (Theorem 2, for descent; "
     "where a risk is convex, the path goes where descent does).",
     "the loss falls strictly": "A loss that is level somewhere is level for a whole range of W, or falls as these do.",
@@ -200,24 +199,23 @@ CLAIMS = (
         example=lambda: tied_pair(ExponentialLoss()),
         outside=(lambda: tied_pair(CorrelationLoss()), _other_best_beside_a_tie),
         refutation=lambda: beside_a_tie(FlatLoss()),
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT}, note=SLOPE),
+        unneeded=UNNEEDED, note=SLOPE),
     Claim("D.theorem3-repaired", theorem3_repaired, "bounded", about="... where the slope of the loss is nowhere zero",
         example=lambda: tied_pair(ExponentialLoss()),
         outside=(lambda: tied_pair(CorrelationLoss()), _other_best_beside_a_tie,
             lambda: beside_a_tie(FlatLoss())),
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT}),
+        unneeded=UNNEEDED),
     Claim("D.theorem4", theorem4, "bounded", about="regularisation path without cycles, any head of Assumption 3",
         example=_one_order, outside=(_other_best,), refutation=_two_heights,
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT, "(Graph-SVM) is feasible": NO_SUBJECT,
-            "components of several tokens": ACYCLIC}, note=SLOPE),
+        unneeded=UNNEEDED | {"(Graph-SVM) is feasible": NO_SUBJECT, "components of several tokens": ACYCLIC},
+        note=SLOPE),
     Claim("D.theorem4-repaired", theorem4_repaired, "bounded", about="... where the slope of the loss is nowhere zero",
         example=_one_order, outside=(_other_best, _two_heights),
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT, "(Graph-SVM) is feasible": NO_SUBJECT,
-            "components of several tokens": ACYCLIC}),
+        unneeded=UNNEEDED | {"(Graph-SVM) is feasible": NO_SUBJECT, "components of several tokens": ACYCLIC}),
     Claim("D.lemma16", lemma16, "bounded", about="regularisation path beside a fixed part in the cyclic subspace",
         example=lambda: tied_pair(ExponentialLoss()), refutation=lambda: beside_a_tie(FlatLoss()),
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT}, note=SLOPE),
+        unneeded=UNNEEDED, note=SLOPE),
     Claim("D.lemma16-repaired", lemma16_repaired, "bounded", about="... where the slope of the loss is nowhere zero",
         example=lambda: tied_pair(ExponentialLoss()), outside=(lambda: beside_a_tie(FlatLoss()),),
-        unneeded=NOT_LOG | {"pairs of components in order": NO_SUBJECT}),
+        unneeded=UNNEEDED),
 )  # fmt: skip

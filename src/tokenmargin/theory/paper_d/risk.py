@@ -11,16 +11,16 @@ from numpy import ndarray as Array
 
 from tokenmargin.dynamics.paths.newton import minimise
 from tokenmargin.margin.graph_margin import node_vectors
+from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss, LogLoss
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, sampled
-from tokenmargin.theory.paper_d.convexity import hessian, positive
+from tokenmargin.theory.paper_d.convexity import hessian
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     assumption3,
     beside_a_tie,
     decreasing_loss,
-    embedded_problem,
     head_of_1,
     labels_alone,
     log_loss,
@@ -30,7 +30,6 @@ from tokenmargin.theory.paper_d.instance import (
 )
 
 ASSUMPTION1 = "Assumption 1: largest |<c_y, e_k> - [k = y]|"
-EPS = float(np.finfo(float).eps)
 SURELY = 60.0
 """What a token that is behind by this has is less than 1e-26 of the weight."""
 
@@ -45,8 +44,8 @@ def lemma3(x: NextTokenInstance) -> Findings:
     risk above `L* = mean loss(<c_y, e_y>)`; and for every W that satisfies the constraints of (Acyc-SVM), where there
     is one, L(R W) goes to L*. (At 20 points; at W_svm and four others, where the excess is below its bound.)"""
     hypotheses = _lemma3_hypotheses(x)
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     label = (x.problem.index == x.problem.labels[:, None]) & x.problem.mask
     _, signs = x.objective.excess(x.points(), label.argmax(axis=1))
     above_all = sampled(above("smallest sign of L(W) - L*", float(np.min(signs)), 0, strict=True))
@@ -73,9 +72,8 @@ def _push_into_cone(x: NextTokenInstance, V: Float[Array, " D"]) -> Float[Array,
 
 def lemma3_repaired(x: NextTokenInstance) -> Findings:
     """As Lemma 3, where some sequence holds another token than its next one."""
-    found = lemma3(x)
     others = int((x.problem.tokens != x.problem.labels[x.problem.sequence]).sum())
-    return Findings((*found.hypotheses, above("tokens other than next tokens", others, 1)), found.conclusion)
+    return lemma3(x).given(above("tokens other than next tokens", others, 1))
 
 
 def _limit_risk(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
@@ -92,7 +90,7 @@ def _tolerance(x: NextTokenInstance) -> float:
 def lemma5(x: NextTokenInstance) -> Findings:
     """The risk of the cyclic subdataset depends on the part of W in the cyclic subspace alone. (At 20 points.)"""
     off = 0.0
-    if positive(x):
+    if x.has_risk:
         off = max(abs(x.cyclic_risk(W) - x.cyclic_risk((W @ x.cyclic_basis.T) @ x.cyclic_basis)) for W in x.points())
     return Findings((), (sampled(equal("largest |L_cyc(W) - L_cyc(projection)|", off, 0, tolerance=1e-9)),))
 
@@ -101,8 +99,8 @@ def lemma6(x: NextTokenInstance) -> Findings:
     """Under Assumptions 1 and 2 with -log, `lim L(W + R W_svm)` over R is the risk of the cyclic subdataset, at every
     W. (At 20 points.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not x.graph_solution.is_optimal or not positive(x):
-        return Findings(hypotheses, ())
+    if not x.graph_solution.is_optimal or not x.has_risk:
+        return Findings(hypotheses)
     off = max(abs(_limit_risk(x, W) - x.cyclic_risk(W)) for W in x.points())
     return Findings(hypotheses, (sampled(equal("largest |lim L - L_cyc|", off, 0, tolerance=_tolerance(x))),))
 
@@ -167,8 +165,8 @@ def lemma7(x: NextTokenInstance) -> Findings:
     subdataset, and |I^c| loss(1) / n. (At 20 points, each with 5 such W'; (14b) with -log, W_fin certified.)"""
     left_out = int((~x.problem.with_label).sum())
     hypotheses = (head_of_1(x), decreasing_loss(x)[0], above("tokens left out of the cyclic subdataset", left_out, 1))
-    if not x.graph_solution.is_optimal or not positive(x):
-        return Findings(hypotheses, ())
+    if not x.graph_solution.is_optimal or not x.has_risk:
+        return Findings(hypotheses)
     sign, lowest, off = np.inf, np.inf, 0.0
     for W in x.points():
         floor = x.settled_risk() + x.cyclic_risk(W)
@@ -191,8 +189,8 @@ def equation18(x: NextTokenInstance) -> Findings:
     """Under Assumptions 1 and 2 with -log the gradient is `mean_i sum over t with x_t not y of s_it z (x_it - e_y)'`.
     (Against the general gradient, at 20 points.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     posed, vectors, problem = x.objective.problem, node_vectors(x.problem), x.problem
     rows = vectors[problem.node] - vectors[problem.label_node[problem.sequence]]
     worst = 0.0
@@ -237,8 +235,8 @@ def equation22(x: NextTokenInstance) -> Findings:
     """Under Assumptions 1 and 2 with -log the gradient is Lipschitz with `L = 2 M^4 sqrt(T_max)`, and weights with M^2.
     (Differences between 20 pairs of points.)"""
     hypotheses = (head_of_1(x), log_loss(x))
-    if not positive(x):
-        return Findings(hypotheses, ())
+    if not x.has_risk:
+        return Findings(hypotheses)
     posed, constant, steep, moved = x.objective.problem, x.smoothness(), 0.0, 0.0
     squared = float(np.linalg.norm(x.embeddings, axis=1).max() ** 2) or 1.0
     points = np.concatenate([x.points(), x.points()[:1] + x.points() * 1e-3])
@@ -258,22 +256,18 @@ def equation22(x: NextTokenInstance) -> Findings:
 
 def _a_ring_and_a_label() -> NextTokenInstance:
     """0 and 1 tie; beside them a sequence of nothing but its next token."""
-    problem = embedded_problem([[1, 0], [1, 0], [0]], [1, 0, 0], np.eye(2))
-    return NextTokenInstance(problem, "a tie, and a next token alone")
+    return NextTokenInstance.of([[1, 0], [1, 0], [0]], [1, 0, 0], np.eye(2), "a tie, and a next token alone")
 
 
 def _steep_scores() -> NextTokenInstance:
     """A head of large scores, without -log: the gradient is steeper than (22) allows."""
-    problem = embedded_problem([[1, 0]], [1], np.eye(2))
-    return NextTokenInstance(problem, "correlation loss", loss=CorrelationLoss(), head=30 * np.eye(2))
+    return NextTokenInstance.of([[1, 0]], [1], np.eye(2), "correlation loss", CorrelationLoss(), head=30 * np.eye(2))
 
 
 def _other_best() -> NextTokenInstance:
     """A head that scores 0 above 1 where 1 comes next."""
     head = np.array([[1.0, 0.0], [2.0, 1.0]])
-    return NextTokenInstance(
-        embedded_problem([[1, 0]], [1], np.eye(2)), "another token scores best", ExponentialLoss(), head
-    )
+    return NextTokenInstance.of([[1, 0]], [1], np.eye(2), "another token scores best", ExponentialLoss(), head=head)
 
 
 CLAIMS = (
@@ -298,10 +292,9 @@ CLAIMS = (
     Claim("D.equation18", equation18, "exact", about="(18): the gradient with -log", example=tied_pair,
         outside=(tied_pair_with_head, lambda: tied_pair(CorrelationLoss()))),
     Claim("D.equation20", equation20, "exact", about="(20): weights move by at most M^2 |W - V|, step by step",
-        example=lambda: NextTokenInstance(embedded_problem([[1, 0]], [1], np.eye(2)), "two unit vectors"),
+        example=lambda: NextTokenInstance.of([[1, 0]], [1], np.eye(2), "two unit vectors"),
         unconditional="it is about softmax alone.",
-        refutation=lambda: NextTokenInstance(
-            embedded_problem([[1, 1, 0]], [1], np.eye(2)), "two unit vectors, one twice"),
+        refutation=lambda: NextTokenInstance.of([[1, 1, 0]], [1], np.eye(2), "two unit vectors, one twice"),
         note="|X (W - V) z| can be up to sqrt(T) M^2 |W - V|: the second step drops the root. From end to end it is "
         "true, and so is (22), which gains it back: softmax moves by the spread of logits (`D.equation22`)."),
     Claim("D.equation22", equation22, "sampled", about="(22): the gradient is Lipschitz with 2 M^4 sqrt(T_max)",

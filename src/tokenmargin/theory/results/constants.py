@@ -95,7 +95,7 @@ def constants(x: ProblemInstance) -> Findings:
         true("there are others", bool(named.solution.vector.any())),
     )
     if not named.solution.is_optimal or not named.solution.vector.any():
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     direction = named.solution.vector
     radius = FAR * float(keys.norm(direction))
     point = minimum_along(x.objective, direction, radius)

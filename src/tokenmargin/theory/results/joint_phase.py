@@ -13,15 +13,16 @@ from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import JointPhases, Phase, joint_phases
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.instances import figure3a, figure3b
+from tokenmargin.problem.instances import figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
     least_margins,
+    nearly_support,
     rather_another,
-    second,
+    selecting_second,
     separable,
     smaller_label_margin,
 )
@@ -114,7 +115,7 @@ def joint_phase(x: ProblemInstance) -> Findings:
     ours, proof in docs/results/joint-phase.md.)"""
     hypotheses, phases = _hypotheses(x)
     if phases is None:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     joint = Joint(x)
     hypotheses = (*hypotheses, joint.assumption(joint.support).slack(" over the support inputs"))
     phase = phases.at(x.factor * phases.head.margin)
@@ -155,7 +156,7 @@ def joint_descent(x: ProblemInstance) -> Findings:
     the ratio of the steps; both are followed as flows.)"""
     hypotheses, phases = _hypotheses(x)
     if phases is None:
-        return Findings(hypotheses, ())
+        return Findings(hypotheses)
     problem, keys = scaled_values(x.problem, x.factor), x.problem.keys
     phase = phases.at(x.factor * phases.head.margin)
     objective = JointObjective(problem, x.loss)
@@ -193,18 +194,13 @@ def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slac
     )  # fmt: skip
 
 
-def _inside(ratio: float) -> ProblemInstance:
-    """Figure 3 with the third token at (0.5, 1.1)."""
-    return second(figure3a(third=(0.5, 1.1)), "fig3 with (0.5, 1.1)", ratio)
-
-
 CLAIMS = (
     Claim("R.joint-phase", joint_phase, "sampled",
-        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value", example=lambda: _inside(1.0),
+        about="joint ridge path: the phase law in |v| Gamma/|p|, and its critical value", example=nearly_support,
         outside=(smaller_label_margin, rather_another),
         unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
     Claim("R.joint-descent", joint_descent, "sampled",
         about="joint descent and flow: which phase each method lands in",
-        example=lambda: second(figure3b(), "fig3b", 0.5), outside=(rather_another,),
+        example=lambda: selecting_second(figure3b(), "fig3b", 0.5), outside=(rather_another,),
         unneeded={"alpha is separable": NO_SUBJECT, "label margin": NO_SUBJECT}),
 )  # fmt: skip
