@@ -22,7 +22,7 @@ import numpy as np
 
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.paper_a.conditions import one_minus_cosine, regime
+from tokenmargin.theory.paper_a.conditions import one_minus_cosine, theorem5_conditions
 from tokenmargin.theory.paper_a.flow import MISALIGNED
 
 __all__ = ["Replication", "replicate", "structure"]
@@ -61,7 +61,7 @@ class Replication:
 def replicate(n: int, T: int, seed: int) -> Replication:
     """Draw a corpus, take the first step, follow the flow."""
     x = EmbeddingInstance.of(n, T, varied=True, seed=seed)
-    if not all(slack.proven for slack in regime(x)):
+    if not all(slack.proven for slack in theorem5_conditions(x)):
         raise RuntimeError(f"corpus {seed} is outside the regime")
     limit, important, corpus = x.limits[0], x.corpus.important, x.corpus
     sizes = np.abs(corpus.signed_frequency[corpus.sole_label != 0])

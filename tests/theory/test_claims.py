@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from tokenmargin.theory import CLAIMS, STATEMENTS, binomial_interval, claim, needed_hypotheses
 from tokenmargin.theory.claim import Claim, Findings, above, below, equal, sampled, searched, seen, true
-from tokenmargin.theory.evidence import rarely
+from tokenmargin.theory.evidence import rare_event
 
 DOCS = Path(__file__).parents[2] / "docs"
 AS_PRINTED_WRONG = {
@@ -210,12 +210,12 @@ def test_binomial_intervals_by_their_definition(events, draws):
 
 
 def test_few_draws_decide_nothing():
-    assert not rarely("x", 0, 19, 0.05).holds
-    assert not rarely("x", 1, 19, 0.05).refuted
-    assert rarely("x", 0, 80, 0.05).holds
-    assert not rarely("x", 0, 80, 0.05).proven
-    assert not rarely("x", 30, 200, 0.1).refuted  # 15% seen: likely, not sure
-    assert rarely("x", 150, 200, 0.1).refuted
+    assert not rare_event("x", 0, 19, 0.05).holds
+    assert not rare_event("x", 1, 19, 0.05).refuted
+    assert rare_event("x", 0, 80, 0.05).holds
+    assert not rare_event("x", 0, 80, 0.05).proven
+    assert not rare_event("x", 30, 200, 0.1).refuted  # 15% seen: likely, not sure
+    assert rare_event("x", 150, 200, 0.1).refuted
     with pytest.raises(ValueError, match="draws"):
         binomial_interval(3, 2)
 

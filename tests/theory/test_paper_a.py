@@ -18,7 +18,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.instances import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import EmbeddingInstance, binomial_interval, claim
-from tokenmargin.theory.evidence import follow, selected_in_the_limit
+from tokenmargin.theory.evidence import follow_flow, selected_in_the_limit
 from tokenmargin.theory.paper_a.classes import printed_constraints
 from tokenmargin.theory.paper_a.first_step import probability_beyond
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, one_token
@@ -201,7 +201,7 @@ def test_mu_by_trying_every_set_of_ties():
 def test_the_limit_selects_by_its_definition():
     x = EmbeddingInstance.of(4, 3)
     problem, important = x.problems_and_choices[0][0], x.corpus.important
-    limit = follow(problem, x.steps[0].after.prompt, norm=1e4)
+    limit = follow_flow(problem, x.steps[0].after.prompt, norm=1e4)
     assert (limit.chosen == important).all()
     # The next term is of order log |p| / |p|, over the last decade of |p| = 1e4.
     assert limit.slope == pytest.approx(-1, abs=0.01)
@@ -215,9 +215,9 @@ def test_the_limit_selects_by_its_definition():
 def test_gram_and_coordinates_give_the_same_limit():
     x = EmbeddingInstance.of(4, 3, dimension=60)
     after = x.steps[0].after
-    one = follow(after.problem(), after.prompt, norm=1e4)
+    one = follow_flow(after.problem(), after.prompt, norm=1e4)
     gram = after.as_gram()
-    other = follow(gram.problem(), gram.prompt, norm=1e4)
+    other = follow_flow(gram.problem(), gram.prompt, norm=1e4)
     assert (one.chosen == other.chosen).all()
     # Inner products know the margin to the tolerance of their certificates.
     assert one.solution.margin == pytest.approx(other.solution.margin, rel=PRODUCTS_TOLERANCE)
@@ -452,7 +452,7 @@ def test_descent_goes_where_the_flow_goes():
     for _ in range(1000):
         direction, log_norm = objective.descent(p)
         p = p + np.exp(log_norm[0]) * direction
-    path = follow(problem, after.prompt, norm=1e3).path
+    path = follow_flow(problem, after.prompt, norm=1e3).path
     # Flow of a tolerance of 1e-8; descent with steps this short follows it to second order in them.
     np.testing.assert_allclose(path.at_norm(np.linalg.norm(p)), p, rtol=0, atol=1e-6)
     assert np.linalg.norm(p) > 2

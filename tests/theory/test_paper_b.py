@@ -35,7 +35,7 @@ from tokenmargin.theory.paper_b.joint_limits import (
     selecting_second,
     smaller_label_margin,
 )
-from tokenmargin.theory.paper_b.local_cone import cone, without_neighbours
+from tokenmargin.theory.paper_b.local_cone import vectors_in_cone, without_neighbours
 from tokenmargin.theory.paper_b.prompt_limits import path_angles
 from tokenmargin.theory.paper_b.quadrant import quadrant_point
 
@@ -407,7 +407,7 @@ def test_no_theorem_is_refuted_by_a_threshold():
 def test_cones_have_the_width_they_say():
     x = ProblemInstance(random_problem(2, 3, 6, rng=np.random.default_rng(0)))
     axis = x.sphere(1, np.random.default_rng(1))[0]
-    units = cone(x, axis, 0.2, 200, np.random.default_rng(2))
+    units = vectors_in_cone(x, axis, 0.2, 200, np.random.default_rng(2))
     cosines = units @ axis
     # Six coordinates, made orthogonal and of length one.
     assert np.linalg.norm(units, axis=1) == pytest.approx(1, rel=rounding(20))

@@ -14,10 +14,10 @@ from tokenmargin.margin import class_margin, max_margin
 from tokenmargin.problem.instances import figure1a
 from tokenmargin.selection import cone_constants
 from tokenmargin.theory import EmbeddingInstance, ProblemInstance, claim
-from tokenmargin.theory.evidence import follow
+from tokenmargin.theory.evidence import follow_flow
 from tokenmargin.theory.paper_b.confined_paths import WIDTH
 from tokenmargin.theory.paper_b.gradients import printed_smoothness
-from tokenmargin.theory.paper_b.local_cone import cone
+from tokenmargin.theory.paper_b.local_cone import vectors_in_cone
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -184,7 +184,7 @@ def test_theorem_3_starts_at_many_digits():
     x = claim("B.theorem3").example()
     axis = max_margin(x.problem, x.alpha).vector
     c = cone_constants(x.problem, axis, x.alpha)
-    units = cone(x, axis, c.mu, 6, x.rng)
+    units = vectors_in_cone(x, axis, c.mu, 6, x.rng)
     axis = axis / np.linalg.norm(axis)
     cosines = []
     with mpmath.workdps(60):
@@ -202,7 +202,7 @@ def test_theorem_3_starts_at_many_digits():
     found = measured("B.theorem3", x)
     # Logits of some thousands are rounded to 1e-13 of themselves, and weights to as many times that.
     assert found["smallest cosine of -dL with the axis at the starts"] == pytest.approx(min(cosines), rel=1e-9)
-    assert follow(x.problem, 50 * c.radius * units[0], norm=1e3 * c.radius).path.stop == "norm"
+    assert follow_flow(x.problem, 50 * c.radius * units[0], norm=1e3 * c.radius).path.stop == "norm"
 
 
 def test_theorem_4_path_by_scanning_the_cone():

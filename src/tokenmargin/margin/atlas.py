@@ -25,18 +25,18 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import (
     PRODUCTS_TOLERANCE,
     Systems,
-    in_doubles,
     joined_systems,
     normalised_systems,
+    rescale_exactly,
 )
 from tokenmargin.margin.compiled.result import StackResult
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction, shares_differences
+from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global, shares_differences
 from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
 from tokenmargin.margin.normed.atlas import atlas_in_norm
-from tokenmargin.margin.single.refine import proof
+from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import EPS, AbstractNorm, LpNorm, as_norm
@@ -297,10 +297,10 @@ class _Walk:
             verdicts = solve_systems(systems)
             if self.dimension < self.problem.keys.dimension:  # a proof must hold for the problem's own rows
                 for b in np.flatnonzero(verdicts.infeasible).tolist():
-                    if proof(self._constraints(prefixes[b]).systems(), verdicts.farkas[b]) is None:
+                    if infeasibility_proof(self._constraints(prefixes[b]).systems(), verdicts.farkas[b]) is None:
                         verdicts.residuals[b, 4] = np.inf
             scale = systems.scale[:, None]
-            return verdicts.multipliers * scale, in_doubles(verdicts.vectors, times=scale), verdicts
+            return verdicts.multipliers * scale, rescale_exactly(verdicts.vectors, times=scale), verdicts
         verdicts = StackResult.empty(*systems.rows.shape, tolerance=PRODUCTS_TOLERANCE)
         multipliers = np.zeros_like(verdicts.multipliers)
         for b, prefix in enumerate(prefixes):
@@ -331,7 +331,7 @@ class _Walk:
         # the vector, with positive multipliers, are independent; more of them are not.
         more = near.sum(axis=(1, 2)) > (leaves.multipliers > 0).sum(axis=1)
         for b in np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved).tolist():
-            limit = read_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
+            limit = name_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
             if limit.kind == "inaccurate":
                 self.feasible -= 1
                 self.undecided.append(tuple(positions[b].tolist()))
@@ -356,7 +356,7 @@ class _Walk:
         if isinstance(self.problem.keys, Coordinates) and leaves.vectors.shape[1] < self.problem.keys.dimension:
             return solve(constraints)  # the walk went through rotated coordinates: certify in the problem's own
         parts = [tokens.rows(t[None]).lengths[0] for tokens, t in zip(self.inputs, leaves.prefixes[b], strict=True)]
-        multipliers = in_doubles(leaves.multipliers[b], over=np.concatenate(parts))
+        multipliers = rescale_exactly(leaves.multipliers[b], over=np.concatenate(parts))
         vector = constraints.parameter(multipliers, leaves.vectors[b])
         return MarginSolution(
             status="optimal",

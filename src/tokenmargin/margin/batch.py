@@ -19,7 +19,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.engines import usable_cores
-from tokenmargin.margin.certificate import TOLERANCE, in_doubles, normalised_systems
+from tokenmargin.margin.certificate import TOLERANCE, normalised_systems, rescale_exactly
 from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, UNDECIDED, StackResult
 from tokenmargin.margin.compiled.systems import MANY, solve_systems
 from tokenmargin.margin.constraints import attention_constraints
@@ -287,9 +287,9 @@ def _answer_in_norm(
     size = np.ldexp(0.5, np.frexp(np.maximum(most, 1e-300))[1])[:, None]
     rows = plus / size[:, :, None] - minus / size[:, :, None]
     vectors, multipliers, found = solve_stack(rows, np.ones(rows.shape[:2]), norm.p)
-    answers.vectors[which] = in_doubles(vectors, over=size)
-    answers.multipliers[which] = in_doubles(in_doubles(multipliers, over=size), over=size)
-    answers.norms[which] = in_doubles(found[:, 0], over=size[:, 0])
+    answers.vectors[which] = rescale_exactly(vectors, over=size)
+    answers.multipliers[which] = rescale_exactly(rescale_exactly(multipliers, over=size), over=size)
+    answers.norms[which] = rescale_exactly(found[:, 0], over=size[:, 0])
     longest = np.abs(answers.vectors[which]).max(axis=1)
     found[(longest > 1e306) | (longest < 1e-290), 1] = np.inf  # near the ends of the doubles digits may be lost
     answers.residuals[which, :3], answers.residuals[which, 3] = 0.0, found[:, 1]
@@ -316,11 +316,11 @@ def _answer_as_stack(keys: Array, selected: Array, which: Int[Array, " c"], answ
     systems = normalised_systems(plus, np.ones((1, answers.multipliers.shape[1])), minus=minus)
     found = solve_systems(systems)
     scale = systems.scale[:, None]
-    answers.multipliers[which] = in_doubles(found.multipliers, times=scale, over=systems.lengths)
-    answers.vectors[which] = in_doubles(found.vectors, times=scale)
-    answers.norms[which] = in_doubles(found.norms, times=systems.scale)
+    answers.multipliers[which] = rescale_exactly(found.multipliers, times=scale, over=systems.lengths)
+    answers.vectors[which] = rescale_exactly(found.vectors, times=scale)
+    answers.norms[which] = rescale_exactly(found.norms, times=systems.scale)
     answers.residuals[which] = found.residuals
-    farkas = in_doubles(found.farkas, over=systems.lengths)
+    farkas = rescale_exactly(found.farkas, over=systems.lengths)
     total = farkas.sum(axis=1, keepdims=True)
     proven = found.infeasible[:, None] & (total > 0)
     answers.farkas[which] = np.divide(farkas, total, out=np.zeros_like(farkas), where=proven)

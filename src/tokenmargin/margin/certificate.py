@@ -171,7 +171,7 @@ def _scaled_bounds(bound: Float[Array, "B k"], exponent: Int[Array, "B k"]) -> t
         return np.ldexp(relative, -top[:, None]), np.ldexp(1.0, top - least)
 
 
-def in_doubles(
+def rescale_exactly(
     values: Float[Array, "..."], *, times: Float[Array, "..."] | float = 1.0, over: Float[Array, "..."] | float = 1.0
 ) -> Float[Array, "..."]:
     """`values * times / over` for powers of two, without rounding; beyond the range of doubles, the end of it.

@@ -79,7 +79,7 @@ def limit_direction(
     """
     alpha = checked_selection(problem, selected)
     problem = problem.around(alpha)
-    found = read_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
+    found = name_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):
         best = choice_margin(problem, _best(problem), norm=norm)
         if best.is_optimal and found.solution.margin >= best.margin * (1 - SAME_NORM):
@@ -87,7 +87,7 @@ def limit_direction(
     return found
 
 
-def read_direction(
+def name_direction(
     problem: TokenProblem, selected: Int[Array, " n"], solution: MarginSolution, loss: AbstractLoss | None = None
 ) -> LimitDirection:
     """What the solution of `limit_constraints` is; with ties, an "LMM" may be the GMM: the other choices tell."""

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global
 from tokenmargin.margin.limit_results import Atlas, selections_that_are
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.objective.losses import AbstractLoss
@@ -41,7 +41,7 @@ def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> A
     """
     began = time.perf_counter()
     chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
-    found = [read_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss) for alpha in chosen]
+    found = [name_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss) for alpha in chosen]
     seen = {limit.chosen.tobytes(): limit for limit in found if limit.is_limit and limit.solution.vector.any()}
     distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
     selections = math.prod(distinct.sum(axis=1).tolist())

@@ -66,7 +66,7 @@ class FollowedFlow:
         return float(np.log10(self.angle / self.earlier)) if 0 < self.earlier < np.inf else 0.0
 
 
-def follow(
+def follow_flow(
     problem: TokenProblem, start: Float[Array, " D"], *, norm: float, loss: AbstractLoss | None = None
 ) -> FollowedFlow:
     """Gradient flow of the prompt from `start` to length `norm`, compared with the class it ends in."""
@@ -125,7 +125,7 @@ def enough_draws(delta: float) -> int:
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-delta))
 
 
-def rarely(name: str, events: int, draws: int, delta: float) -> Slack:
+def rare_event(name: str, events: int, draws: int, delta: float) -> Slack:
     """`P(event) <= delta`, from independent draws.
 
     Met when the whole interval lies below delta, which takes about 3.7/delta draws without the event; refuted when an

@@ -23,7 +23,7 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import selective_corpus, varied_selective_corpus
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import selected_tokens
-from tokenmargin.theory.evidence import FollowedFlow, follow
+from tokenmargin.theory.evidence import FollowedFlow, follow_flow
 
 Selection = Literal["random", "tied", "important", "everything"]
 DRAWN_SHARE = 0.3
@@ -183,7 +183,7 @@ class EmbeddingInstance:
     @cached_property
     def limits(self) -> tuple[FollowedFlow, ...]:
         """Gradient flow of p after the first step, from each start."""
-        return tuple(follow(step.after.problem(), step.after.prompt, norm=self.norm) for step in self.steps)
+        return tuple(follow_flow(step.after.problem(), step.after.prompt, norm=self.norm) for step in self.steps)
 
     def __str__(self) -> str:
         c = self.corpus

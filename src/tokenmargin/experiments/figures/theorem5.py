@@ -21,8 +21,8 @@ from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 from tokenmargin.theory import EmbeddingInstance
-from tokenmargin.theory.evidence import follow
-from tokenmargin.theory.results.first_step import deviation, limit_variance, sharp_dimension, token_shares
+from tokenmargin.theory.evidence import follow_flow
+from tokenmargin.theory.results.first_step import limit_variance, relative_deviation, sharp_dimension, token_shares
 from tokenmargin.theory.results.sublevel import Sublevel
 from tokenmargin.theory.settings import enough_dimensions, enough_step
 
@@ -32,7 +32,7 @@ ALIGNED = 100.0  # radians times norm: at norm 1e5 a milliradian, where 1 - cosi
 def conclusion_holds(x: EmbeddingInstance, norm: float) -> bool:
     """Whether Theorem 5 is right: flow grows, selects every important token, aligns with the margin of its class."""
     after = x.steps[0].after
-    limit = follow(after.problem(), after.prompt, norm=norm)
+    limit = follow_flow(after.problem(), after.prompt, norm=norm)
     important = bool(limit.chosen[x.corpus.important].all())
     return limit.path.stop == "norm" and important and limit.angle <= ALIGNED / norm
 
@@ -235,7 +235,7 @@ class FirstStepSharp(AbstractExperiment):
             "rms": float(np.sqrt((errors[:, s] ** 2).mean())),
             "closed_form": float(np.sqrt(limit_variance(x.corpus)[s] / float(x.dimension))),
             "largest": float(np.quantile(errors[:, s], 1 - self.delta)),
-            "sharp": 2.8 * float(q[s]) * deviation(x),
+            "sharp": 2.8 * float(q[s]) * relative_deviation(x),
             "printed": 11 * float(x.dimension) ** -0.25,
         }
 

@@ -231,7 +231,7 @@ def _enter(space, bound, rank, a):
 
 @compiled
 @no_type_check
-def search(space, bound, size, rank):
+def search_working_set(space, bound, size, rank):
     """Fill the workspace with the working set and multipliers of the solution, or of a ray that refutes the system.
 
     No more than `rank` rows, their dimension, are independent. Where that is all of them, most will hold the solution.
@@ -255,7 +255,7 @@ def search(space, bound, size, rank):
 
 @compiled
 @no_type_check
-def correct(space, a):
+def correct_multipliers(space, a):
     """Add to the multipliers what raises the inner products of the working set by `aim`: iterative refinement."""
     factor, forward = space.factor, space.forward
     for i in range(a):

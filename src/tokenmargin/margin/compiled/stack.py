@@ -14,7 +14,14 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import TOLERANCE
-from tokenmargin.margin.compiled.active_set import Workspace, compiled, correct, inner_products, search, summing
+from tokenmargin.margin.compiled.active_set import (
+    Workspace,
+    compiled,
+    correct_multipliers,
+    inner_products,
+    search_working_set,
+    summing,
+)
 from tokenmargin.margin.compiled.result import INFEASIBLE, OUT_OF_RANGE, RAY, SOLVED, UNDECIDED, StackResult
 from tokenmargin.norms import EPS
 
@@ -171,7 +178,7 @@ def _judge_ray(rows, bound, space, a, y, exact):
     if a - 1 == rows.shape[1]:
         for i in range(a - 1):  # the factor is of all but the last, which opened the ray
             space.aim[i] = -_dot(rows[space.work[i]], y)
-        correct(space, a - 1)
+        correct_multipliers(space, a - 1)
         _combine(rows, space, a, y)
         if _surely_positive(rows, space, a, y):
             return INFEASIBLE, a, 0.0
@@ -189,7 +196,7 @@ def _judge_working_set(rows, bound, size, space, a, y, table):
     if not _passes(table):
         for i in range(a):
             space.aim[i] = -space.slack[space.work[i]]
-        correct(space, a)
+        correct_multipliers(space, a)
         for i in range(a):
             space.u[i] = max(space.u[i], 0.0)
         _combine(rows, space, a, y)
@@ -206,7 +213,7 @@ def _solve(rows, bound, size, space, y, table, exact):
         if space.gram[j, j] == 0 and bound[j] > 0:  # nothing separates two tokens at one place
             space.work[0], space.u[0] = j, 1.0
             return INFEASIBLE, 1, 0.0
-    code, a = search(space, bound, size, rows.shape[1])
+    code, a = search_working_set(space, bound, size, rows.shape[1])
     if code == SOLVED:
         return _judge_working_set(rows, bound, size, space, a, y, table)
     if code == INFEASIBLE:

@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import Systems
 from tokenmargin.margin.compiled.result import RAY, UNDECIDED, StackResult
 from tokenmargin.margin.single.proposals import many_can_wait, propose_from_many, shortest_vector
-from tokenmargin.margin.single.refine import proof, refine_or_refute, residuals_of
+from tokenmargin.margin.single.refine import infeasibility_proof, refine_or_refute, residuals_of
 
 FEW, MANY = 16, 100
 """Systems from which compiled code is worth loading, and constraints up to which it is worth using."""
@@ -29,7 +29,7 @@ def solve_systems(systems: Systems) -> StackResult:
 
     found = solve_stack(systems.rows, systems.bound, systems.size, exact=systems.lost is None)
     for b in np.flatnonzero(found.codes == RAY).tolist():
-        proven = proof(systems.one(b), found.farkas[b])
+        proven = infeasibility_proof(systems.one(b), found.farkas[b])
         if proven is None:
             found.codes[b] = UNDECIDED
         else:

@@ -22,7 +22,7 @@ from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.corpus.cutting_planes import cutting_planes
 from tokenmargin.margin.corpus.interior_point import interior_point
 from tokenmargin.margin.corpus.pairs import Differences, Proposal, RowPairs, transitive_reduction
-from tokenmargin.margin.single.refine import proof
+from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import AbstractNorm, LpNorm, as_norm
 
@@ -98,23 +98,23 @@ def _routes(
     d = rows.vectors.shape[1]
     interior = partial(interior_point, rows, gap=gap, progress=progress)
     if rows.lengths().min() <= np.finfo(float).eps * np.abs(rows.vectors).max():
-        yield partial(equal_tokens, rows)
+        yield partial(refute_equal_tokens, rows)
     if route == "interior" or (route is None and d >= WIDE):
         yield interior
         return
     yield partial(cutting_planes, rows, start=start, gap=gap, progress=progress)
     if route is None:
-        yield partial(by_general_solver, rows) if d * len(rows) <= SMALL else interior
+        yield partial(propose_by_general_solver, rows) if d * len(rows) <= SMALL else interior
 
 
-def equal_tokens(rows: Differences) -> Proposal:
+def refute_equal_tokens(rows: Differences) -> Proposal:
     """No token beats another at the same place, and the constraint that asks for it is the proof."""
     multipliers = np.zeros(len(rows))
     multipliers[rows.lengths().argmin()] = 1.0
     return Proposal(multipliers, None)
 
 
-def by_general_solver(rows: Differences) -> Proposal:
+def propose_by_general_solver(rows: Differences) -> Proposal:
     """The solver of single problems, which refines hard cases or refutes them."""
     systems = normalised_systems(rows.dense(slice(None))[None], np.ones((1, len(rows))))
     found = solve_systems(systems)
@@ -206,7 +206,7 @@ class PairCertifier:
         )
         rows = Differences(self.vectors, plus=pairs[:, 0], minus=pairs[:, 1])
         scaled = np.concatenate([weights, -self.ties.multipliers(rows.combination(weights))]) * systems.lengths[0]
-        proven = proof(systems, scaled)
+        proven = infeasibility_proof(systems, scaled)
         if proven is None:
             residual = farkas_residual(systems.rows[0], systems.bound[0], scaled, systems.equality)
             return self._solution("inaccurate", found, numbers, Certificate(farkas=residual))

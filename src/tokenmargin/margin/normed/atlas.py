@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.limit_directions import limit_constraints, name_global, read_direction
+from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global
 from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.single.solver import solve
@@ -109,7 +109,7 @@ class _Walk:
         if solution.status == "infeasible":
             self.infeasible += 1
             return
-        limit = read_direction(around, selected, solution, self.loss)
+        limit = name_direction(around, selected, solution, self.loss)
         if not self.problem.has_fixed_scores and around.has_ties:
             self.ties = max(self.ties, _pairs_of_equals(around))
         if limit.kind == "inaccurate":

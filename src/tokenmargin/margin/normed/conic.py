@@ -111,19 +111,19 @@ def _nuclear_proposals(
     small: ReducedMatrices, bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
     """By compiled rounds until Newton's method can do the rest; where it does not, from there on to the end."""
-    from tokenmargin.margin.normed.nuclear import advance, first_state
+    from tokenmargin.margin.normed.nuclear import first_state, run_rounds
 
     core, (k, a, b) = small.core, small.core.shape
     posed = (small.u, small.v, core, bound, tied)
     state = first_state(core.reshape(k, -1), (a, b), tied)
-    if not advance(*posed, state, _ROUNDS, _ROUGH):
+    if not run_rounds(*posed, state, _ROUNDS, _ROUGH):
         return  # nothing is feasible, or nothing was found
     yield from _try_method(_of_low_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
     best = _Best(core, bound, tied, 1, _ENOUGH)
     for _ in range(_ROUNDS):
         if not best.goes_on(2 * state.X[:a, a:], state.m.copy()):
             break
-        advance(*posed, state, 1, 0.0)
+        run_rounds(*posed, state, 1, 0.0)
     if best.w.any() and best.m.any():
         yield from _try_method(_of_low_rank, core, bound, tied, best.w, best.m)
         yield best.w, best.m

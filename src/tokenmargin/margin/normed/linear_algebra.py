@@ -13,7 +13,7 @@ _RIDGE = 1e-15  # of the largest diagonal entry: keeps dependent rows from a div
 
 @summing
 @no_type_check
-def factor(a):
+def cholesky(a):
     """Cholesky's factor in the lower half, in place."""
     n = len(a)
     ridge = 0.0
@@ -46,7 +46,7 @@ def factor(a):
 
 @summing
 @no_type_check
-def substitute(a, x):
+def solve_by_cholesky(a, x):
     """Solve with the factor, in place."""
     n = len(a)
     for i in range(n):
@@ -73,7 +73,7 @@ def step_system(vectors, weights, scaled, out):
 
 @summing
 @no_type_check
-def products(rows, x, out):
+def matrix_product(rows, x, out):
     """`rows x`."""
     for j in range(len(rows)):
         total = 0.0
@@ -119,10 +119,10 @@ def longest_multiplier_step(tied, m, dm):
 @no_type_check
 def step_by_rows(rows, matrix, asked, start, dm, pulled):
     """The multipliers' change `dm`, by the factor of a system of their size, and `rows' dm`."""
-    products(rows, start, dm)
+    matrix_product(rows, start, dm)
     for j in range(len(dm)):
         dm[j] = asked[j] - dm[j]
-    substitute(matrix, dm)
+    solve_by_cholesky(matrix, dm)
     adjoint_product(rows, dm, pulled)
 
 
@@ -135,8 +135,8 @@ def step_by_coordinates(rows, matrix, ratio, asked, start, dm, dx):
     adjoint_product(rows, dm, dx)
     for i in range(len(dx)):
         dx[i] += start[i]
-    substitute(matrix, dx)
-    products(rows, dx, dm)
+    solve_by_cholesky(matrix, dx)
+    matrix_product(rows, dx, dm)
     for j in range(len(dm)):
         dm[j] = ratio[j] * (asked[j] - dm[j])
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.active_set import summing
-from tokenmargin.margin.normed.linear_algebra import factor, longest_multiplier_step, longest_step, substitute
+from tokenmargin.margin.normed.linear_algebra import cholesky, longest_multiplier_step, longest_step, solve_by_cholesky
 
 _NEAR = 0.98  # share of the way to the boundary
 _HALVINGS = 8  # of the interval in which the boundary lies
@@ -23,7 +23,7 @@ _TRIES = 40  # halvings after which a step is none
 
 
 class State(NamedTuple):
-    """Where the method is; changed in place by `advance`."""
+    """Where the method is; changed in place by `run_rounds`."""
 
     X: Float[Array, "n n"]
     s: Float[Array, " k"]
@@ -39,7 +39,7 @@ def first_state(flat: Float[Array, "k c"], shape: tuple[int, int], tied: Bool[Ar
 
 @summing
 @no_type_check
-def advance(u, v, core, bound, tied, state, rounds, enough):
+def run_rounds(u, v, core, bound, tied, state, rounds, enough):
     """At most so many rounds, until gap and residuals are at most `enough` of the value; whether that was reached.
 
     The matrices are `core`; where all are outer products, `u` and `v` are their factors, and elsewhere empty.
@@ -75,7 +75,7 @@ def advance(u, v, core, bound, tied, state, rounds, enough):
             schur[j, j] += s[j] * over[j]
             change[j] = -s[j] * m[j]
         whole = schur.copy()
-        factor(schur)
+        cholesky(schur)
         centre = 0.0
         for corrected in range(2):
             for i in range(n):
@@ -87,9 +87,9 @@ def advance(u, v, core, bound, tied, state, rounds, enough):
             for j in range(k):
                 old[j] = short[j] + change[j] * over[j] - pull[j]
                 dm[j] = old[j]
-            substitute(schur, dm)
+            solve_by_cholesky(schur, dm)
             old -= np.dot(whole, dm)  # once more, for what rounding has left
-            substitute(schur, old)
+            solve_by_cholesky(schur, old)
             dm += old
             D = np.dot(dm, flat).reshape(a, b)
             for i in range(a):
@@ -174,13 +174,13 @@ def _inverse(G, least, Z):
     for j in range(a):
         column[:] = 0.0
         column[j] = 1.0
-        substitute(least, column)
+        solve_by_cholesky(least, column)
         for i in range(a):
             Z[i, j] = column[i]
     for j in range(b):
         for i in range(a):
             column[i] = G[i, j]
-        substitute(least, column)
+        solve_by_cholesky(least, column)
         for i in range(a):
             Z[i, a + j] = Z[a + j, i] = column[i]
         for c in range(b):

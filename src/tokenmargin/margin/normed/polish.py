@@ -30,7 +30,7 @@ def stiff_coordinates(norm: LpNorm, x: Float[Array, " r"], g: Float[Array, " r"]
     return size > 1 - pull if norm.p == 1 else pull > 1 - size
 
 
-def trim(
+def trim_proposal(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"],
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip
@@ -46,7 +46,7 @@ def trim(
     return x, m
 
 
-def polish(
+def polish_proposal(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"], power: int = 1,
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]] | None:  # fmt: skip
@@ -76,7 +76,7 @@ def polish(
     return y, multipliers
 
 
-def at_a_vertex(
+def polish_at_vertex(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     x: Float[Array, " r"], m: Float[Array, " k"],
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]]:  # fmt: skip

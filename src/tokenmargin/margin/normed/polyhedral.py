@@ -19,15 +19,15 @@ from numpy import ndarray as Array
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
     adjoint_product,
-    factor,
+    cholesky,
     longest_multiplier_step,
     longest_step,
-    products,
+    matrix_product,
     slack_changes,
+    solve_by_cholesky,
     step_by_coordinates,
     step_by_rows,
     step_system,
-    substitute,
 )
 
 _ROUNDS = 60
@@ -76,11 +76,11 @@ def interior_point(rows, bound, tied, common):
         total, stiff = _coefficients(tied, common, by_rows, y, z)
         if by_rows:
             step_system(rows, y[INV], scaled, matrix)
-            products(rows, y[TILT], z[ASK])
+            matrix_product(rows, y[TILT], z[ASK])
         else:
             step_system(across, z[RATIO], scaled, matrix)
         _complete_matrix(matrix, common, by_rows, total, stiff, y, z)
-        factor(matrix)
+        cholesky(matrix)
         for corrected in range(2):
             _direction(rows, tied, common, by_rows, matrix, total, stiff, worst < _FINE, y, z)
             forward = min(longest_step(y[U], y[DU]), longest_step(y[V], y[DV]), longest_step(z[S], z[DS]))
@@ -97,7 +97,7 @@ def interior_point(rows, bound, tied, common):
 @no_type_check
 def _residuals(rows, bound, common, y, z):
     """Of the constraints, of the equations in x and t; the largest, relatively, and the sum of the products."""
-    products(rows, y[X], z[RS])
+    matrix_product(rows, y[X], z[RS])
     adjoint_product(rows, z[M], y[RX])
     worst, gap, value, left, size = 0.0, 0.0, 0.0, 1.0, 0.0
     for j in range(z.shape[1]):
@@ -177,10 +177,10 @@ def _direction(rows, tied, common, by_rows, matrix, total, stiff, fine, y, z):
         step_by_rows(rows, matrix, z[ASK], y[START], z[DM], y[DX])
         _by_multipliers(common, y, stiff)
         if fine:  # the system is nearly singular by now: once more, for what is missing
-            products(rows, y[DX], z[MORE])
+            matrix_product(rows, y[DX], z[MORE])
             for j in range(k):
                 z[MORE, j] = z[ASK, j] - z[MORE, j] - z[RATIO, j] * z[DM, j]
-            substitute(matrix, z[MORE])
+            solve_by_cholesky(matrix, z[MORE])
             for j in range(k):
                 z[DM, j] += z[MORE, j]
             adjoint_product(rows, z[DM], y[DX])
@@ -256,7 +256,7 @@ def _take_step(forward, backward, y, z):
         z[M, j] += backward * z[DM, j]
 
 
-def by_highs(
+def propose_by_highs(
     rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"], *, common: bool
 ) -> tuple[Float[Array, " r"], Float[Array, " k"]] | None:
     """What HiGHS proposes, a vertex; None where it finds no solution. Some milliseconds a call."""

@@ -15,15 +15,15 @@ import numpy as np
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.linear_algebra import (
     adjoint_product,
-    factor,
+    cholesky,
     longest_multiplier_step,
     longest_step,
-    products,
+    matrix_product,
     slack_changes,
+    solve_by_cholesky,
     step_by_coordinates,
     step_by_rows,
     step_system,
-    substitute,
 )
 
 _ROUNDS = 100
@@ -68,7 +68,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
             z[RATIO, j] = 0.0 if tied[j] else (z[S, j] / z[M, j] if by_rows else z[M, j] / z[S, j])
         if by_rows:
             step_system(rows, y[E], scaled, matrix)
-            products(rows, y[V], z[ASK])
+            matrix_product(rows, y[V], z[ASK])
         else:
             step_system(across, z[RATIO], scaled, matrix)
         one = z[ASK] if by_rows else y[W]
@@ -76,7 +76,7 @@ def smooth_interior_point(rows, bound, tied, p, by_rows, enough):
             for j in range(i + 1):
                 matrix[i, j] += kappa * one[i] * one[j]
             matrix[i, i] += z[RATIO, i] if by_rows else 1 / y[E, i]
-        factor(matrix)
+        cholesky(matrix)
         mean = gap / max(k - free, 1)
         for corrected in range(2):
             _direction(rows, tied, by_rows, matrix, kappa, y, z)
@@ -110,15 +110,15 @@ def newton_on_active(rows, bound, p, x, m):
         adjoint_product(kept, w, y[G])
         kappa = _curvature(p, True, y)
         step_system(kept, y[E], scaled, matrix)
-        products(kept, y[V], rest)
+        matrix_product(kept, y[V], rest)
         for i in range(a):
             for j in range(i + 1):
                 matrix[i, j] += kappa * rest[i] * rest[j]
-        products(kept, y[GRAD], rest)
+        matrix_product(kept, y[GRAD], rest)
         for j in range(a):
             rest[j] = asked[j] - rest[j]
-        factor(matrix)
-        substitute(matrix, rest)
+        cholesky(matrix)
+        solve_by_cholesky(matrix, rest)
         for j in range(a):
             w[j] += rest[j]
     adjoint_product(kept, w, y[G])
@@ -146,7 +146,7 @@ def _first_point(rows, bound, tied, p, y, z):
         z[M, j] *= asked / norm**2
     for i in range(r):
         y[X, i] *= asked / norm**2
-    products(rows, y[X], z[RS])
+    matrix_product(rows, y[X], z[RS])
     for j in range(k):
         z[S, j] = 0.0 if tied[j] else max(z[RS, j] - bound[j], 0.1)
     return free
@@ -184,7 +184,7 @@ def _state(rows, bound, p, y, z):
             y[RX, i] = y[G, i] - y[GRAD, i]
             worst, size = max(worst, abs(y[RX, i])), max(size, abs(y[GRAD, i]))
         worst /= size
-    products(rows, y[X], z[RS])
+    matrix_product(rows, y[X], z[RS])
     gap = 0.0
     for j in range(z.shape[1]):
         z[RS, j] = bound[j] + z[S, j] - z[RS, j]
@@ -281,10 +281,10 @@ def _take_step(rows, bound, p, step, y, z):
         now = 0.0
         if p < 2:
             _gradient(y[G], p / (p - 1), y[START])
-            products(rows, y[START], z[TRY])
+            matrix_product(rows, y[START], z[TRY])
         else:
             _gradient(y[X], p, y[START])
-            products(rows, y[X], z[TRY])
+            matrix_product(rows, y[X], z[TRY])
             for i in range(r):
                 now = max(now, abs(y[G, i] - y[START, i]))
         for j in range(k):

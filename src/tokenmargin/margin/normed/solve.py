@@ -19,11 +19,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import Systems, in_doubles
+from tokenmargin.margin.certificate import Systems, rescale_exactly
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
 from tokenmargin.margin.normed.faces import Face
-from tokenmargin.margin.normed.polish import at_a_vertex, fit_multipliers_nearby, polish, trim
+from tokenmargin.margin.normed.polish import fit_multipliers_nearby, polish_at_vertex, polish_proposal, trim_proposal
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import EPS, AbstractNorm, CustomNorm, LpNorm, SchattenNorm, as_norm
@@ -151,7 +151,7 @@ def _move_inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Propo
 def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
     """A solution in the units of the system."""
     lengths, scale = systems.lengths[0], systems.scale[0]
-    return in_doubles(found.vector, over=scale), in_doubles(found.multipliers, times=lengths, over=scale)
+    return rescale_exactly(found.vector, over=scale), rescale_exactly(found.multipliers, times=lengths, over=scale)
 
 
 def _answer(
@@ -161,8 +161,8 @@ def _answer(
     if 1 / _RANGE < scale < _RANGE and lengths.max() < _RANGE and lengths.min() > 1 / _RANGE:
         vector, multipliers = best.vector * scale, best.multipliers * (scale / lengths)
     else:
-        vector = in_doubles(best.vector, times=scale)
-        multipliers = in_doubles(best.multipliers, times=scale, over=lengths)
+        vector = rescale_exactly(best.vector, times=scale)
+        multipliers = rescale_exactly(best.multipliers, times=scale, over=lengths)
     proven = best.passes(norm) and systems.in_range is None and bool(np.isfinite(vector).all())
     margin = float(np.ldexp(1 / best.norm, 1 - np.frexp(scale)[1])) if best.norm > 0 else 0.0
     return MarginSolution(
@@ -215,14 +215,14 @@ def _of_vectors(
         proposal = attempt()
         if proposal is None or not all(np.isfinite(part).all() for part in proposal):
             continue  # where nothing is feasible the iterates run away
-        yield trim(norm, rows, bound, tied, *proposal)
+        yield trim_proposal(norm, rows, bound, tied, *proposal)
         for power in (1, 2):
-            better = polish(norm, rows, bound, tied, *proposal, power)
+            better = polish_proposal(norm, rows, bound, tied, *proposal, power)
             if better is None or not all(np.isfinite(part).all() for part in better):
                 continue
             yield better
             if 1 < norm.p < 2 and better[0].any() and better[1].any():
-                yield at_a_vertex(norm, rows, bound, tied, *better)
+                yield polish_at_vertex(norm, rows, bound, tied, *better)
         yield proposal
         if 2 < norm.p < np.inf and not tied.any() and np.isfinite(proposal[0]).all() and proposal[0].any():
             yield fit_multipliers_nearby(norm, rows, bound, proposal[0])
@@ -232,13 +232,13 @@ def _attempts(
     p: float, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[Callable[[], Proposal | None]]:
     """Ways to propose, the fastest first; what is compiled loads when it is needed."""
-    from tokenmargin.margin.normed.polyhedral import by_highs, interior_point
+    from tokenmargin.margin.normed.polyhedral import interior_point, propose_by_highs
     from tokenmargin.margin.normed.smooth import ENOUGH, smooth_interior_point
 
     k, r = rows.shape
     if p in (1, np.inf):
         yield partial(interior_point, rows, bound, tied, p > 1)
-        yield partial(by_highs, rows, bound, tied, common=p > 1)
+        yield partial(propose_by_highs, rows, bound, tied, common=p > 1)
         return
     # By the smaller linear system first; the other one is slower, and where the first stalls more robust.
     fewer = k < r or bool(tied.any())

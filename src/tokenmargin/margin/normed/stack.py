@@ -13,7 +13,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.active_set import summing
 from tokenmargin.margin.normed.certificate import GAP
-from tokenmargin.margin.normed.linear_algebra import adjoint_product, products
+from tokenmargin.margin.normed.linear_algebra import adjoint_product, matrix_product
 from tokenmargin.margin.normed.polyhedral import interior_point
 from tokenmargin.margin.normed.smooth import ENOUGH, newton_on_active, smooth_interior_point
 from tokenmargin.norms import EPS
@@ -60,7 +60,7 @@ def _solve(rows, bound, p, vectors, multipliers, found):
 @no_type_check
 def _trim(rows, bound, p, x, m, along, across):
     """As `polish.trim`: without multipliers of idle constraints and coordinates that vanish."""
-    products(rows, x, along[0])
+    matrix_product(rows, x, along[0])
     largest = 0.0
     for j in range(len(m)):
         largest = max(largest, m[j])

@@ -16,9 +16,9 @@ from tokenmargin.margin.certificate import (
     Systems,
     farkas_residual,
     farkas_residual_by_products,
-    in_doubles,
     kkt_residuals,
     kkt_residuals_by_products,
+    rescale_exactly,
 )
 from tokenmargin.margin.single.exact import exact_residuals, proven_by_products, proven_infeasible
 from tokenmargin.margin.single.proposals import least_distance
@@ -30,7 +30,7 @@ _INWARDS = (0.5, 2.0)  # shares of the largest rounding by which a vector is mov
 _ORDINARY = 1e250  # scales up to this, and down to its reciprocal, leave vectors their digits
 
 
-class Finding(NamedTuple):
+class Refinement(NamedTuple):
     """The best multipliers found for a system and what they prove; or a Farkas vector and its residual, 0 if proven."""
 
     multipliers: Float[Array, " k"]
@@ -45,8 +45,8 @@ def residuals_of(one: Systems, multipliers: Float[Array, " k"], vector: Float[Ar
     if one.known is not None:
         return kkt_residuals_by_products(one.known, bound, multipliers, size=size, equality=one.equality)
     if not 1 / _ORDINARY < scale < _ORDINARY:  # judge the vector as doubles will hold it
-        vector = in_doubles(multipliers @ rows if vector is None else vector, times=scale)
-        vector = in_doubles(vector, over=scale)
+        vector = rescale_exactly(multipliers @ rows if vector is None else vector, times=scale)
+        vector = rescale_exactly(vector, over=scale)
     found = kkt_residuals(rows, bound, multipliers, vector, size=size, equality=one.equality)
     if found.largest <= TOLERANCE or not 0 < found.norm < np.inf:
         return found
@@ -54,7 +54,7 @@ def residuals_of(one: Systems, multipliers: Float[Array, " k"], vector: Float[Ar
     return found if exactly is None or exactly.largest > found.largest else exactly
 
 
-def proof(one: Systems, weights: Float[Array, " k"]) -> Float[Array, " k"] | None:
+def infeasibility_proof(one: Systems, weights: Float[Array, " k"]) -> Float[Array, " k"] | None:
     """The weights of a proof that the system has no solution, close to those given; None where there is none."""
     if one.known is not None:
         return proven_by_products(one.known, one.bound[0], weights, equality=one.equality)
@@ -62,18 +62,18 @@ def proof(one: Systems, weights: Float[Array, " k"]) -> Float[Array, " k"] | Non
     return proven_infeasible(one.rows[0], one.bound[0], weights, lost=lost, equality=one.equality)
 
 
-def refutation(one: Systems, weights: Float[Array, " k"]) -> float:
+def farkas_residual_of(one: Systems, weights: Float[Array, " k"]) -> float:
     """The Farkas residual of the weights."""
     if one.known is not None:
         return farkas_residual_by_products(one.known, one.bound[0], weights, one.equality)
     return farkas_residual(one.rows[0], one.bound[0], weights, one.equality)
 
 
-def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
+def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Refinement:
     """A proven Farkas vector, or the best multipliers (and vector) found, for a system whose proposal did not pass."""
     empty = _empty_row(one)
     if empty is not None:
-        return Finding(np.zeros_like(proposal), _no_residuals(one), empty, 0.0)
+        return Refinement(np.zeros_like(proposal), _no_residuals(one), empty, 0.0)
     best, reached = proposal, residuals_of(one, proposal) if proposal.any() else _no_residuals(one)
     witness, rho = np.zeros_like(proposal), np.inf
     for u, remainder in itertools.chain([(proposal, 1.0)] if proposal.any() else [], _homogeneous(one)):
@@ -82,9 +82,9 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
         for claim in ("infeasible", "optimal") if likely_infeasible else ("optimal", "infeasible"):
             if claim == "infeasible":
                 weights, residual = _best_witness(one, u)
-                proven = proof(one, weights) if residual <= _PLAUSIBLE or one.known is not None else None
+                proven = infeasibility_proof(one, weights) if residual <= _PLAUSIBLE or one.known is not None else None
                 if proven is not None:
-                    return Finding(np.zeros_like(u), _no_residuals(one), proven, 0.0)
+                    return Refinement(np.zeros_like(u), _no_residuals(one), proven, 0.0)
                 if residual < rho:
                     witness, rho = weights, residual
                 continue
@@ -93,8 +93,8 @@ def refine_or_refute(one: Systems, proposal: Float[Array, " k"]) -> Finding:
                 if residuals.largest < reached.largest:
                     best, reached = multipliers, residuals
                 if residuals.largest <= one.tolerance:
-                    return Finding(best, reached, np.zeros_like(u), np.inf)
-    return Finding(best, reached, witness, rho)
+                    return Refinement(best, reached, np.zeros_like(u), np.inf)
+    return Refinement(best, reached, witness, rho)
 
 
 def _empty_row(one: Systems) -> Float[Array, " k"] | None:
@@ -184,7 +184,7 @@ def _homogeneous(one: Systems) -> Iterator[tuple[Float[Array, " k"], float]]:
 def _best_witness(one: Systems, u: Float[Array, " k"]) -> tuple[Float[Array, " k"], float]:
     """`u` as a Farkas vector, or the weights on its support closest to `rows' u = 0`, `bound' u = 1`, if better."""
     rows, bound = one.rows[0], one.bound[0]
-    residual = refutation(one, u)
+    residual = farkas_residual_of(one, u)
     support = np.flatnonzero(u)
     if residual <= TOLERANCE or support.size == 0:
         return u, residual
@@ -196,5 +196,5 @@ def _best_witness(one: Systems, u: Float[Array, " k"]) -> tuple[Float[Array, " k
     weights += inverse @ (target - matrix @ weights)
     refined = np.zeros_like(u)
     refined[support] = weights
-    better = refutation(one, refined)
+    better = farkas_residual_of(one, refined)
     return (refined, better) if better < residual else (u, residual)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, in_doubles, kkt_residuals
+from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE, TOLERANCE, kkt_residuals, rescale_exactly
 from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.single.exact import surely_positive
@@ -58,11 +58,11 @@ def _solve_generally(constraints: Constraints, began: float) -> MarginSolution:
     lengths, scale = systems.lengths[0], systems.scale[0]
     certificate = Certificate(*found.residuals[0].tolist())
     if found.infeasible[0]:
-        farkas = in_doubles(found.farkas[0], over=lengths)
+        farkas = rescale_exactly(found.farkas[0], over=lengths)
         farkas = farkas / (farkas @ constraints.bound)
         return _infeasible(constraints, farkas, certificate, time.perf_counter() - began)
-    multipliers = in_doubles(found.multipliers[0], times=scale, over=lengths)
-    y = in_doubles(found.vectors[0], times=scale)
+    multipliers = rescale_exactly(found.multipliers[0], times=scale, over=lengths)
+    y = rescale_exactly(found.vectors[0], times=scale)
     norm = float(found.norms[0])
     margin = float(np.ldexp(1 / norm, 1 - np.frexp(scale)[1])) if norm > 0 else np.inf
     return _to_solution(constraints, multipliers, y, margin, certificate, time.perf_counter() - began)

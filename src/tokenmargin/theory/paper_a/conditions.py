@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from tokenmargin.theory.claim import Findings, Slack, above, below, equal, seen
-from tokenmargin.theory.evidence import rarely
+from tokenmargin.theory.evidence import rare_event
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 LARGE = 20_000
@@ -20,14 +20,16 @@ IMPLIED["d, for inner products <= d^(-1/4)"] = (
 )
 
 
-def deviation(x: EmbeddingInstance) -> float:
+def allowed_deviations(x: EmbeddingInstance) -> float:
     """`sqrt(2 log(|S|^2 / delta))`: how many standard deviations (14) allows."""
     return float(np.sqrt(2 * np.log(x.corpus.size**2 / x.delta)))
 
 
 def concentration(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """`d >= 256` and `d >= (2 log(|S|^2/delta))^2`: inner products at the start are at most d^(-1/4)."""
-    return above("d", x.dimension, 256), above("d, for inner products <= d^(-1/4)", x.dimension, deviation(x) ** 4)
+    return above("d", x.dimension, 256), above(
+        "d, for inner products <= d^(-1/4)", x.dimension, allowed_deviations(x) ** 4
+    )
 
 
 def flat_attention(x: EmbeddingInstance) -> Slack:
@@ -46,15 +48,15 @@ def one_length(x: EmbeddingInstance) -> Slack:
     return equal("longest sequence minus shortest", x.corpus.T - x.corpus.lengths.min(), 0, tolerance=0)
 
 
-def selective(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def selective_conditions(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """The data that Assumption 4 speaks of: one length, something to select, one important token in each sequence."""
     return assumption4(x), one_length(x), above("T", x.corpus.T, 2)
 
 
-def regime(x: EmbeddingInstance) -> tuple[Slack, ...]:
+def theorem5_conditions(x: EmbeddingInstance) -> tuple[Slack, ...]:
     """Assumption 4 and the conditions (10) of Theorem 5."""
     return (
-        *selective(x),
+        *selective_conditions(x),
         above("eta_0", x.step, enough_step(x.corpus)),
         *concentration(x),
         flat_attention(x),
@@ -75,12 +77,12 @@ def one_minus_cosine(angle: float) -> float:
     return float(2 * np.sin(angle / 2) ** 2) if np.isfinite(angle) else 2.0
 
 
-def mostly(name: str, facts: Sequence[bool], x: EmbeddingInstance) -> Slack:
+def true_of_most_draws(name: str, facts: Sequence[bool], x: EmbeddingInstance) -> Slack:
     """A fact promised with probability 1 - delta, from the draws of which it is true."""
-    return rarely(f"not so: {name}", len(facts) - sum(map(bool, facts)), len(facts), x.delta)
+    return rare_event(f"not so: {name}", len(facts) - sum(map(bool, facts)), len(facts), x.delta)
 
 
-def typical(name: str, values: Sequence[float], bound: float, x: EmbeddingInstance) -> Slack:
-    """The value that a share delta of the draws exceeds, beside its bound: to look at; the evidence is in `mostly`."""
+def quantile_of_draws(name: str, values: Sequence[float], bound: float, x: EmbeddingInstance) -> Slack:
+    """The value that a share delta of the draws exceeds, beside its bound. It is no evidence: `true_of_most_draws` is."""
     quantile = np.quantile(values, 1 - min(x.delta, 1.0), method="higher")
     return seen(below(f"{name}, (1 - delta) quantile of the draws", float(quantile), bound), "more draws")

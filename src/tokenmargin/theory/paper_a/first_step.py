@@ -17,7 +17,14 @@ from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, searched
-from tokenmargin.theory.paper_a.conditions import concentration, deviation, flat_attention, mostly, one_length, typical
+from tokenmargin.theory.paper_a.conditions import (
+    allowed_deviations,
+    concentration,
+    flat_attention,
+    one_length,
+    quantile_of_draws,
+    true_of_most_draws,
+)
 from tokenmargin.theory.settings import EmbeddingInstance
 
 CELLS = 4000
@@ -65,14 +72,14 @@ def _conclusion(x: EmbeddingInstance) -> tuple[Slack, ...]:
         return (searched(below("probability that (14) fails, at most", high, x.delta)),)
     if low > x.delta:
         return (sampled(below("probability that (14) fails, at least", low, x.delta)),)
-    bound = deviation(x) / np.sqrt(float(x.dimension))
+    bound = allowed_deviations(x) / np.sqrt(float(x.dimension))
     facts = []
     for start in x.starts():
         a, b = start.overlaps
         along = abs(start.geometry.inner(start.prompt, start.head))
         product = float(max(np.abs(a).max(), np.abs(b).max(), along))
         facts.append(product <= bound and float(start.geometry.vector_norms[:-1].max()) <= 2)
-    return (mostly("all of (14)", facts, x),)
+    return (true_of_most_draws("all of (14)", facts, x),)
 
 
 def initialisation_repaired(x: EmbeddingInstance) -> Findings:
@@ -111,8 +118,8 @@ def lemma2(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=(one_length(x), *concentration(x)),
         conclusion=(
-            mostly("all errors within (6)", [error <= bound for error in errors], x),
-            typical("largest error", errors, bound, x),
+            true_of_most_draws("all errors within (6)", [error <= bound for error in errors], x),
+            quantile_of_draws("largest error", errors, bound, x),
         ),
     )
 
@@ -151,8 +158,8 @@ def lemma2_proof(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=(one_length(x), *concentration(x)),
         conclusion=(
-            mostly("all inequalities of the proof", facts, x),
-            *(typical(name, [found[name] for found in parts], bound, x) for name, bound in bounds.items()),
+            true_of_most_draws("all inequalities of the proof", facts, x),
+            *(quantile_of_draws(name, [found[name] for found in parts], bound, x) for name, bound in bounds.items()),
         ),
     )
 
@@ -168,10 +175,10 @@ def lemma11(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=concentration(x),
         conclusion=(
-            mostly("all three bounds", facts, x),
-            typical("longest E_s", tokens, most, x),
-            typical("longest E_s, against the proof's bound", tokens, inner, x),
-            typical("|p|", prompts, most_prompt, x),
+            true_of_most_draws("all three bounds", facts, x),
+            quantile_of_draws("longest E_s", tokens, most, x),
+            quantile_of_draws("longest E_s, against the proof's bound", tokens, inner, x),
+            quantile_of_draws("|p|", prompts, most_prompt, x),
         ),
     )
 
@@ -191,8 +198,8 @@ def lemma12(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=(one_length(x), *concentration(x), flat_attention(x)),
         conclusion=(
-            mostly("risk within the bound", [loss <= bound for loss in losses], x),
-            typical("risk", losses, bound, x),
+            true_of_most_draws("risk within the bound", [loss <= bound for loss in losses], x),
+            quantile_of_draws("risk", losses, bound, x),
         ),
     )
 
@@ -213,8 +220,8 @@ def overlap(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=(one_length(x), *concentration(x), flat_attention(x)),
         conclusion=(
-            mostly("overlaps as before, to d^(-1/8)", [change <= bound for change in changes], x),
-            typical("largest change of an overlap", changes, bound, x),
+            true_of_most_draws("overlaps as before, to d^(-1/8)", [change <= bound for change in changes], x),
+            quantile_of_draws("largest change of an overlap", changes, bound, x),
         ),
     )
 

@@ -17,11 +17,11 @@ from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import (
     IMPLIED,
     concentration,
-    mostly,
     one_minus_cosine,
-    regime,
-    selective,
-    typical,
+    quantile_of_draws,
+    selective_conditions,
+    theorem5_conditions,
+    true_of_most_draws,
     without_subject,
 )
 from tokenmargin.theory.settings import EmbeddingInstance
@@ -38,27 +38,29 @@ STEPS = 1000
 """Steps of gradient descent that are compared with the flow."""
 
 
-def limit_seen(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:
+def seen_in_the_limit(name: str, facts: list[bool], x: EmbeddingInstance) -> Slack:
     """A fact about a limit that is promised with probability 1 - delta, seen at a finite norm."""
-    slack = mostly(name, facts, x)
+    slack = true_of_most_draws(name, facts, x)
     return seen(slack, f"more draws, or a larger norm than {x.norm:g}")
 
 
 def _growth(x: EmbeddingInstance) -> tuple[Slack, ...]:
-    return (limit_seen(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
+    return (seen_in_the_limit(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
 
 
 def _selects(x: EmbeddingInstance) -> tuple[Slack, ...]:
     facts = [bool(limit.chosen[x.corpus.important].all()) for limit in x.limits]
-    return (limit_seen("every important token is selected", facts, x),)
+    return (seen_in_the_limit("every important token is selected", facts, x),)
 
 
 def _alignment(x: EmbeddingInstance) -> tuple[Slack, ...]:
     misaligned = [one_minus_cosine(limit.angle) for limit in x.limits]
     slopes = [limit.slope for limit in x.limits]
     return (
-        limit_seen("p has the max-margin direction of what it selects", [c <= MISALIGNED for c in misaligned], x),
-        typical("1 - cosine", misaligned, MISALIGNED, x),
+        seen_in_the_limit(
+            "p has the max-margin direction of what it selects", [c <= MISALIGNED for c in misaligned], x
+        ),
+        quantile_of_draws("1 - cosine", misaligned, MISALIGNED, x),
         seen(below("exponent of the angle in |p|, median", np.median(slopes), VANISHING)),
     )
 
@@ -66,21 +68,25 @@ def _alignment(x: EmbeddingInstance) -> tuple[Slack, ...]:
 def lemma13(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, for `d >= 256`, `d >= (2 log(|S|^2/delta))^2` and `d >= |S| + 3`, with probability 1 - delta
     gradient flow of p after the first step grows without bound. No condition on eta_0."""
-    hypotheses = (*selective(x), *concentration(x), above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3))
+    hypotheses = (
+        *selective_conditions(x),
+        *concentration(x),
+        above("d, beyond the vocabulary", x.dimension, x.corpus.size + 3),
+    )
     return without_subject(x, hypotheses) or Findings(hypotheses, _growth(x))
 
 
 def lemma14(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
     has a limit, then in every sequence the limit selects the completely positive or negative token."""
-    hypotheses = regime(x)[:-1]
+    hypotheses = theorem5_conditions(x)[:-1]
     return without_subject(x, hypotheses) or Findings(hypotheses, _selects(x))
 
 
 def lemma18(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10) but for d > |S| + 2, with probability 1 - delta: if the direction of gradient flow
     has a limit, it is the max-margin direction (9) of what it selects."""
-    hypotheses = regime(x)[:-1]
+    hypotheses = theorem5_conditions(x)[:-1]
     if x.corpus.T == 1:  # (9) has no constraint, and its solution 0 no direction
         return Findings(hypotheses)
     return without_subject(x, hypotheses) or Findings(hypotheses, _alignment(x))
@@ -90,7 +96,7 @@ def theorem5(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4 and (10), with probability 1 - delta: gradient flow of p after the first step grows without
     bound, and a limit of its direction selects every completely positive and negative token and is the max-margin
     direction of what it selects."""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     return without_subject(x, hypotheses) or Findings(hypotheses, (*_growth(x), *_selects(x), *_alignment(x)))
 
 
@@ -125,11 +131,11 @@ def one_irrelevant(x: EmbeddingInstance) -> Findings:
     """Under Theorem 5's conditions, with one irrelevant token in the vocabulary, only important tokens are selected
     (the application of Lemma 6)."""
     number = int((x.corpus.sole_label == 0).sum())
-    hypotheses = (*regime(x), below("irrelevant tokens in the vocabulary", number, 1))
+    hypotheses = (*theorem5_conditions(x), below("irrelevant tokens in the vocabulary", number, 1))
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     only = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
-    return Findings(hypotheses, (limit_seen("only important tokens are selected", only, x),))
+    return Findings(hypotheses, (seen_in_the_limit("only important tokens are selected", only, x),))
 
 
 def _tying_part(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " D"]:
@@ -141,11 +147,11 @@ def _tying_part(problem: TokenProblem, p: Float[Array, " D"]) -> Float[Array, " 
     return np.asarray(p - np.linalg.pinv(rows) @ (rows @ p))
 
 
-def descent(x: EmbeddingInstance) -> Findings:
+def descent_follows_flow(x: EmbeddingInstance) -> Findings:
     """The results extend to gradient descent with small enough steps (the remark after (7)): under Theorem 5's
     conditions, with steps of 1/L, L a Lipschitz constant of the gradient, the risk falls at every step, and p goes
     where the flow goes: after the same way it is at the same place."""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     problem, limit = x.problems_and_choices[0][0], x.limits[0]
@@ -228,7 +234,7 @@ CLAIMS = (
         example=in_the_regime, unneeded=_lacks_conditions(IMPLIED)),
     Claim("A.theorem5", theorem5, "sampled", about="flow grows, selects the important tokens, maximises their margin",
         example=in_the_regime, outside=(*OUTSIDE_THE_REGIME, one_token), unneeded=IMPLIED),
-    Claim("A.gradient-descent", descent, "sampled", about="small steps of descent go where the flow goes",
+    Claim("A.gradient-descent", descent_follows_flow, "sampled", about="small steps of descent go where the flow goes",
         example=lambda: EmbeddingInstance.of(2, 2),
         note="A remark of the paper. Descent moves p by the logarithm of its steps, so no limit is reached here."),
     Claim("A.lemma6", lemma6, "sampled", about="a limit does not select every token", example=in_the_regime,

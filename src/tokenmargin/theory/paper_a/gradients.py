@@ -17,7 +17,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import cosine, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.flow import length_reached, one_token
-from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding
+from tokenmargin.theory.paper_a.leading_pairs import Pairs, rounding_of_sums
 from tokenmargin.theory.settings import EmbeddingInstance
 
 ACCURACIES = (1e-1, 1e-2, 1e-3)
@@ -34,7 +34,7 @@ def lemma7(x: EmbeddingInstance) -> Findings:
     on_prompt, on_head, in_prompt, sizes = printed_gradients(x.corpus, start)
     direction, log_norm = PromptObjective(start.problem()).descent(start.prompt)
     trained = direction * np.exp(log_norm[0]) if np.isfinite(log_norm[0]) else 0.0
-    room = rounding(start.problem(), start.prompt)
+    room = rounding_of_sums(start.problem(), start.prompt)
     return Findings(
         hypotheses=(),
         conclusion=(
@@ -85,7 +85,7 @@ def lemma8(x: EmbeddingInstance) -> Findings:
     left = float(keys.inner(u, direction)) * np.exp(log_norm[0] - pairs.log_scale) if np.isfinite(log_norm[0]) else 0.0
     ahead = keys.logits(u)
     apart = abs(left - pairs.total(ahead)) / (pairs.size(ahead) or 1.0)
-    return Findings((), (below("difference / sum of |terms|", apart, rounding(problem, after.prompt, u)),))
+    return Findings((), (below("difference / sum of |terms|", apart, rounding_of_sums(problem, after.prompt, u)),))
 
 
 def lemma9(x: EmbeddingInstance) -> Findings:
@@ -155,7 +155,7 @@ def lemma10(x: EmbeddingInstance) -> Findings:
         least = min(least, float((np.take_along_axis(log_q, first, axis=1) + np.log(T)).min()))
         high = min(high, float((-np.logaddexp(0, tau) - log_q)[behind].min(initial=np.inf)))
         low = min(low, float((log_q + np.log(T) + tau)[behind].min(initial=np.inf)))
-        room = max(room, rounding(problem, p))
+        room = max(room, rounding_of_sums(problem, p))
     return Findings(
         hypotheses=(above("smallest tau", ahead, 0, strict=True),),
         conclusion=(

@@ -78,7 +78,7 @@ SMALL = (1e-1, 1e-3, 1e-6)
 """The values of eps that stand for "any eps > 0" in Lemma 17."""
 
 
-def rounding(problem: TokenProblem, *points: Float[Array, " D"]) -> float:
+def rounding_of_sums(problem: TokenProblem, *points: Float[Array, " D"]) -> float:
     """Relative error of a sum over tokens of terms that are products of exponentials of logits: each logit is a sum of
     as many products as there are dimensions, and its absolute error is the relative one of its exponential."""
     logits = (np.abs(problem.keys.logits(p))[problem.mask].max(initial=0.0) for p in points)
@@ -257,8 +257,8 @@ def _parts(
     ratios = [abs(part / base) if base else np.inf for part in (one, two)]
     factor = constants[0] * constants[1] * float(np.exp(-chosen.gap * R / np.linalg.norm(u)))
     return (
-        below(f"|(B1)| / (B0) at R = {R:.3g}", ratios[0], T * factor, tolerance=rounding(problem, R * u)),
-        below(f"|(B2)| / (B0) at R = {R:.3g}", ratios[1], T**2 * factor, tolerance=rounding(problem, R * u)),
+        below(f"|(B1)| / (B0) at R = {R:.3g}", ratios[0], T * factor, tolerance=rounding_of_sums(problem, R * u)),
+        below(f"|(B2)| / (B0) at R = {R:.3g}", ratios[1], T**2 * factor, tolerance=rounding_of_sums(problem, R * u)),
     )
 
 

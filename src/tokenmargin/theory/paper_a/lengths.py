@@ -14,7 +14,14 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal
 from tokenmargin.theory.paper_a.classes import RESIDUAL
-from tokenmargin.theory.paper_a.conditions import concentration, deviation, mostly, selective, typical, without_subject
+from tokenmargin.theory.paper_a.conditions import (
+    allowed_deviations,
+    concentration,
+    quantile_of_draws,
+    selective_conditions,
+    true_of_most_draws,
+    without_subject,
+)
 from tokenmargin.theory.settings import EmbeddingInstance
 
 
@@ -26,7 +33,7 @@ def length(solution: MarginSolution) -> float:
 def nearly_orthogonal(x: EmbeddingInstance) -> float:
     """The dimension of Lemma 21's proof, `(2 eta_0 (n sqrt(2 log(|S|^2/delta)) + 44 sqrt(2n)))^4`."""
     n = x.corpus.n
-    return float((2 * x.step * (n * deviation(x) + 44 * np.sqrt(2 * n))) ** 4)
+    return float((2 * x.step * (n * allowed_deviations(x) + 44 * np.sqrt(2 * n))) ** 4)
 
 
 def _lengths(x: EmbeddingInstance) -> list[float]:
@@ -39,7 +46,7 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     length at most 4n and leads by 1 everywhere."""
     n = x.corpus.n
     hypotheses = (
-        *selective(x),
+        *selective_conditions(x),
         *concentration(x),
         above("d, for E_s nearly orthogonal", x.dimension, nearly_orthogonal(x)),
     )
@@ -51,10 +58,12 @@ def lemma21(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses,
         (
-            mostly("|p^| <= 4n", [found <= 4 * n for found in lengths], x),
-            typical("|p^|", lengths, 4 * n, x),
-            mostly("the proof's vector leads by 1 and is no longer than 4n", good, x),
-            typical("|p^|, against the proof's vector", [a / b[1] for a, b in zip(lengths, built, strict=True)], 1, x),
+            true_of_most_draws("|p^| <= 4n", [found <= 4 * n for found in lengths], x),
+            quantile_of_draws("|p^|", lengths, 4 * n, x),
+            true_of_most_draws("the proof's vector leads by 1 and is no longer than 4n", good, x),
+            quantile_of_draws(
+                "|p^|, against the proof's vector", [a / b[1] for a, b in zip(lengths, built, strict=True)], 1, x
+            ),
         ),
     )
 
@@ -124,7 +133,7 @@ def exact_length(x: EmbeddingInstance) -> Findings:
     """
     _, _, squared = _shares(x)
     hypotheses = (
-        *selective(x),
+        *selective_conditions(x),
         equal("balanced flow from important to irrelevant tokens", float(balanced_flow(x.corpus)), 1, tolerance=0),
     )
     if (nothing := without_subject(x, hypotheses)) is not None:
@@ -139,7 +148,7 @@ def exact_length(x: EmbeddingInstance) -> Findings:
 def length_bound(x: EmbeddingInstance) -> Findings:
     """As `A.length`, without the flow: `|p^|^2 <= M N / (M + N)`, up to a factor `1 + e/(1 - e)`."""
     _, _, squared = _shares(x)
-    hypotheses = selective(x)
+    hypotheses = selective_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     near, shares = _beside_orthonormal(x)
@@ -156,7 +165,7 @@ def length_heuristic(x: EmbeddingInstance) -> Findings:
     M, _, _ = _shares(x)
     sizes = np.abs(x.corpus.signed_frequency[x.corpus.sole_label != 0])
     hypotheses = (
-        *selective(x),
+        *selective_conditions(x),
         equal("largest |alpha_s| minus smallest", float(np.ptp(sizes)) if len(sizes) else 0.0, 0, tolerance=0),
     )
     if (nothing := without_subject(x, hypotheses)) is not None:

@@ -17,9 +17,9 @@ from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
 from tokenmargin.theory.evidence import FollowedFlow
-from tokenmargin.theory.paper_a.conditions import mostly, regime, without_subject
+from tokenmargin.theory.paper_a.conditions import theorem5_conditions, true_of_most_draws, without_subject
 from tokenmargin.theory.paper_a.first_step import risk_bound
-from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, limit_seen
+from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
 from tokenmargin.theory.settings import EmbeddingInstance
@@ -110,15 +110,15 @@ def proof_of_theorem5(x: EmbeddingInstance) -> Findings:
     """The proof of Theorem 5, inequality by inequality, with probability 1 - delta under its conditions: attention
     stays flat, important tokens score, the risk is below what missing one of them would cost, and where flow goes is
     locally optimal, with slopes within (27) of each other and (26) in the limit."""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     early = [after_first_step(x, step) for step in x.steps]
     reached = [(s, lim) for s, lim in zip(x.steps, x.limits, strict=True) if np.isfinite(lim.angle)]
     late = [at_the_limit(x, step, limit) for step, limit in reached]
-    conclusion = _slacks(x, early, "all links after the first step", mostly)
+    conclusion = _slacks(x, early, "all links after the first step", true_of_most_draws)
     if late:
-        conclusion += _slacks(x, late, "all links at the limit", limit_seen)
+        conclusion += _slacks(x, late, "all links at the limit", seen_in_the_limit)
     return Findings(hypotheses, conclusion)
 
 
@@ -126,11 +126,11 @@ def proof_of_lemma19(x: EmbeddingInstance) -> Findings:
     """The proof of Lemma 19, inequality by inequality, with probability 1 - delta under Theorem 5's conditions:
     under the max-margin vector p^ of the important tokens these lead by at least 1, and no two logits of a sequence
     differ by more than 16 n (1 + 2 eta_0); |(D2)| <= (mu/2) (D1) for p near a rival selection, where mu > 0."""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     found = [_lemma19_links(x, step) for step in x.steps]
-    return Findings(hypotheses, _slacks(x, found, "all links of Lemma 19", mostly))
+    return Findings(hypotheses, _slacks(x, found, "all links of Lemma 19", true_of_most_draws))
 
 
 def _lemma19_links(x: EmbeddingInstance, step: FirstStep) -> Links:

@@ -20,8 +20,15 @@ from tokenmargin.selection import angle
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled
 from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.classes import RESIDUAL
-from tokenmargin.theory.paper_a.conditions import IMPLIED, deviation, one_minus_cosine, regime, typical, without_subject
-from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, limit_seen
+from tokenmargin.theory.paper_a.conditions import (
+    IMPLIED,
+    allowed_deviations,
+    one_minus_cosine,
+    quantile_of_draws,
+    theorem5_conditions,
+    without_subject,
+)
+from tokenmargin.theory.paper_a.flow import MISALIGNED, OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
 from tokenmargin.theory.paper_a.lengths import length
 from tokenmargin.theory.settings import EmbeddingInstance
 
@@ -34,7 +41,7 @@ def lemma19(x: EmbeddingInstance) -> Findings:
     that of every other selection by a factor 1 - mu, and d is large enough in mu, then gradient flow converges to its
     direction. (Other selections must contain the important tokens and not be everything: Theorem 5 and Lemma 6
     exclude the rest. Read to the letter, the selection of everything has length 0, and no mu > 0 exists.)"""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     single = x.corpus.assumption4().holds  # otherwise the selections to compare with are not defined
@@ -50,13 +57,13 @@ def dimension_in_mu(x: EmbeddingInstance, mu: float) -> float:
     """What Lemma 19 asks of d: `(2816 T n^2 (1 + 2 eta_0) / mu)^4`, and `(2 eta_0 (n D + 44 n))^4`, D from (14)."""
     n, T = x.corpus.n, x.corpus.T
     first = (2816 * T * n**2 * (1 + 2 * x.step) / mu) ** 4 if mu > 0 else np.inf
-    return float(max(first, (2 * x.step * (n * deviation(x) + 44 * n)) ** 4))
+    return float(max(first, (2 * x.step * (n * allowed_deviations(x) + 44 * n)) ** 4))
 
 
 def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
     """Under Theorem 5's conditions gradient flow converges to the max-margin direction that selects the important
     tokens only. (Lemma 19 without its hypothesis on mu.)"""
-    hypotheses = regime(x)
+    hypotheses = theorem5_conditions(x)
     return without_subject(x, hypotheses) or Findings(hypotheses, _only_important(x))
 
 
@@ -81,7 +88,7 @@ def no_mu(x: EmbeddingInstance) -> Findings:
     What was left out moves squared lengths by at most a multiple of `|S| eta_0^2 d^(-1/4) < |S| / (88 eta_0)^2`, which
     is far below `1/(N+M) = 1/|S|`.
     """
-    corpus, hypotheses = x.corpus, regime(x)
+    corpus, hypotheses = x.corpus, theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
     M, N = int((corpus.sole_label != 0).sum()), int((corpus.sole_label == 0).sum())
@@ -130,9 +137,9 @@ def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
     ]
     exactly = [bool((limit.chosen == x.corpus.important).all()) for limit in x.limits]
     return (
-        limit_seen("only important tokens are selected", exactly, x),
-        limit_seen("p has their max-margin direction", [c <= MISALIGNED for c in misaligned], x),
-        typical("1 - cosine with their direction", misaligned, MISALIGNED, x),
+        seen_in_the_limit("only important tokens are selected", exactly, x),
+        seen_in_the_limit("p has their max-margin direction", [c <= MISALIGNED for c in misaligned], x),
+        quantile_of_draws("1 - cosine with their direction", misaligned, MISALIGNED, x),
     )
 
 

@@ -17,7 +17,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, equal, sampled, seen, true
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
-from tokenmargin.theory.paper_b.local_cone import cone
+from tokenmargin.theory.paper_b.local_cone import vectors_in_cone
 from tokenmargin.theory.settings import ProblemInstance
 
 
@@ -161,7 +161,7 @@ def _largest_ratio(x: ProblemInstance, axis: Float[Array, " D"], radius: float, 
     """The largest ratio of descent along p to descent along p_mm, over directions at large and around p_mm."""
     rng = x.rng
     width = min(1.0, 50 * length / radius)  # the ratio peaks within O(1/|p|) of the axis
-    units = np.concatenate([x.sphere(500, rng), cone(x, axis, width**2 / 2, 500, rng)])
+    units = np.concatenate([x.sphere(500, rng), vectors_in_cone(x, axis, width**2 / 2, 500, rng)])
     towards = _steepness(x, axis, radius * units)
     outward = np.asarray(x.problem.keys.inner(x.objective.descent(radius * units).direction, units))
     ratio = outward / np.where(towards > 0, towards, 1.0)

@@ -29,7 +29,7 @@ def locally_optimal(problem: TokenProblem, alpha: Int[Array, " n"]) -> tuple[Sla
     return true("alpha is separable", True), above("smallest score gap to a neighbour", gap, 0, strict=True)
 
 
-def cone(
+def vectors_in_cone(
     x: ProblemInstance, axis: Float[Array, " D"], mu: float, number: int, rng: np.random.Generator
 ) -> Float[Array, "number D"]:
     """Unit vectors of `cone_mu(axis)` in the span of the keys, half of them on its boundary."""
@@ -108,8 +108,8 @@ def _gradient_condition(
     keys, rng, number = x.problem.keys, x.rng, 400
     low, high, spread = _bounds(x, axis, c, inputs)
     radii = np.repeat([1, 2, 5], number) * c.radius
-    points = radii[:, None] * cone(x, axis, c.mu, 3 * number, rng)
-    directions = cone(x, axis, c.mu, len(points), rng) / c.theta
+    points = radii[:, None] * vectors_in_cone(x, axis, c.mu, 3 * number, rng)
+    directions = vectors_in_cone(x, axis, c.mu, len(points), rng) / c.theta
     direction, log_norm = x.objective.descent(points)
     log_rest = _log_other_attention(x.problem, points, x.alpha)
     steep = np.exp(log_norm[:, 0] - log_rest)
@@ -132,7 +132,7 @@ def _no_better(x: ProblemInstance, axis: Float[Array, " D"], c: ConeConstants) -
     """L3: the largest ratio of descent along p to descent along p_mm in the cone, 20 and 200 times beyond its
     radius."""
     keys, slacks = x.problem.keys, []
-    units = cone(x, axis, c.mu, 400, x.rng)
+    units = vectors_in_cone(x, axis, c.mu, 400, x.rng)
     for times, pi in ((20, 0.1), (200, 0.01)):
         descent = x.objective.descent(times * c.radius * units).direction
         lead = keys.inner(descent, units) / keys.inner(descent, axis / keys.norm(axis))

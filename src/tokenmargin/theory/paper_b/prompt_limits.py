@@ -12,10 +12,10 @@ from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cone_constants, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, seen, true
-from tokenmargin.theory.evidence import FollowedFlow, falls_to_zero, follow
+from tokenmargin.theory.evidence import FollowedFlow, falls_to_zero, follow_flow
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_b
 from tokenmargin.theory.paper_b.gradients import equal_scores_problem, printed_smoothness
-from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, cone, locally_optimal
+from tokenmargin.theory.paper_b.local_cone import along_the_axis, behind_its_neighbour, locally_optimal, vectors_in_cone
 from tokenmargin.theory.settings import ProblemInstance
 
 REACH = 1000.0
@@ -81,7 +81,7 @@ def theorem2(x: ProblemInstance) -> Findings:
     hypotheses, solution = _assumptions(x)
     if not solution.is_optimal:
         return Findings(hypotheses)
-    late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
+    late = [follow_flow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
     growth = _growth(x, late, solution.vector)
     if x.problem.n > 1 or not growth[-1].holds:
         return Findings(hypotheses, growth)
@@ -94,7 +94,7 @@ def theorem2_direction(x: ProblemInstance) -> Findings:
     hypotheses += (below("number of inputs", x.problem.n, 1),)
     if not solution.is_optimal:
         return Findings(hypotheses)
-    late = [follow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
+    late = [follow_flow(x.problem, start, norm=x.norm, loss=x.loss) for start in _starts(x)]
     reached = _growth(x, late, solution.vector)[-1:]
     return Findings(hypotheses, _slowest(x, late, solution.vector) if reached[0].holds else reached)
 
@@ -145,13 +145,13 @@ def theorem3(x: ProblemInstance) -> Findings:
     if not hypotheses[-1].holds:
         return Findings(hypotheses, (along_the_axis(x, axis),))
     constants = cone_constants(x.problem, axis, x.alpha)
-    units, radius = cone(x, axis, constants.mu, 6, x.rng), 50 * constants.radius
+    units, radius = vectors_in_cone(x, axis, constants.mu, 6, x.rng), 50 * constants.radius
     along = keys.inner(x.objective.descent(radius * units).direction, axis / keys.norm(axis))
     some = "another cone: the theorem asks for some mu and R"
     still = seen(above("smallest cosine of -dL with the axis at the starts", along.min(), 0, strict=True), some)
     if not hypotheses[0].holds:  # slopes beyond doubles: one input pulls alone, another in turn, and flows zigzag
         return Findings(hypotheses, (still,))
-    late = [follow(x.problem, radius * unit, norm=1e3 * radius, loss=x.loss) for unit in units]
+    late = [follow_flow(x.problem, radius * unit, norm=1e3 * radius, loss=x.loss) for unit in units]
     reached = min(float(keys.norm(limit.path.prompt)) for limit in late)
     grows = seen(above("smallest |p| that gradient flow reaches", reached, 1e3 * radius, tolerance=radius), LOG_TIME)
     if not grows.holds:

@@ -77,7 +77,7 @@ def _outside_span(x: ProblemInstance, solution: MarginSolution) -> tuple[float, 
     return across, int((values > 1e-3 * values[0]).sum())
 
 
-def rank(x: ProblemInstance) -> Findings:
+def rank_of_solutions(x: ProblemInstance) -> Findings:
     """Every solution of the max-margin problem in W, in the Frobenius norm or in the nuclear norm, has its columns in
     the span of the queries, and so a rank of at most n. (The solutions found, one for each norm. Their certificates
     allow a gap of 1e-7 and 1e-8, whose root bounds what they have outside; singular values are counted above 1e-3.)"""
@@ -165,7 +165,7 @@ def _shortfall(x: ProblemInstance, objective: FactoredObjective, theta: np.ndarr
     return 1 - margin / float(np.linalg.norm(W, "nuc")) / solution.margin
 
 
-def growth(x: ProblemInstance) -> Findings:
+def unbounded_growth(x: ProblemInstance) -> Findings:
     """If W can separate the optimal tokens and the other tokens of every input score alike, descent on W with a step of
     at most the inverse smoothness grows without bound from any start. (The statement for p, with the matrices `z k'`
     for keys: three starts, 2000 steps of descent, and gradient flow from the same starts.)"""
@@ -174,7 +174,7 @@ def growth(x: ProblemInstance) -> Findings:
     return Findings(found.hypotheses, found.conclusion[:2])
 
 
-def everywhere(x: ProblemInstance) -> Findings:
+def global_convergence(x: ProblemInstance) -> Findings:
     """If there is one input, W can separate its optimal token and all its other tokens score alike, no W is stationary:
     the risk falls along the max-margin W everywhere, and descent on W with a step of at most the inverse smoothness
     converges to it in direction from any start. (Global convergence, in the form of the statement for p; that the risk
@@ -190,7 +190,7 @@ def everywhere(x: ProblemInstance) -> Findings:
     return Findings(found.hypotheses, (falls, *found.conclusion))
 
 
-def local(x: ProblemInstance) -> Findings:
+def local_convergence(x: ProblemInstance) -> Findings:
     """If the tokens alpha are locally optimal (W can separate them, and each outscores its support vectors), there are
     a cone around their max-margin W and a radius, beyond which descent on W started in the cone stays, grows without
     bound and converges in direction to that W. (The statement for p, with the matrices `z k'` for keys.)"""
@@ -247,7 +247,8 @@ CLAIMS = (
             "dimensions of the queries": "Independent queries are at most as many as their dimensions.",
             "dimensions of the keys": "Independent differences are at most as many as their dimensions.",
         }),
-    Claim("C.rank", rank, "bounded", about="max-margin W has its columns in the span of the queries: rank at most n",
+    Claim("C.rank", rank_of_solutions, "bounded",
+        about="max-margin W has its columns in the span of the queries: rank at most n",
         example=lambda: random_matrix_problem(1, 2, 3, 4), unneeded={"alpha is separable": NO_SUBJECT}),
     Claim("C.frobenius-path", frobenius_path, "sampled", about="regularisation path of W to the Frobenius max-margin",
         example=lambda: random_matrix_problem(2, 2, 2, 2), outside=(_two_optima,),
@@ -255,13 +256,14 @@ CLAIMS = (
     Claim("C.nuclear-path", nuclear_path, "sampled", about="regularisation path of K and Q to the nuclear max-margin",
         example=lambda: random_matrix_problem(2, 2, 2, 2), outside=(_two_optima,),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
-    Claim("C.growth", growth, "sampled", about="others score alike: descent on W grows without bound",
+    Claim("C.growth", unbounded_growth, "sampled", about="others score alike: descent on W grows without bound",
         example=_equal_others, outside=(_nothing_to_gain,), unneeded={"the optimal tokens are separable": NO_SUBJECT}),
-    Claim("C.global", everywhere, "sampled", about="one input, others score alike: descent on W to the max-margin W",
+    Claim("C.global", global_convergence, "sampled",
+        about="one input, others score alike: descent on W to the max-margin W",
         example=lambda: _of_one_query(_one_input()),
         outside=(_nothing_to_gain, lambda: _of_one_query(start_to_local()), _two_inputs),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
-    Claim("C.local", local, "sampled", about="local convergence of descent on W",
+    Claim("C.local", local_convergence, "sampled", about="local convergence of descent on W",
         example=lambda: random_matrix_problem(4, 1, 3, 2, name="random, in W"), outside=(_behind_a_neighbour,),
         unneeded={"alpha is separable": NO_SUBJECT}),
 )  # fmt: skip

@@ -26,13 +26,13 @@ ROUNDING = 1e-12
 known to a few eps."""
 
 
-def hessian(objective: PromptObjective, W: Float[Array, " D"]) -> Float[Array, "D D"]:
+def risk_hessian(objective: PromptObjective, W: Float[Array, " D"]) -> Float[Array, "D D"]:
     descent, relative, _ = objective.linearise(W)
     return np.asarray(-(relative + relative.T) / 2 * np.exp(descent.log_norm[0]))
 
 
 def _convex(x: NextTokenInstance) -> Slack:
-    least = min(float(np.linalg.eigvalsh(hessian(x.objective, W))[0]) for W in x.points())
+    least = min(float(np.linalg.eigvalsh(risk_hessian(x.objective, W))[0]) for W in x.points())
     slack = below("least eigenvalue of the Hessian, below zero, over the longest key squared",
                   -least / (x.longest or 1.0) ** 2, 0, tolerance=ROUNDING)  # fmt: skip
     return sampled(slack, "the proof: a sum of log-sum-exp")
@@ -91,7 +91,7 @@ def lemma10(x: NextTokenInstance) -> Findings:
     composed = NextTokenInstance(x.problem, loss=x.loss, seed=x.seed)
     worst, scale = 0.0, 1e-300
     for W in composed.points():
-        after, f = hessian(composed.objective, W), hessian(plain.objective, T @ W)
+        after, f = risk_hessian(composed.objective, W), risk_hessian(plain.objective, T @ W)
         worst, scale = max(worst, float(np.abs(after - T.T @ f @ T).max())), max(scale, float(np.abs(after).max()))
     flat = K**2 - len(active_subspace(plain.problem)), rank_of(unit_rows(x.embeddings)) ** 2 - len(x.active)
     return Findings(

@@ -62,7 +62,7 @@ def lemma8(x: NextTokenInstance) -> Findings:
     )
 
 
-def odds(x: NextTokenInstance) -> Findings:
+def odds_of_tied_tokens(x: NextTokenInstance) -> Findings:
     """If every sequence whose next token lies in a component of several tokens holds each of them once, W_fin gives
     these the probabilities with which they come next after that last token."""
     graph, problem = x.problem.graph, x.problem
@@ -98,7 +98,7 @@ CLAIMS = (
             "pairs of components in order": "Zero is orthogonal to everything."}),
     Claim("D.lemma8", lemma8, "bounded", about="W_svm lies in the SVM subspace, gradients in the active one",
         example=tied_pair, unneeded={"(Graph-SVM) is feasible": NO_SUBJECT}),
-    Claim("D.odds", odds, "bounded",
+    Claim("D.odds", odds_of_tied_tokens, "bounded",
         about="soft composition: tied tokens get the probabilities with which they come next", example=tied_pair,
         outside=(_parts_of_a_cycle,),
         unneeded={

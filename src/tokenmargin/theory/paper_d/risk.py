@@ -15,7 +15,7 @@ from tokenmargin.norms import EPS
 from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss, LogLoss
 from tokenmargin.selection import attention_weights
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, sampled
-from tokenmargin.theory.paper_d.convexity import hessian
+from tokenmargin.theory.paper_d.convexity import risk_hessian
 from tokenmargin.theory.paper_d.instance import (
     NextTokenInstance,
     assumption3,
@@ -137,7 +137,7 @@ def cyclic_minimum(x: NextTokenInstance) -> CyclicMinimum:
 
     def landscape(y: Float[Array, " s"]) -> tuple[float, Array, Array]:
         W = y @ unit
-        return float(objective.value(W)), unit @ objective.gradient(W), unit @ hessian(objective, W) @ unit.T
+        return float(objective.value(W)), unit @ objective.gradient(W), unit @ risk_hessian(objective, W) @ unit.T
 
     rng = x.rng
     starts = np.concatenate([np.zeros((1, len(basis))), rng.standard_normal((8, len(basis)))])

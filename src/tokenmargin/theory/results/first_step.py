@@ -10,7 +10,7 @@ from tokenmargin.objective.embedding import EmbeddingObjective
 from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
-from tokenmargin.theory.paper_a.conditions import mostly, one_length, selective
+from tokenmargin.theory.paper_a.conditions import one_length, selective_conditions, true_of_most_draws
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 SMALL = 0.05
@@ -22,7 +22,7 @@ def logarithm(size: int, delta: float) -> float:
     return float(np.log((size + 2) * (size + 3) / (2 * delta)))
 
 
-def deviation(x: EmbeddingInstance) -> float:
+def relative_deviation(x: EmbeddingInstance) -> float:
     """`x = sqrt(2 Lambda / d)`: with probability 1 - delta all lengths at the start are at most 1 + x and all inner
     products at most x (1 + x)."""
     return float(np.sqrt(2 * logarithm(x.corpus.size, x.delta) / float(x.dimension)))
@@ -69,14 +69,14 @@ def _parts(x: EmbeddingInstance, step: FirstStep) -> dict[str, bool]:
     }
 
 
-def first_step(x: EmbeddingInstance) -> Findings:
+def sharp_first_step(x: EmbeddingInstance) -> Findings:
     """Let `x = sqrt(2 Lambda/d) <= 1/20`, `Lambda = log((|S| + 2)(|S| + 3)/(2 delta))`, q_s the share of all places
     that hold s, sequences of one length. With probability 1 - delta the first step has `|err_s| <= 2.8 eta_0 q_s x` and
     `|err_p| <= 1.3 eta_0 x`; and `d E|err_s|^2/eta_0^2` tends to `|alpha_s e_s - zeta^s|^2/2 + |chi^s|^2/16`, so that
     the order d^(-1/2) is exact. (Ours; proof in docs/results/first-step-sharp.md.)"""
     q, _ = token_shares(x.corpus)
     missed = (x.corpus.signed_share - x.corpus.signed_frequency) / 2  # zero for sequences of one length
-    far, errors = deviation(x), np.stack([step.token_errors(missed) for step in x.steps])
+    far, errors = relative_deviation(x), np.stack([step.token_errors(missed) for step in x.steps])
     prompts = np.array([step.prompt_error for step in x.steps])
     within = (errors <= 2.8 * x.step * q * far).all(axis=1) & (prompts <= 1.3 * x.step * far)
     measured = float(x.dimension) * (errors / x.step) ** 2
@@ -85,7 +85,7 @@ def first_step(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses=(one_length(x), below("x = sqrt(2 Lambda/d)", far, SMALL)),
         conclusion=(
-            mostly("all errors within the sharp bound", within.tolist(), x),
+            true_of_most_draws("all errors within the sharp bound", within.tolist(), x),
             # 4.5 standard errors: the chance of one false alarm among 50 tokens is below 1e-3.
             seen(below("mean of d |err_s|^2/eta_0^2 off its limit, in standard errors", float(np.abs(z).max()), 4.5)),
             *(sampled(above(f"draws with {name}", sum(part[name] for part in proof), x.draws)) for name in proof[0]),
@@ -102,16 +102,16 @@ def _logits(x: EmbeddingInstance, step: FirstStep) -> tuple[float, float]:
     return float(np.ptp(logits)), float((x.step / 2 * corpus.labels * alpha - outputs).max())
 
 
-def conditions(x: EmbeddingInstance) -> Findings:
+def sharp_conditions(x: EmbeddingInstance) -> Findings:
     """With `d >= max {800 Lambda, 2 Lambda (157 eta_0^2 + 126 eta_0 + 24)^2, |S| + 3}` in the place of (10)'s
     conditions on d, of order eta_0^4 log instead of eta_0^16, with probability 1 - delta logits after the first step
     differ by at most `x (4.7 + 8.2 eta_0)` and every margin is at least `(1/T) sum (eta_0/2) y alpha - 1/22`: what the
     proof of Theorem 5 takes from the first step. (Ours; proof in docs/results/first-step-sharp.md.)"""
-    far = deviation(x)
+    far = relative_deviation(x)
     parts = [_logits(x, step) for step in x.steps]
     least = sharp_dimension(x.corpus.size, x.step, x.delta)
     hypotheses: tuple[Slack, ...] = (
-        *selective(x),
+        *selective_conditions(x),
         above("eta_0", x.step, enough_step(x.corpus)),
         above("d, of order eta_0^4", float(x.dimension), least),
     )
@@ -119,8 +119,10 @@ def conditions(x: EmbeddingInstance) -> Findings:
     return Findings(
         hypotheses,
         (
-            mostly("logits differ by x (4.7 + 8.2 eta_0) at most", [a <= far * (4.7 + 8.2 * x.step) for a in flat], x),
-            mostly("margins short by 1/22 at most", [b <= 1 / 22 for b in short], x),
+            true_of_most_draws(
+                "logits differ by x (4.7 + 8.2 eta_0) at most", [a <= far * (4.7 + 8.2 * x.step) for a in flat], x
+            ),
+            true_of_most_draws("margins short by 1/22 at most", [b <= 1 / 22 for b in short], x),
         ),
     )
 
@@ -139,7 +141,7 @@ def _ragged_corpus() -> EmbeddingInstance:
 
 
 CLAIMS = (
-    Claim("R.first-step", first_step, "sampled",
+    Claim("R.first-step", sharp_first_step, "sampled",
         about="Lemma 2 with the error's true order d^(-1/2), and its constant",
         example=lambda: EmbeddingInstance.of(8, 4, varied=True, dimension=10**6, step=1.0, draws=400),
         outside=(_ragged_corpus,),
@@ -147,7 +149,7 @@ CLAIMS = (
             "x = sqrt(2 Lambda/d)": "The constants are proven for x up to 1/20; in 400 draws at d = 20, where x is "
             "0.78, no error exceeded them."
         }),
-    Claim("R.first-step-conditions", conditions, "sampled",
+    Claim("R.first-step-conditions", sharp_conditions, "sampled",
         about="(10) with d of order eta_0^4 log instead of eta_0^16", example=lambda: _corpus_at_share(4, 3),
         outside=(lambda: _corpus_at_share(4, 3, share=1e-9),)),
 )  # fmt: skip

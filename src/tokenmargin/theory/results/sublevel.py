@@ -20,7 +20,7 @@ from tokenmargin.problem.instances import figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, copies_of
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
-from tokenmargin.theory.paper_a.conditions import selective, without_subject
+from tokenmargin.theory.paper_a.conditions import selective_conditions, without_subject
 from tokenmargin.theory.results.first_step import sharp_dimension
 from tokenmargin.theory.settings import EmbeddingInstance, ProblemInstance, enough_step
 
@@ -141,7 +141,7 @@ def theorem5_plus(x: EmbeddingInstance) -> Findings:
     Theorem 5 without assuming that a limit exists, and Lemma 19 without mu. (Ours; proof in
     docs/results/theorem5-plus.md.)"""
     hypotheses = (
-        *selective(x),
+        *selective_conditions(x),
         above("eta_0", x.step, enough_step(x.corpus)),
         above("d, of order eta_0^4", float(x.dimension), sharp_dimension(x.corpus.size, x.step, x.delta)),
     )
