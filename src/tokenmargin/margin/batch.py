@@ -1,7 +1,7 @@
 """Thousands of max-margin problems of one shape in one call, each with its certificate.
 
-Small problems go from tokens to certified answers in compiled code, block by block, with a thread per processor; what
-it leaves undecided, and what is large, goes through the stacks of `system`.
+Compiled code solves and certifies small problems block by block, with a thread per processor. Problems that it leaves
+undecided, and large ones, go through `compiled.systems`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ bound of a system is between 1/2 and 1, and residuals mean the same in every pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -185,9 +185,12 @@ def rescale_exactly(
     return np.where(vanished, np.copysign(np.nextafter(0.0, 1.0), values), scaled) if vanished.any() else scaled
 
 
-@cache
-def _ones(k: int) -> Float[Array, " k"]:
-    return np.ones(k)
+@lru_cache(maxsize=64)
+def cached_ones(k: int) -> Float[Array, " k"]:
+    """An array of ones that is shared, and so read-only."""
+    ones = np.ones(k)
+    ones.setflags(write=False)
+    return ones
 
 
 def kkt_residuals(
@@ -232,7 +235,7 @@ def kkt_residuals(
     signed = multipliers if equality is None else np.where(equality, 0.0, multipliers)
     least = signed.item(signed.argmin())
     weights = multipliers if least >= 0 and equality is None else np.abs(multipliers)
-    total = weights.dot(_ones(len(weights))).item()
+    total = weights.dot(cached_ones(len(weights))).item()
     dual = -least / weights.item(weights.argmax()) if least < 0 else 0.0
     rounding = (a + 4) * EPS * length * total / reach + (a + 2 * r + 4) * EPS
     gap = abs(1 - bound.dot(multipliers).item() / (reach * norm)) + rounding

@@ -6,13 +6,12 @@ Each function here poses one of the papers' problems; `solve` in the module besi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.certificate import Systems, normalised_systems
+from tokenmargin.margin.certificate import Systems, cached_ones, normalised_systems
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, Gram, KnownProducts
 from tokenmargin.problem.token_problem import TokenProblem
@@ -89,13 +88,6 @@ class Constraints:
         return self.geometry.combine(coefficients)
 
 
-@lru_cache(maxsize=64)
-def _ones(k: int) -> Float[Array, " k"]:
-    ones = np.ones(k)
-    ones.setflags(write=False)
-    return ones
-
-
 def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)
@@ -109,7 +101,7 @@ def attention_constraints(problem: TokenProblem, selected: Selection) -> Constra
         geometry=keys,
         plus=index.take(chosen).take(inputs),
         minus=index.take(others.nonzero()[0]),
-        bound=_ones(len(inputs)),
+        bound=cached_ones(len(inputs)),
         token=np.array((inputs, positions)).T,
     )
 

@@ -1,9 +1,9 @@
 """Ties of equals that training holds: tokens of one score that stay at a finite distance while p diverges.
 
-`leading_risk` beside has the function F that decides. Where every input leads with one token and no neighbour scores
-higher log F is convex; a tie makes it curve down along the vectors across q that no term of F changes along. Hence a
-proof that a tie is not held: its differences do not all lie in the span of the gradients of the terms, which are as
-many as the terms of F.
+A tie is held where the function F of `leading_risk` has a local minimum across the direction q. Where every input
+leads with one token and no neighbour scores higher, log F is convex. A tie makes it curve down along every vector
+across q that is orthogonal to the gradients of all terms of F. So a tie is proven not to be held where its differences
+span more dimensions than F has terms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The risk beside a direction: where several tokens pull at p, does training stay there?
+"""The risk beside a direction, which tells whether training stays there when several tokens pull at p.
 
 Near a direction q along which the tokens C_i of each input lead together, ahead of the neighbours N by the same margin,
 write `p = R q + w`. Up to smaller terms the risk is then `exp(-R margin) F(w)`, with

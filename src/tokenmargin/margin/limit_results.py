@@ -92,7 +92,7 @@ class LimitDirection(Tabular):
 
 @dataclass(frozen=True, eq=False)
 class Atlas(Tabular, Drawable):
-    """What was found, and how much of the tree was seen.
+    """All limits of a problem that were found, and how many of its selections were decided.
 
     **Attributes**
     - `limits`: the locally optimal selections, the GMM first, then by margin.

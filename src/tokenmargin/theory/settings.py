@@ -165,7 +165,7 @@ class EmbeddingInstance:
         return self.corpus.important
 
     def point(self, k: int) -> Float[Array, " D"]:
-        """A vector `p_o` that selects as `posed` says; for "important" and "everything", any random vector."""
+        """A vector `p_o` that selects as `selection` says; for "important" and "everything", any random vector."""
         geometry = self.steps[k].after.geometry
         if self.selection == "tied" and (logits := self._tied_logits(k)) is not None:
             assert isinstance(geometry, Coordinates)

@@ -5,10 +5,7 @@ constraints holds as equations, with a Cholesky factor of its inner products; th
 constraints whose multiplier would turn negative leave. A constraint that depends on the working set opens a ray: either
 one of the set leaves, or the ray itself proves that there is no solution.
 
-Squaring the rows costs digits. That is no matter: what comes out is a proposal, to be judged against the rows.
-
-Compiled code is kept on disk beside its module, and does not notice when a function of another module changes: after
-editing one of the two compiled modules, this one and `stack`, remove the `.nbi` files in their `__pycache__`.
+Squaring the rows costs digits. That does no harm, because the result is a proposal that is judged against the rows.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.compiled.result import INFEASIBLE, SOLVED, UNDECIDED
+from tokenmargin.norms import EPS
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 """Compiled once per machine, run without the interpreter's lock."""
@@ -33,7 +31,6 @@ SATISFIED = 1e-12
 """Violations below this share of the bound are left to the certificate."""
 VANISHED = 1e-14
 """Entries of a ray above minus this are zero."""
-_EPS = float(np.finfo(float).eps)
 
 
 class Workspace(NamedTuple):
@@ -159,7 +156,7 @@ def _worst(space, bound, size, a):
             slack[j] += weight * row[j]
     worst, least = -1, 0.0
     for j in range(len(bound)):
-        if slack[j] < least and not inside[j] and slack[j] < -SATISFIED * size[j] - 4 * _EPS * total:
+        if slack[j] < least and not inside[j] and slack[j] < -SATISFIED * size[j] - 4 * EPS * total:
             worst, least = j, slack[j]
     return worst
 

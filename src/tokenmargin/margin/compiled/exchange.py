@@ -1,12 +1,13 @@
-"""The dual active-set method for larger systems, compiled: the constraints in play are many, those that hold are few.
+"""The dual active-set method for larger systems, compiled, where few of many constraints hold the solution.
 
-As in `active_set`, the worst violated constraint joins a working set, and those whose multipliers would turn negative
-leave. Here the *inverse* of the working set's inner products is kept (its lower half): to join or to leave is one sum
-of products over it, and the direction of the multipliers after a departure follows from the one before. The rows in
-play are looked at now and then; between two looks the worst of them compete. A few sweeps of coordinate ascent come
-first: they find most of the constraints that will hold.
+As in `active_set`, the worst violated constraint joins a working set, and constraints whose multipliers would turn
+negative leave it. Here the *inverse* of the working set's inner products is kept, its lower half. A constraint joins or
+leaves by one update of that half, and the direction of the multipliers after a departure follows from the one before.
+Three levels keep the cost down: all rows are looked at rarely, the least satisfied are in play, and between two looks
+at these the most violated ones compete. A few sweeps of coordinate ascent come first, and find most of the constraints
+that will hold.
 
-The inverse loses digits faster than a factor would. That is no matter: what comes out is a proposal.
+The inverse loses digits faster than a factor would. That does no harm, because the result is a proposal.
 """
 
 from __future__ import annotations

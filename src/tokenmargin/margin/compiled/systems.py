@@ -1,6 +1,6 @@
-"""Stacks of systems solved: a solver proposes, the certificate decides; what fails is refined or refuted, one by one.
+"""Solves stacks of systems. A solver proposes, the certificate decides, and what fails is refined or refuted singly.
 
-Many small systems go through the compiled search of `stack`; few, large or tied ones through daqp.
+Many small systems go through the compiled search of `stack`; few, large or tied ones go through daqp.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _scatter_multipliers(master: RestrictedProblem, rows: Differences) -> Float[
 
 
 def _refutation(master: RestrictedProblem, rows: Differences) -> Proposal:
-    """Why the master has no solution: a Farkas vector, where there is one."""
+    """The Farkas vector of a master problem that has no solution, where one is found."""
     systems = normalised_systems(master.rows[None], master.bound[None])
     found = solve_systems(systems)
     if found.residuals[0, 4] < np.inf:

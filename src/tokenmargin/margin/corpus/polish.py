@@ -1,4 +1,4 @@
-"""The last digits: the constraints believed to be active, solved as equations.
+"""The last digits of a corpus margin, by solving the constraints believed to be active as equations.
 
 Corrections are taken small relative to each multiplier, so that they stay positive; and the rows may depend on one
 another, as they do wherever two chains of pairs lead from one token to another.

@@ -80,8 +80,8 @@ def _basis(columns: Float[Array, "q c"]) -> Float[Array, "q a"]:
     return np.eye(len(columns)) if kept.sum() == len(columns) else vectors[:, kept]
 
 
-class _Best:
-    """The best iterate so far, by the gap that its certificate would have; and whether to go on."""
+class _BestIterate:
+    """The best iterate so far, by the gap that its certificate would have, and whether to go on."""
 
     def __init__(
         self, core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], p: float, enough: float
@@ -118,18 +118,20 @@ def _nuclear_proposals(
     state = first_state(core.reshape(k, -1), (a, b), tied)
     if not run_rounds(*posed, state, _ROUNDS, _ROUGH):
         return  # nothing is feasible, or nothing was found
-    yield from _try_method(_of_low_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
-    best = _Best(core, bound, tied, 1, _ENOUGH)
+    yield from _try_method(_newton_at_rank, core, bound, tied, 2 * state.X[:a, a:], state.m)
+    best = _BestIterate(core, bound, tied, 1, _ENOUGH)
     for _ in range(_ROUNDS):
         if not best.goes_on(2 * state.X[:a, a:], state.m.copy()):
             break
         run_rounds(*posed, state, 1, 0.0)
     if best.w.any() and best.m.any():
-        yield from _try_method(_of_low_rank, core, bound, tied, best.w, best.m)
+        yield from _try_method(_newton_at_rank, core, bound, tied, best.w, best.m)
         yield best.w, best.m
 
 
-def _spectral(core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best) -> None:
+def _iterate_spectral(
+    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _BestIterate
+) -> None:
     k, a, b = core.shape
     flat, free = core.reshape(k, -1), ~tied
     w, t, X = np.zeros((a, b)), 1.0, np.eye(a + b) / (a + b)
@@ -179,12 +181,12 @@ def _spectral_proposals(
     small: ReducedMatrices, bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
     core = small.core
-    best = _Best(core, bound, tied, np.inf, _ENOUGH)
+    best = _BestIterate(core, bound, tied, np.inf, _ENOUGH)
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError, ValueError):
-        _spectral(core, bound, tied, best)
+        _iterate_spectral(core, bound, tied, best)
     if not (best.w.any() and best.m.any()):
         return
-    yield from _try_method(_with_low_rank, core, bound, tied, best)
+    yield from _try_method(_multipliers_at_rank, core, bound, tied, best)
     yield best.w, best.m
 
 
@@ -197,7 +199,7 @@ def _try_method(
     return []
 
 
-def _of_low_rank(
+def _newton_at_rank(
     core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"],
     w: Float[Array, "a b"], m: Float[Array, " k"],
 ) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:  # fmt: skip
@@ -236,8 +238,8 @@ def _of_low_rank(
     return A @ B.T, m
 
 
-def _with_low_rank(
-    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _Best
+def _multipliers_at_rank(
+    core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _BestIterate
 ) -> tuple[Float[Array, "a b"], Float[Array, " k"]]:
     """Spectral: multipliers whose G has the rank it should: where a singular value of W is below the largest, none.
 

@@ -1,4 +1,4 @@
-"""Proposals made exact: which constraints hold and which coordinates are free is read off, the equations are solved."""
+"""Makes proposals exact: reads off which constraints hold and which coordinates are free, and solves the equations."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -22,6 +21,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.certificate import Systems, rescale_exactly
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
+from tokenmargin.margin.normed.conic import Proposal, matrix_proposals
 from tokenmargin.margin.normed.faces import Face
 from tokenmargin.margin.normed.polish import fit_multipliers_nearby, polish_at_vertex, polish_proposal, trim_proposal
 from tokenmargin.margin.single.solver import solve
@@ -33,8 +33,6 @@ _WIDE = 600  # size up to which the larger linear system is worth trying
 _SPREAD = 1e3  # ratio of lengths, and of bounds, up to which rows need no scaling of their own
 _RANGE = 1e60  # sizes up to this, and down to its reciprocal, have products without under- or overflow
 _SHORT = 1e-6  # share of a vector by which it may be moved
-
-Proposal: TypeAlias = tuple[Float[Array, " r"], Float[Array, " k"]]
 
 
 def norm_for(constraints: Constraints, norm: AbstractNorm | str) -> AbstractNorm:
@@ -191,8 +189,6 @@ def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Proposal]:
     if isinstance(norm, LpNorm):
         yield from _of_vectors(norm, rows, bound, tied)
     elif isinstance(norm, SchattenNorm):
-        from tokenmargin.margin.normed.conic import matrix_proposals
-
         yield from matrix_proposals(norm, rows, bound, tied)
     elif isinstance(norm, CustomNorm) and norm.propose is not None:
         if tied.any():

@@ -25,7 +25,7 @@ def solve_stack(
     rows: Float[Array, "B k r"], bound: Float[Array, "B k"], p: float
 ) -> tuple[Float[Array, "B r"], Float[Array, "B k"], Float[Array, "B 2"]]:
     """Vectors, multipliers with `|rows' multipliers|_* = |vector|`, and the norm and gap of each; infinite gaps where
-    nothing is proven. The gap is that of `certificate.judge`."""
+    nothing is proven. The gap is that of `certificate.judge_proposal`."""
     B, k, r = rows.shape
     vectors, multipliers, found = np.empty((B, r)), np.empty((B, k)), np.empty((B, 2))
     _solve(rows, bound, float(p), vectors, multipliers, found)
@@ -82,7 +82,7 @@ def _trim(rows, bound, p, x, m, along, across):
 @summing
 @no_type_check
 def _judge(rows, bound, p, x, m, along, across):
-    """As `certificate.judge`: x is scaled until it is feasible, m until its dual norm is |x|; returns |x| and the gap.
+    """As `certificate.judge_proposal`: scales x until it is feasible, m until its dual norm is |x|; returns |x|, the gap.
 
     Sums may be in any order: the bounds on rounding hold for all.
     """

@@ -1,8 +1,7 @@
 """Multipliers that daqp proposes, by itself or inside cutting planes: every call of that solver is here.
 
-Where most of many constraints can wait, compiled code is faster once it is loaded, and takes over when that pays.
-
-What is proposed proves nothing; the certificates decide.
+Of many constraints most need not be looked at until late; there compiled code is faster, and is loaded when that pays.
+A proposal proves nothing; the certificates decide.
 """
 
 from __future__ import annotations

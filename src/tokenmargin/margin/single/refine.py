@@ -1,4 +1,4 @@
-"""The hard cases: a system whose first proposal did not pass is refined, refuted, or solved another way."""
+"""Hard cases. A system whose first proposal did not pass is refined, refuted, or solved another way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _ORDINARY = 1e250  # scales up to this, and down to its reciprocal, leave vector
 
 
 class Refinement(NamedTuple):
-    """The best multipliers found for a system and what they prove; or a Farkas vector and its residual, 0 if proven."""
+    """The best multipliers found for a system with their residuals, and the best Farkas vector with its residual rho.
+
+    One of the two is a proof where `residuals` are at most the tolerance, or where rho is 0.
+    """
 
     multipliers: Float[Array, " k"]
     residuals: Residuals

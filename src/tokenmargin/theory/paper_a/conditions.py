@@ -83,6 +83,6 @@ def true_of_most_draws(name: str, facts: Sequence[bool], x: EmbeddingInstance) -
 
 
 def quantile_of_draws(name: str, values: Sequence[float], bound: float, x: EmbeddingInstance) -> Slack:
-    """The value that a share delta of the draws exceeds, beside its bound. It is no evidence: `true_of_most_draws` is."""
+    """The value that a share delta of the draws exceeds, beside its bound. It proves nothing by itself."""
     quantile = np.quantile(values, 1 - min(x.delta, 1.0), method="higher")
     return seen(below(f"{name}, (1 - delta) quantile of the draws", float(quantile), bound), "more draws")

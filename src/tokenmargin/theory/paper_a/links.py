@@ -1,5 +1,4 @@
-"""The chain of Theorem 5's and Lemma 19's proofs, link by link: inequalities that the paper uses on the way, many of
-them far sharper than what it states at the end."""
+"""The inequalities of the proofs of Theorem 5 and Lemma 19, one by one. Many are far sharper than what is stated."""
 
 from __future__ import annotations
 
