@@ -132,6 +132,7 @@ def _nuclear_proposals(
 def _iterate_spectral(
     core: Float[Array, "k a b"], bound: Float[Array, " k"], tied: Bool[Array, " k"], best: _BestIterate
 ) -> None:
+    """Rounds of the interior-point method of the spectral norm; what they find is kept in `best`."""
     k, a, b = core.shape
     flat, free = core.reshape(k, -1), ~tied
     w, t, X = np.zeros((a, b)), 1.0, np.eye(a + b) / (a + b)

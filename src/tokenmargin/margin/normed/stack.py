@@ -82,7 +82,7 @@ def _trim(rows, bound, p, x, m, along, across):
 @summing
 @no_type_check
 def _judge(rows, bound, p, x, m, along, across):
-    """As `certificate.judge_proposal`: scales x until it is feasible, m until its dual norm is |x|; returns |x|, the gap.
+    """Scales x until it is feasible, and m to dual norm |x|, as `certificate.judge_proposal`. Returns |x| and the gap.
 
     Sums may be in any order: the bounds on rounding hold for all.
     """
