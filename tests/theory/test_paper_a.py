@@ -469,6 +469,22 @@ def test_outside_the_regime_most_draws_fail(make):
     assert low > x.delta
 
 
+@pytest.mark.parametrize(("seed", "turned"), [(4, 3), (12, 1)])
+def test_sequences_are_turned_away_from_tokens_that_attention_began_on(seed, turned):
+    """Too low a dimension for the step: errors score, and a sequence may end on one of them."""
+    x = EmbeddingInstance.of(8, 4, dimension=512, step=4096.0, seed=seed, norm=1e4)
+    after, (limit,) = x.steps[0].after, x.limits
+    lost = ~limit.chosen[x.corpus.important]
+    problem = after.problem()
+    logits = problem.keys.logits(after.prompt)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    assert lost.sum() == turned
+    assert weights[x.corpus.important][lost].min() > 0.99
+    scores = np.where(limit.chosen, problem.scores, np.inf).min(axis=1)[lost]
+    assert 1 < scores.min() <= scores.max() < 8
+
+
 def test_a_corpus_without_important_tokens_leaves_nothing_to_conclude():
     x = EmbeddingInstance.on(["the film", "the film"], [1, -1])
     names = [
