@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.classifier_suite import suite
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.evaluation import agreement, deletion_test
+from tokenmargin.classifier.evaluation import deletion_test, importance_agreement
 from tokenmargin.classifier.explanation import Explanation
 
 TRAIN = 25_000
@@ -177,7 +177,8 @@ def ours(data: Halves, n: int, *, seeds: int) -> None:
         tables.append(fitted.token_importance_.head(10_000))
     accuracy, wall, cpu, rate, expected = np.mean(rows, axis=0)
     line(f"tokenmargin, {seeds} seeds", f"{accuracy:.2%} +- {np.std(rows, axis=0)[0]:.2%}", wall, cpu, rate)
-    print(f"held out while training: {expected:.2%}; importance of leading tokens over seeds: {agreement(tables):.4f}")
+    agreement = importance_agreement(tables)
+    print(f"held out while training: {expected:.2%}; importance of leading tokens over seeds: {agreement:.4f}")
     for kind in ("uniform", "learned"):
         judge(
             f"  the same, {kind} attention",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray as Array
 
 from tokenmargin.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.what_if import LEAST, decide_by_words
+from tokenmargin.classifier.what_if import DOUBLED_ODDS, decide_by_words
 from tokenmargin.data.sources import binary_labels, read_labelled
 
 WORDS = 20_000
@@ -27,7 +27,7 @@ def judged(model: TokenSelectionClassifier, texts: list[str], labels: Array) -> 
     f = model.decision_function(texts)
     known = np.asarray(abs(model.transform(texts)).sum(1)).ravel() > 0
     start = np.where(known, model.token_model_.intercept[0], model.token_model_.prior[0])
-    decided, right = np.abs(f - start) >= LEAST, (f > 0) == (labels > 0)
+    decided, right = np.abs(f - start) >= DOUBLED_ODDS, (f > 0) == (labels > 0)
     return (
         f"{len(texts):7,}  {right.mean():7.1%}  {1 - decided.mean():8.1%}  {right[decided].mean():7.1%}  "
         f"{right[~decided].mean():7.1%}"

@@ -102,7 +102,7 @@ def test_gradient_against_differences(repeats, loss, k, g, held):
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
     counts = presence.multiply(rng.integers(1, 5, (12, 7))).tocsr() if repeats else None
     data = solver.LabelledTexts(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k, counts)
-    start, units = solver.start_model(data, solver.Start(0.5, g))
+    start, units = solver.start_model(data, 0.5, g)
     objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2), loss=loss)
     # In the units that the ridge is measured in, the features of a text have length 1 in the mean of their squares.
     unit = objective.model(np.ones(len(objective.flat(start)))).values * np.exp(start.logits)[:, None]
@@ -415,7 +415,7 @@ def test_words_of_the_texts_held_out_alone_are_not_known_on_their_fold():
     rows = [[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 0, 1, 1]]
     data = solver.LabelledTexts(sp.csr_matrix(np.array(rows, float)), np.array([0, 1, 0, 1]), np.ones(4), 2)
     for least, kept in ((2, [0, 3, 4]), (1, [0, 1, 3, 4]), (0, [0, 1, 2, 3, 4])):
-        (fold,) = model_choice.folds_of(data, np.array([0, 0, 1, 1]), 1, least)
+        (fold,) = model_choice.make_folds(data, np.array([0, 0, 1, 1]), 1, least)
         assert fold.kept.tolist() == kept
         assert fold.test.presence.toarray().tolist() == np.array(rows, float)[:2][:, kept].tolist()
 

@@ -40,9 +40,9 @@ def test_planted_words_are_told_with_their_kind():
     texts, labels, shops = texts_of_two_shops(3000, np.random.default_rng(0))
     found = found_in(texts, labels, shops)
     assert {token: (one.kind, one.part) for token, one in found.items()} == {
-        "asis": ("stands", "a"),
-        "quick": ("speaks", "b"),
-        "alpha": ("betrays", "a"),
+        "asis": ("confined", "a"),
+        "quick": ("one-sided", "b"),
+        "alpha": ("gives away", "a"),
     }
     quick = found["quick"]
     here = [label == "good" for text, label, shop in zip(texts, labels, shops, strict=True)

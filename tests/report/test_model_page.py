@@ -11,7 +11,7 @@ import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.confined_tokens import ConfinedToken, TokenShares, by_length
-from tokenmargin.classifier.evaluation import assess
+from tokenmargin.classifier.evaluation import run_trust_tests
 from tokenmargin.data.sentences import make_sentences
 from tokenmargin.report.figures import save_figure
 from tokenmargin.report.model_evidence import (
@@ -34,12 +34,12 @@ def report():
     texts = [*made.texts, "call 4711 zebra", "call 4711, zebra!", "</script><b>bold</b> dreadful"]
     labels = [*made.labels, "1", "1", "-1"]
     model = TokenSelectionClassifier(random_state=0).fit(texts, labels)
-    trust = assess(model, texts, labels, rng=np.random.default_rng(0))
+    trust = run_trust_tests(model, texts, labels, rng=np.random.default_rng(0))
     told = ConfinedToken(
-        "dreadful", "speaks", "up to 9 words", "-1", TokenShares(9, 1.0, 0.4), TokenShares(20, 0.5, 0.5), 0.1
+        "dreadful", "one-sided", "up to 9 words", "-1", TokenShares(9, 1.0, 0.4), TokenShares(20, 0.5, 0.5), 0.1
     )
     rare = ConfinedToken(
-        "zebra", "stands", "up to 9 words", "1", TokenShares(2, 1.0, 0.5), TokenShares(0, np.nan, 0.5), 0.1
+        "zebra", "confined", "up to 9 words", "1", TokenShares(2, 1.0, 0.5), TokenShares(0, np.nan, 0.5), 0.1
     )
     return ModelReport(
         model, trust, list(model.explain(texts[-4:])), labels[-4:], texts,
@@ -99,7 +99,7 @@ def test_all_models_are_judged_on_the_same_texts(report):
     # A mean of three differences of shares, or a difference of means.
     assert gap == pytest.approx(trust.models[0].accuracy - trust.models[2].accuracy, abs=1e-15)
     assert half >= 0
-    assert not set(held.worst(5)) & set(np.flatnonzero(right))
+    assert not set(held.surest_errors(5)) & set(np.flatnonzero(right))
 
 
 def test_words_for_uneven_and_for_many_classes(report):

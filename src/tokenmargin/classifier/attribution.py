@@ -1,12 +1,12 @@
-"""Attention weights and contributions of all words of many texts at once, and what is lost when a word is deleted.
+"""Attention weights and contributions of all words of many texts at once, and the effect of deleting each word.
 
-Everything is an array over the words of the texts, one for each length of n-gram: the token that begins at a word has
-its logit there, and a word where no known token begins has -inf. So softmax and sums are array operations on segments,
-which two threads can do at the same time.
+For each length of n-gram there is an array over the words of all texts (a level). The token that begins at a word has
+its logit there; a word at which no known token begins has -inf. So softmax and sums are array operations on segments,
+and several threads can work at the same time.
 
-A word is deleted wherever it stands in its text, in closed form. The tokens that go are those whose every occurrence
-holds the word. With rho their share of the attention and C their contribution, `f - b_0 = F` becomes
-`(F - C) / (1 - rho)^g`; a text that has no known token left gets the prior.
+The effect of a deletion has a closed form. The word is deleted wherever it stands in its text, and with it go the
+tokens of which every occurrence holds the word. With rho their share of the attention and C their contribution,
+`f - b_0 = F` becomes `(F - C) / (1 - rho)^g`. A text that has no known token left gets the prior.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ from tokenmargin.engines import usable_cores
 
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
 THREADS = 2
+NEARLY_ALL = 0.999  # from this share of the attention on 1 - rho has lost three digits: what is left is summed anew
 Result = TypeVar("Result")
-CROWDED = 0.999  # from this share on, what is left is summed anew: 1 - rho has lost three digits
 
 
-def in_chunks(
+def map_chunks(
     documents: Sequence[Any], work: Callable[[Sequence[Any]], Result], threads: int | None = None
 ) -> list[Result]:
-    """`work` on consecutive documents, so many chunks at a time: two unless told, -1 for one per core."""
+    """The results of `work` on consecutive chunks of documents.
+
+    **Arguments**
+    - `threads`: how many chunks are worked on at the same time; two by default, one for each core if -1.
+    """
     threads = THREADS if threads is None else usable_cores() if threads < 0 else max(1, threads)
     chunks = [documents[at : at + CHUNK] for at in range(0, len(documents), CHUNK)] or [documents]
     if len(chunks) == 1 or threads == 1:
@@ -44,35 +48,35 @@ def in_chunks(
         return list(pool.map(work, chunks))
 
 
-def attribute(
+def attribute_texts(
     encoded: EncodedTexts, model: TokenModel, column: int | None = None
 ) -> tuple[Float[Array, "n k"], dict[str, Array]]:
-    """f of every column, and the arrays of `Explanations` that follow from the tokens.
+    """f of every column, and those arrays of `Explanations` that follow from the tokens.
 
     **Arguments**
-    - `column`: the column to explain; None for the one decided on.
+    - `column`: the column to explain; None for the one with the largest f.
     """
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
     logits, shares, log_Z = logits_and_shares(encoded, model)
     first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
     _, token_values = model.padded_arrays
-    # Z^(1 - g) turns the softmax average into evidence that adds up: e^a / Z^g is its share times this.
+    # The weight e^a / Z^g of a token is its softmax share e^a / Z times this.
     amount = np.exp((1 - model.exponent) * log_Z)
-    spoken = np.zeros((n, len(model.intercept)))
-    for k in range(spoken.shape[1]):
+    evidence = np.zeros((n, len(model.intercept)))
+    for k in range(evidence.shape[1]):
         for ids, share in zip(encoded.levels, shares, strict=True):
-            spoken[:, k] += segment_sum(share * token_values[ids, k], offsets)
-    spoken *= amount[:, None]
+            evidence[:, k] += segment_sum(share * token_values[ids, k], offsets)
+    evidence *= amount[:, None]
     known = np.isfinite(first)
-    outputs = np.where(known[:, None], model.intercept + spoken, model.prior)
+    outputs = np.where(known[:, None], model.intercept + evidence, model.prior)
     columns = outputs.argmax(axis=1) if column is None else np.full(n, column)
     at = columns[segment] if outputs.shape[1] > 1 else 0
     scale = amount[segment]
     parts = [share * token_values[ids, at] * scale for ids, share in zip(encoded.levels, shares, strict=True)]
-    chosen = _select(encoded, logits, first)
+    chosen = _select_tokens(encoded, logits, first)
     rows = np.arange(n)
-    lost = deletion_effects(encoded, model, shares, columns, (spoken[rows, columns], outputs[rows, columns]), log_Z)
-    words = per_original_word(encoded, (_share_among_words(shares), _share_among_words(parts)), chosen)
+    lost = deletion_effects(encoded, model, shares, columns, (evidence[rows, columns], outputs[rows, columns]), log_Z)
+    words = merge_pieces(encoded, (_share_among_words(shares), _share_among_words(parts)), chosen)
     return outputs, chosen | words | {
         "effects": lost,
         "baselines": model.prior[columns],
@@ -82,14 +86,14 @@ def attribute(
 
 
 def logits_and_shares(encoded: EncodedTexts, model: TokenModel) -> tuple[list[Array], list[Array], Float[Array, " n"]]:
-    """Logit and share of the token that begins at each word, for each level, and log Z of each text."""
+    """For each level the logit and the softmax share of the token that begins at each word; and log Z of each text."""
     offsets, segment = encoded.words.offsets, encoded.segment
     token_logits, _ = model.padded_arrays
     logits = [token_logits[ids] for ids in encoded.levels]
     top = np.maximum(np.max([_segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
-    for share, times in zip(shares, _repeats(encoded) if not model.repeats else (), strict=not model.repeats):
-        share /= times  # the occurrences of a token share its weight
+    for share, times in zip(shares, _occurrence_counts(encoded) if not model.repeats else (), strict=not model.repeats):
+        share /= times  # a token counts once: its occurrences divide its weight among them
     Z = np.exp(model.sink_logit - top) + sum(segment_sum(share, offsets) for share in shares)
     for share in shares:
         share /= Z[segment]
@@ -97,7 +101,7 @@ def logits_and_shares(encoded: EncodedTexts, model: TokenModel) -> tuple[list[Ar
 
 
 def token_parts(encoded: EncodedTexts, model: TokenModel, names: Sequence[str], label: int) -> tuple[TokenPart, ...]:
-    """The tokens of one text in the order in which they begin, each once, with the f of the class `label`."""
+    """The tokens of one text, each once, in the order in which they begin, with their parts of the f of a class."""
     _, shares, log_Z = logits_and_shares(encoded, model)
     column = 0 if model.values.shape[1] == 1 else label
     amount = float(np.exp((1 - model.exponent) * log_Z[0]))
@@ -116,7 +120,7 @@ def token_parts(encoded: EncodedTexts, model: TokenModel, names: Sequence[str], 
 def join_attributions(
     found: Sequence[tuple[Float[Array, "n k"], dict[str, Array]]],
 ) -> tuple[Float[Array, "n k"], dict[str, Array]]:
-    """One answer for consecutive chunks of texts."""
+    """Join what `attribute_texts` returned for consecutive chunks of texts."""
     before = np.concatenate([[0], np.cumsum([arrays["offsets"][-1] for _, arrays in found])])
     for (_, arrays), shift in zip(found, before[:-1], strict=True):
         for name in ("places", "last_places"):
@@ -128,6 +132,7 @@ def join_attributions(
 
 
 def _segment_max(values: Array, offsets: Array) -> Array:
+    """The maximum of each segment, -inf of an empty one."""
     largest = np.full(len(offsets) - 1, -np.inf)
     filled = np.flatnonzero(np.diff(offsets))
     if len(filled):
@@ -135,11 +140,11 @@ def _segment_max(values: Array, offsets: Array) -> Array:
     return largest
 
 
-def _repeats(encoded: EncodedTexts) -> list[Array]:
-    """How often the text holds the token that begins at each word, for each level; 1 where none begins.
+def _occurrence_counts(encoded: EncodedTexts) -> list[Array]:
+    """For each level, how often the text holds the token that begins at each word; 1 where no token begins.
 
-    An n-gram occurs twice only where its first n-1 words and its last one do, so few have to be counted, unless others
-    share its id.
+    An n-gram can occur twice only if its first n - 1 words and its last word do, so few have to be counted. That is not
+    so where tokens share an id.
     """
     import pyarrow as pa
 
@@ -159,7 +164,7 @@ def _repeats(encoded: EncodedTexts) -> list[Array]:
 
 
 def _share_among_words(amounts: list[Array]) -> Array:
-    """Amounts of n-grams, shared by their words."""
+    """The sum at each word of the amounts of all n-grams with it; an n-gram gives each of its words the n-th part."""
     total = amounts[0].copy()
     for n, amount in enumerate(amounts[1:], start=2):
         part = amount / n
@@ -168,15 +173,16 @@ def _share_among_words(amounts: list[Array]) -> Array:
     return total
 
 
-def _select(encoded: EncodedTexts, logits: list[Array], first: Array) -> dict[str, Array]:
-    """The token with the largest logit in each text, where it first stands, and the best of the others."""
+def _select_tokens(encoded: EncodedTexts, logits: list[Array], first: Array) -> dict[str, Array]:
+    """For each text the token with the largest logit, where it first stands, the token that comes next, and by how
+    much it is behind."""
     offsets, segment = encoded.words.offsets, encoded.segment
-    selected, places = _holders(encoded, logits, first)
+    selected, places = _largest_logits(encoded, logits, first)
     others = []
     for ids, x in zip(encoded.levels, logits, strict=True):
         others.append(np.where(ids == selected[segment], -np.inf, x))
     second = np.max([_segment_max(x, offsets) for x in others], axis=0)
-    competitors, _ = _holders(encoded, others, second)
+    competitors, _ = _largest_logits(encoded, others, second)
     margins = np.full(len(first), np.inf)
     more = np.isfinite(second)
     margins[more] = first[more] - second[more]
@@ -194,25 +200,26 @@ def _select(encoded: EncodedTexts, logits: list[Array], first: Array) -> dict[st
     }
 
 
-def _holders(encoded: EncodedTexts, logits: list[Array], largest: Array) -> tuple[Array, Array]:
-    """The token with the largest logit of each text (of several the first, -1 for none), and where it first stands."""
-    # Every level has an entry per word: the n-gram that begins there. `minimum.at` keeps the smallest id of each text.
+def _largest_logits(encoded: EncodedTexts, logits: list[Array], largest: Array) -> tuple[Array, Array]:
+    """For each text the token with the logit `largest` (the smallest id of several, -1 if none), its first place."""
+    # Every level has an entry for each word: the n-gram that begins there. `minimum.at` keeps each text's smallest id.
     none, segment = np.iinfo(np.int64).max, encoded.segment
     tokens, places = np.full(len(largest), none), np.full(len(largest), none)
-    # A text without a known token has the largest logit -inf, which must not be met by the words that begin no token.
+    # A text without a known token has the largest logit -inf, as have words at which no token begins: those must not
+    # be found, so +inf is looked for.
     bound = np.where(np.isfinite(largest), largest, np.inf)[segment]
     at = [np.flatnonzero(x == bound) for x in logits]
     for ids, found in zip(encoded.levels, at, strict=True):
         np.minimum.at(tokens, segment[found], ids[found])
-    # Only then the first place: of two tokens with one logit, the places of the other do not count.
+    # The first place comes second: if two tokens have the largest logit, only places of the smaller id count.
     for ids, found in zip(encoded.levels, at, strict=True):
         own = found[ids[found] == tokens[segment[found]]]
         np.minimum.at(places, segment[own], own)
     return np.where(tokens == none, -1, tokens), places
 
 
-def per_original_word(encoded: EncodedTexts, by_piece: Sequence[Array], chosen: dict[str, Array]) -> dict[str, Array]:
-    """Merge the pieces of one word."""
+def merge_pieces(encoded: EncodedTexts, by_piece: Sequence[Array], chosen: dict[str, Array]) -> dict[str, Array]:
+    """The arrays of `Explanations` by word: the amounts of a word's pieces are added up."""
     words, new = encoded.words, original_words(encoded)
     weights, contributions = by_piece
     places = {name: chosen[name] for name in ("places", "last_places")}
@@ -229,7 +236,7 @@ def per_original_word(encoded: EncodedTexts, by_piece: Sequence[Array], chosen: 
 
 
 def original_words(encoded: EncodedTexts) -> Bool[Array, " pieces"]:
-    """Where a word begins: pieces of one word are neighbours in a text with the same characters."""
+    """Whether a word of the text begins at each piece: neighbours with the same characters are pieces of one word."""
     words, segment = encoded.words, encoded.segment
     new = np.ones(len(words.starts), bool)
     new[1:] = (
@@ -242,11 +249,12 @@ def deletion_effects(
     encoded: EncodedTexts, model: TokenModel, shares: list[Array], columns: Int[Array, " n"],
     decided: tuple[Float[Array, " n"], Float[Array, " n"]], log_Z: Float[Array, " n"],
 ) -> Float[Array, " words"]:  # fmt: skip
-    """`f` less what it is without the word, for every word of every text.
+    """For every word of every text, f less the f of the text without that word.
 
     **Arguments**
-    - `shares`: the share of the attention of the token that begins at each piece, for each level.
-    - `columns`: the column that is explained. `decided`: its F and f. `log_Z`: of each text.
+    - `shares`: for each level the share of the attention of the token that begins at each piece.
+    - `columns`: for each text the column that is explained. `decided`: the F and the f of that column.
+    - `log_Z`: of each text.
     """
     new, segment = original_words(encoded), encoded.segment
     kinds = _word_kinds(encoded, new)
@@ -256,7 +264,7 @@ def deletion_effects(
     text_of[kinds] = segment
     _, values = model.padded_arrays
     rho, gone = np.zeros(len(text_of)), np.zeros(len(text_of))
-    # Where every occurrence counts it goes with its words; else a token is gone once its last occurrence is.
+    # If every occurrence counts, each goes with its own words. Else a token goes only if all its occurrences do.
     alone = model.repeats or (bool(new.all()) and not encoded.shared)
     pairs = [_tokens_with_words(encoded, n, kinds, alone=alone) for n in range(len(shares))]
     for ids, share, (at, kind) in zip(encoded.levels, shares, pairs, strict=True):
@@ -267,16 +275,16 @@ def deletion_effects(
     without = (
         model.intercept[columns][text_of] + (decided[0][text_of] - gone) / np.maximum(1 - rho, 1e-300) ** model.exponent
     )
-    crowded = np.flatnonzero((rho > CROWDED) | (rho > known * (1 - 1e-9)))  # little or nothing is left
-    lost = [_rows_of(at, kind, crowded) for at, kind in pairs]
+    crowded = np.flatnonzero((rho > NEARLY_ALL) | (rho > known * (1 - 1e-9)))  # little or nothing is left
+    lost = [_entries_of_kinds(at, kind, crowded) for at, kind in pairs]
     for row, *of_level in zip(crowded.tolist(), *lost, strict=True):
         without[row] = _output_without(encoded, model, of_level, int(text_of[row]), columns)
     effects = np.where(rho > 0, decided[1][text_of] - without, 0.0)
     return effects[kinds][new]
 
 
-def _rows_of(at: Array, kind: Array, asked: Array) -> list[Array]:
-    """For each kind of word in `asked`, the entries of `at` that have it."""
+def _entries_of_kinds(at: Array, kind: Array, asked: Array) -> list[Array]:
+    """For each kind of word in `asked`, the entries of `at` whose kind it is."""
     order = np.argsort(kind, kind="stable") if len(asked) else np.zeros(0, np.int64)
     low, high = (np.searchsorted(kind[order], asked, side) for side in ("left", "right"))
     return [at[order[a:b]] for a, b in zip(low.tolist(), high.tolist(), strict=True)]
@@ -299,7 +307,7 @@ def _word_kinds(encoded: EncodedTexts, new: Bool[Array, " pieces"]) -> Int[Array
 def _tokens_with_words(
     encoded: EncodedTexts, n: int, kinds: Int[Array, " pieces"], *, alone: bool
 ) -> tuple[Array, Array]:
-    """Where tokens of n + 1 pieces begin, beside the kinds of word that they go with; a token once for each kind.
+    """Pairs of a place where a token of n + 1 pieces begins and a kind of word with which the token goes.
 
     **Arguments**
     - `alone`: whether an occurrence goes with its words, whatever other occurrences its token has.
@@ -307,15 +315,15 @@ def _tokens_with_words(
     at = np.flatnonzero(encoded.levels[n] >= 0)
     found = []
     for place in range(n + 1):
-        once = np.ones(len(at), bool)  # a word that stands twice in an n-gram takes it once
+        once = np.ones(len(at), bool)  # one pair for a word that stands twice in an n-gram
         for before in range(place):
             once &= kinds[at + before] != kinds[at + place]
         found.append((at[once], kinds[at[once] + place]))
     begin, kind = (np.concatenate(part) for part in zip(*found, strict=True))
     if alone:
         return begin, kind
-    # Pieces, or tokens that share an id: one goes with a word only where the word covers all its occurrences in the
-    # text, so both are counted.
+    # With pieces, or where tokens share an id, a token goes with a word only if each of its occurrences in the text
+    # holds the word: so the occurrences and those with the word are counted and compared.
     _, token = np.unique(encoded.segment[at].astype(np.int64) << 32 | encoded.levels[n][at], return_inverse=True)
     number = np.zeros(len(kinds), np.int64)
     number[at] = token
@@ -328,7 +336,7 @@ def _tokens_with_words(
 def _output_without(
     encoded: EncodedTexts, model: TokenModel, lost: list[Array], text: int, columns: Int[Array, " n"]
 ) -> float:
-    """f of a text without the tokens that begin at `lost`, summed anew."""
+    """f of a text without the tokens that begin at the places `lost`, computed from the tokens that are left."""
     low, high = encoded.words.offsets[text : text + 2]
     column, kept = int(columns[text]), []
     for ids, at in zip(encoded.levels, lost, strict=True):

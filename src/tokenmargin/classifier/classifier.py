@@ -14,29 +14,29 @@ from numpy import ndarray as Array
 from sklearn.utils import check_random_state, compute_sample_weight
 from threadpoolctl import threadpool_limits
 
-from tokenmargin.classifier.decisions import FittedTexts
+from tokenmargin.classifier.decisions import FittedClassifier
 from tokenmargin.classifier.fitting import (
     CHOSEN,
     Fit,
     FitSettings,
+    KeptTexts,
     Validation,
     distinct_texts,
-    fit_and_judge,
-    lower_loss,
+    fit_and_validate,
+    fit_from,
 )
 from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import token_statistics
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
-from tokenmargin.classifier.kept_texts import KeptTexts
 from tokenmargin.classifier.model_choice import FitChoice
-from tokenmargin.classifier.solver import LabelledTexts, ones_like
+from tokenmargin.classifier.solver import LabelledTexts, presence_of
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, read_tokens
 from tokenmargin.classifier.vocabulary import EncodedTexts, Vocabulary
 from tokenmargin.data.words import Words
 
 
-class TokenSelectionClassifier(FittedTexts):
+class TokenSelectionClassifier(FittedClassifier):
     """Classify texts by attention over their tokens, and say which tokens decided.
 
     The decision on a text is `f = b_0 + sum_s e^{a_s} b_s / (e^c + sum_s e^{a_s})^g` over its distinct tokens. It comes
@@ -54,19 +54,19 @@ class TokenSelectionClassifier(FittedTexts):
     - `vocabulary`: the words that are known, spelled as the tokenizer does, instead of those that occur often enough.
     - `buckets`: instead of words, the numbers that they hash to are known, so many for words and for n-grams of each
         length: `partial_fit` then needs no words in advance. Tokens that share a number are one token to the model.
-    - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model; between them evidence adds up in
-        part.
+    - `exponent`: g. 1 is the papers' softmax attention with a sink, 0 a linear model, in which evidence adds up.
     - `attention`: `counted` (logits are naive Bayes': how well a token tells the classes apart), `learned` (the same
         as a start, then trained), or `uniform` (equal for all tokens: the baseline to compare with).
-    - `start_power`: how much easier a token that tells the classes apart gets a value (0: rarity alone counts).
+    - `start_power`: how much less the ridge holds back a token that tells the classes apart (0: not at all).
     - `loss`: `log` (logistic or multinomial) or `hinge` (squared; each class against the rest).
     - `repeats`: whether a token counts as often as it stands in a text, or once.
     - `value_penalty`: ridge on the values, beside the sum of the losses; features of a text have length 1 on average.
     - `logit_penalty`: ridge that holds learned attention to its start.
-    - `max_iter`, `tol`: iterations of L-BFGS, and the part of the base rate's loss an iteration must save to go on.
+    - `max_iter`, `tol`: iterations of L-BFGS at most; they end when one saves less than `tol` of the base rate's loss.
     - `class_weight`: None, `balanced`, or a dictionary from class to weight.
-    - `validation_fraction`: the part held out to measure accuracy (`validation_`) first; 0 for none.
-    - `warm_start`: keep the vocabulary of the last fit and go on from its answer.
+    - `validation_fraction`: the share of texts that is first held out to measure the accuracy (`validation_`); 0 for
+        none.
+    - `warm_start`: keep the vocabulary of the last fit and start training from it.
     - `max_texts`: how many texts `partial_fit` keeps, a random sample of those met; None for all.
     - `random_state`: chooses the texts held out.
     - `n_jobs`: threads that read texts and decide them (-1: one per core).
@@ -140,7 +140,7 @@ class TokenSelectionClassifier(FittedTexts):
         self.progress = progress
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TokenSelectionClassifier:
-        """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two, of 0 as none."""
+        """Learn from texts (or lists of tokens) and their labels; a text of weight 2 counts as two texts."""
         check_settings(self)
         self.__dict__.pop("_seen", None)
         documents = check_documents(X)
@@ -164,24 +164,24 @@ class TokenSelectionClassifier(FittedTexts):
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        data = self._labelled_texts(encoded.presence(len(self.vocabulary_), repeats=True), codes, weight)
+        data = self._with_classes(encoded.presence(len(self.vocabulary_), repeats=True), codes, weight)
         data = data if self.repeats else data.with_counts(False)
         seed = check_random_state(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
             texts, self.n_duplicates_ = distinct_texts(documents, data, seed)
             before = getattr(self, "_fit", None) if again else None
-            fit, self.chosen_, self.validation_ = fit_and_judge(texts, self._settings(), before=before)
+            fit, self.chosen_, self.validation_ = fit_and_validate(texts, self._settings(), before=before)
         if self.verbose:
             print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
-        self._keep(fit, data, encoded.occurrences(len(self.vocabulary_), codes, len(classes)))
+        self._set_fitted(fit, data, encoded.occurrences(len(self.vocabulary_), codes, len(classes)))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TokenSelectionClassifier:
-        """Learn from some texts more, going on from the last answer.
+        """Learn from more texts, starting from the last fit.
 
-        The first call fixes vocabulary (unless its words are given, or hashed into `buckets`), classes and what is
-        chosen, and measures `validation_`; where its texts lack a class, nothing is chosen. The token numbers of
-        `max_texts` texts are kept (the texts are not), so the answer is that of all of them, whatever the parts.
+        The first call fixes the vocabulary (unless its words are given, or hashed into `buckets`), the classes and the
+        chosen settings, and measures `validation_`. If its texts lack a class, nothing is chosen. The token numbers of
+        `max_texts` texts are kept, not the texts; training uses all of them, however they came in parts.
 
         **Arguments**
         - `classes`: all classes, if the first texts do not have them all.
@@ -198,22 +198,22 @@ class TokenSelectionClassifier(FittedTexts):
             known = np.unique(labels if classes is None else np.asarray(classes))
             if len(np.unique(labels)) == len(known):
                 self.fit(documents, labels, sample_weight)
-                self._seen = self._part(documents, labels, weight)
+                self._seen = self._texts_to_keep(documents, labels, weight)
                 self.n_texts_kept_ = len(self._seen.chance)
                 return self
             check_settings(self)
             self.vocabulary_, _ = self._learn_words(read_tokens(documents, self.tokenizer), None)
             self.chosen_ = FitChoice(**self._settings().given)
             self.classes_, self.validation_, self.loss_curve_, self.n_duplicates_ = known, None, [], 0
-            seen, changes = self._part(documents, labels, weight), tuple[TokenModel, ...]()
+            seen, changes = self._texts_to_keep(documents, labels, weight), tuple[TokenModel, ...]()
         else:
-            seen = self._seen.plus(self._part(documents, labels, weight), self.max_texts)
+            seen = self._seen.plus(self._texts_to_keep(documents, labels, weight), self.max_texts)
             changes = self._fit.changes
         data, before = seen.data, self.vocabulary_
         if isinstance(before, HashedVocabulary):
             met = before.with_words(read_tokens(documents, self.tokenizer))
-            self.vocabulary_ = now = met.of_texts(data)
-            changes = tuple(now.moved(change, before) for change in changes)
+            self.vocabulary_ = now = met.counted_on(data)
+            changes = tuple(now.change_in_own_rows(change, before) for change in changes)
             data = data.of_tokens(now.known)
         self._seen = seen
         if self.class_weight is not None:
@@ -221,9 +221,9 @@ class TokenSelectionClassifier(FittedTexts):
                 data, weight=data.weight * compute_sample_weight(self.class_weight, self.classes_[data.codes])
             )
         with threadpool_limits(1, user_api="blas"):
-            fit = lower_loss(data, self.chosen_, self._settings(), changes, self.max_iter)
+            fit = fit_from(data, self.chosen_, self._settings(), changes, self.max_iter)
         counts = np.stack([data.matrix.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
-        self._keep(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
+        self._set_fitted(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
         self.n_texts_, self.n_texts_kept_ = seen.met, len(seen.chance)
         return self
 
@@ -237,8 +237,8 @@ class TokenSelectionClassifier(FittedTexts):
             most=self.max_words, weight=weight, known=self.vocabulary,
         )  # fmt: skip
 
-    def _labelled_texts(self, counts: sp.csr_matrix, codes: Array, weight: Array) -> LabelledTexts:
-        return LabelledTexts(ones_like(counts), codes, weight, len(self.classes_), counts)
+    def _with_classes(self, counts: sp.csr_matrix, codes: Array, weight: Array) -> LabelledTexts:
+        return LabelledTexts(presence_of(counts), codes, weight, len(self.classes_), counts)
 
     def _check_classes(self, labels: Array) -> None:
         unknown = np.setdiff1d(labels, self.classes_)
@@ -246,15 +246,15 @@ class TokenSelectionClassifier(FittedTexts):
             shown = repr(unknown.tolist()[0])
             raise ValueError(f"the label {shown} is none of the classes; give all classes in the first partial_fit")
 
-    def _part(self, documents: Sequence[Any], labels: Array, weight: Array) -> KeptTexts:
-        """Texts to go on from; of a hashed vocabulary in all buckets, since more may be known later."""
+    def _texts_to_keep(self, documents: Sequence[Any], labels: Array, weight: Array) -> KeptTexts:
+        """The texts as `partial_fit` keeps them; hashed ones in all buckets, since more may become known later."""
         self._check_classes(labels)
         words, vocabulary = read_tokens(documents, self.tokenizer), self.vocabulary_
         if isinstance(vocabulary, HashedVocabulary):
             counts = vocabulary.in_buckets(words).presence(len(vocabulary.counts), repeats=True)
         else:
             counts = vocabulary.encode(words).presence(len(vocabulary), repeats=True)
-        data = self._labelled_texts(counts, np.searchsorted(self.classes_, labels), weight)
+        data = self._with_classes(counts, np.searchsorted(self.classes_, labels), weight)
         return KeptTexts.of(documents, data, self.max_texts)
 
     def _settings(self) -> FitSettings:
@@ -267,8 +267,8 @@ class TokenSelectionClassifier(FittedTexts):
             self.progress,
         )  # fmt: skip
 
-    def _keep(self, fit: Fit, data: LabelledTexts, occurrences: Array) -> None:
-        """The attributes that every fit leaves."""
+    def _set_fitted(self, fit: Fit, data: LabelledTexts, occurrences: Array) -> None:
+        """Set the attributes that every fit sets."""
         self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
         self.n_iter_, self.n_texts_ = len(fit.losses), len(data.codes)
         presence = data.with_counts(fit.model.repeats).matrix

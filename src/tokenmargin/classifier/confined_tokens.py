@@ -1,11 +1,12 @@
-"""Words that decide in one part of the texts only: a shortcut there, and no help on texts of another kind.
+"""Find words that decide in one part of the texts only: there they may be a shortcut, elsewhere they mislead.
 
-Within each part (a source, a year, short texts) a token and a class make a table of four counts, with a log odds ratio
-and its variance (each count raised by 1/2). A token is told if one of these holds, at 5% over all tokens and parts:
+In each part (a source, a year, short texts) the texts with and without a token, of a class and of the others, make a
+table of four counts. It has a log odds ratio and a variance (1/2 is added to each count). A token is reported if it is
+of one of three kinds, at a level of 5% over all tokens and parts:
 
-- `stands`: nearly all texts that hold it are of one part, and there it tells the classes apart;
-- `speaks`: it tells the classes apart in one part, more than in the others, where it says nothing or the opposite;
-- `betrays`: over all texts it tells the classes apart, within the parts it does not: it gives the part away.
+- `confined`: nearly all texts that hold it are of one part, and there it tells the classes apart;
+- `one-sided`: it tells the classes apart in one part, while in the others it says nothing or the opposite;
+- `gives away`: it tells the classes apart over all texts but not within the parts, so it only tells the parts apart.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ from scipy.stats import norm
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.tokenizers import read_tokens
 
-LEAST_TEXTS, MOST_TOKENS = 10, 2000  # that hold a token; tokens of largest influence that are looked at
-SMALLEST, MOST_SLICES = 30, 12  # texts of a part; parts (the others are one)
-NEARLY_ALL, NOTHING = 0.95, 1.96  # part of its texts; deviations within which a log odds ratio says nothing
+LEAST_TEXTS, MOST_TOKENS = 10, 2000  # tokens in fewer texts are left out; of the others the most influential are tested
+SMALLEST, MOST_SLICES = 30, 12  # texts that a part must have; parts at most, the other texts form one more
+NEARLY_ALL = 0.95  # the share of a token's texts from which on it is confined to a part
+NOTHING = 1.96  # a log odds ratio within so many standard deviations of zero says nothing
 LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Texts in parts: `of` is the number of each text's part among `names`; `what` says by what they are divided."""
+    """A division of texts by `what` (a column, say): `of` is the number of each text's part among `names`."""
 
     what: str
     names: tuple[str, ...]
@@ -39,7 +41,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class TokenShares:
-    """How many texts hold a token, the share of the class among them, and among the other texts (NaN of none)."""
+    """How many texts hold a token, and the share of the class among them and among the other texts (NaN of none)."""
 
     texts: int
     share: float
@@ -51,9 +53,9 @@ class ConfinedToken:
     """A token that decides in one part only.
 
     **Attributes**
-    - `kind`: `stands`, `speaks` or `betrays`, see the module. `part`: where, or the part that it betrays.
-    - `label`: the class its numbers are about.
-    - `here`, `elsewhere`: of the texts of that part, and of all others.
+    - `kind`: one of the three kinds above. `part`: the part where it decides, or that it gives away.
+    - `label`: the class that the shares are about.
+    - `here`, `elsewhere`: its shares among the texts of that part, and among all others.
     - `influence`: how far it moves the model's decisions.
     """
 
@@ -67,7 +69,7 @@ class ConfinedToken:
 
 
 def name_slices(what: str, values: Sequence[Any]) -> Slices:
-    """Parts by the values of a column; the rare ones together.
+    """Divide texts by the values of a column; texts with rare values form one part.
 
     >>> name_slices("shop", ["a"] * 40 + ["b"] * 40 + [None]).names
     ('a', 'b', 'others')
@@ -82,7 +84,7 @@ def name_slices(what: str, values: Sequence[Any]) -> Slices:
 
 
 def by_length(documents: Sequence[Any]) -> Slices:
-    """Three parts of about equal size, by the number of words."""
+    """Divide texts by their number of words into three parts of about equal size."""
     lengths = np.diff(read_tokens(documents, "words").offsets)
     low, high = np.quantile(lengths, [1 / 3, 2 / 3], method="lower")
     number = (lengths > low).astype(int) + (lengths > high)
@@ -94,7 +96,7 @@ def by_length(documents: Sequence[Any]) -> Slices:
 def confined_tokens(
     model: TokenSelectionClassifier, documents: Sequence[Any], codes: Int[Array, " n"], slices: Slices
 ) -> list[ConfinedToken]:
-    """The tokens that decide in one part only, those that move the model's decisions most first.
+    """The tokens that decide in one part only, the most influential first.
 
     **Arguments**
     - `codes`: the class of each document, as a number into `model.classes_`.
@@ -127,7 +129,7 @@ def _side(counts: Float[Array, "2 2"]) -> TokenShares:
 
 
 def _counts(presence: Any, codes: Array, slices: Slices, own: Array, classes: int) -> Float[Array, "parts 2 2 tokens"]:
-    """Texts of each part with the token and without it, of its class and of others."""
+    """For each part and token, how many texts hold it or not, and are of its class or not."""
     held = presence.copy()
     held.data = np.ones_like(held.data)
     found = np.empty((len(slices.names), 2, 2, len(own)))
@@ -150,13 +152,13 @@ def _log_odds(counts: Array) -> tuple[Array, Array]:
 
 
 def _pool_over_parts(ratio: Array, variance: Array) -> tuple[Array, Array]:
-    """The mean over parts, weighted by the inverse of their variance, and its variance."""
+    """The mean over parts, weighted by the inverse variances, and the variance of that mean."""
     weight = (1 / variance).sum(0)
     return (ratio / variance).sum(0) / weight, 1 / weight
 
 
 def _name_tokens(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict[int, tuple[str, int]]:
-    """Kind and part of every token that is to be named, by its column in `counts`."""
+    """Kind and part of every token that is reported, by its column in `counts`."""
     ratio, variance = _log_odds(counts)
     holds = counts[:, 0].sum(1)
     most = holds.argmax(0)
@@ -168,18 +170,18 @@ def _name_tokens(counts: Float[Array, "parts 2 2 tokens"], bound: float) -> dict
     moved = np.abs(overall - within) > NOTHING * np.sqrt(within_variance)
     found: dict[int, tuple[str, int]] = {}
     sizes = counts.sum((1, 2))
-    crowd = (holds / np.maximum(sizes, 1)).argmax(0)  # the part it gives away: where it is most at home
+    crowd = (holds / np.maximum(sizes, 1)).argmax(0)  # the part it gives away: where most texts hold it
     for at in np.flatnonzero((np.abs(overall) > bound * np.sqrt(overall_variance)) & silent & moved).tolist():
-        found[at] = "betrays", int(crowd[at])
+        found[at] = "gives away", int(crowd[at])
     for part in range(len(counts)):
         others = np.arange(len(counts)) != part
         rest, rest_variance = _pool_over_parts(ratio[others], variance[others])
         quiet = rest * np.sign(ratio[part]) < NOTHING * np.sqrt(rest_variance)
         apart = np.abs(ratio[part] - rest) > bound * np.sqrt(variance[part] + rest_variance)
         for at in np.flatnonzero(tells[part] & quiet & apart & ~only).tolist():
-            found[at] = "speaks", part
+            found[at] = "one-sided", part
     # A part that holds nearly all texts holds nearly all of every token.
     common = sizes[most, np.arange(len(most))] >= NEARLY_ALL * sizes.sum(0)
     for at in np.flatnonzero(only & ~common & tells[most, np.arange(len(most))]).tolist():
-        found[at] = "stands", int(most[at])
+        found[at] = "confined", int(most[at])
     return found

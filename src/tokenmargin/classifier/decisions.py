@@ -1,4 +1,4 @@
-"""What a fitted classifier of texts can do: decide, explain, hand out its contributions and the table of its tokens."""
+"""What a fitted classifier of texts does: decide, explain, and give its contributions and the table of its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import TransformerTags
 from sklearn.utils.validation import check_is_fitted
 
-from tokenmargin.classifier.attribution import attribute, in_chunks, join_attributions, token_parts
+from tokenmargin.classifier.attribution import attribute_texts, join_attributions, map_chunks, token_parts
 from tokenmargin.classifier.explanation import Explanations, TokenPart
 from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import TokenStatistics, TokenTable, token_table
@@ -23,7 +23,7 @@ from tokenmargin.classifier.tokenizers import Tokenizer, join_tokens, read_token
 from tokenmargin.classifier.vocabulary import EncodedTexts, Vocabulary
 
 
-class FittedTexts(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
+class FittedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-ignore]
     """The methods of `TokenSelectionClassifier` that need a model, however it was made."""
 
     classes_: Array
@@ -76,7 +76,7 @@ class FittedTexts(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-
         def work(chunk: Sequence[Any]) -> Array:
             return model.decide(self._encode(chunk).presence(m, repeats=model.repeats))
 
-        return np.concatenate(in_chunks(check_documents(X), work, self.n_jobs))
+        return np.concatenate(map_chunks(check_documents(X), work, self.n_jobs))
 
     def decision_function(self, X: Any) -> Array:
         """f for each text: positive for the second of two classes, else one column for each class."""
@@ -104,9 +104,9 @@ class FittedTexts(ClassifierMixin, BaseEstimator):  # type: ignore[misc, unused-
         column = None if len(self.classes_) == 2 else asked
 
         def work(chunk: Sequence[Any]) -> tuple[Array, dict[str, Array]]:
-            return attribute(self._encode(chunk), self.token_model_, column)
+            return attribute_texts(self._encode(chunk), self.token_model_, column)
 
-        outputs, arrays = join_attributions(in_chunks(documents, work, self.n_jobs))
+        outputs, arrays = join_attributions(map_chunks(documents, work, self.n_jobs))
         decided = decided_classes(outputs) if asked is None else np.full(len(documents), asked)
         return Explanations(
             texts=[join_tokens(document) for document in documents],

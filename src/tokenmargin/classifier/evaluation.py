@@ -1,7 +1,7 @@
-"""Tests of trust for a report: every model on the same splits with the same tokens, and what became of texts held out.
+"""Tests of trust for a report: the model and others on the same splits with the same tokens, and the texts held out.
 
-Copies of a text are always on one side. The interval of a difference is corrected for splits that share training texts
-(Nadeau and Bengio): the variance over k splits counts 1/k + 1/4 instead of 1/k, as a fifth is held out.
+Copies of a text are always on the same side of a split. The interval of a difference is corrected for splits that share
+training texts (Nadeau and Bengio): the variance over k splits counts 1/k + 1/4 instead of 1/k, as a fifth is held out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OURS, UNIFORM, LOGISTIC = "this model", "the same with uniform attention", "TF-I
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """A model on the splits: accuracy and log loss on the texts held out of each (NaN where it has none)."""
+    """A model's accuracy and log loss on the texts held out of each split (NaN where it could not be fitted)."""
 
     name: str
     accuracies: Float[Array, " splits"]
@@ -58,11 +58,11 @@ class ModelScores:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutTexts:
-    """The texts held out of the first split, as a model decided them that had not seen them.
+    """The texts held out of the first split, decided by a model that was not trained on them.
 
     **Attributes**
-    - `rows`: their rows among the texts given. `truths`, `probabilities`: class numbers, and what was said.
-    - `copies`: rows whose words, but for numbers, are those of a text that was learned from.
+    - `rows`: their rows among the texts given. `truths`: their class numbers. `probabilities`: of each class.
+    - `copies`: rows whose words, numbers aside, are those of a training text.
     - `model`: the model that decided.
     """
 
@@ -74,33 +74,33 @@ class HeldOutTexts:
 
     @property
     def confusion(self) -> Int[Array, "k k"]:
-        """How many texts of each class (rows) were given each class (columns)."""
+        """How many texts of each class (rows) were decided to be of each class (columns)."""
         k = self.probabilities.shape[1]
         return np.bincount(self.truths * k + self.probabilities.argmax(1), minlength=k * k).reshape(k, k)
 
-    def worst(self, number: int) -> Int[Array, " number"]:
-        """Places of the wrong decisions, the surest first."""
+    def surest_errors(self, number: int) -> Int[Array, " number"]:
+        """Places of the wrong decisions, those of highest probability first."""
         wrong = np.flatnonzero(self.probabilities.argmax(1) != self.truths)
         return wrong[np.argsort(-self.probabilities[wrong].max(1), kind="stable")][:number]
 
-    def suspects(self) -> Int[Array, " s"]:
-        """Places of texts whose own label was given less than `DOUBTED`: look whether the label is right."""
+    def doubted_labels(self) -> Int[Array, " s"]:
+        """Places of texts whose own label has a probability below `DOUBTED`: the label itself may be wrong."""
         own = self.probabilities[np.arange(len(self.truths)), self.truths]
         found = np.flatnonzero(own < DOUBTED)
         return found[np.argsort(own[found], kind="stable")]
 
 
 @dataclass(frozen=True, eq=False)
-class Deletion:
-    """Part of the decisions that stay when `k` words are deleted: those of largest contribution, or any."""
+class DeletionTest:
+    """The share of decisions that stay when `k` words are deleted: those of largest contribution, or random ones."""
 
     k: Sequence[int]
     top: Float[Array, " points"]
     random: Float[Array, " points"]
 
 
-def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.random.Generator) -> Deletion:
-    """Delete the words that speak most for each decision, and as many chosen by chance; count decisions that stay."""
+def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.random.Generator) -> DeletionTest:
+    """Delete the words that speak most for each decision, and as many random words; count decisions that stay."""
     found = model.explain(texts)
     decided = found.labels
     sign = np.where(np.asarray(decided == model.classes_[1]), 1.0, -1.0) if len(model.classes_) == 2 else 1.0
@@ -113,7 +113,7 @@ def deletion_test(model: ClassifierMixin, texts: Sequence[str], *, rng: np.rando
         for score, kept in ((towards, top), (chance, random)):
             cut = [_without_top_words(texts[i], found, i, score, number) for i in range(len(texts))]
             kept.append(float((model.predict(cut) == decided).mean()))
-    return Deletion(DELETED, np.array(top), np.array(random))
+    return DeletionTest(DELETED, np.array(top), np.array(random))
 
 
 def _without_top_words(text: str, found: Any, i: int, score: Array, number: int) -> str:
@@ -127,8 +127,8 @@ def _without_top_words(text: str, found: Any, i: int, score: Array, number: int)
     return " ".join([*parts, text[place:]])
 
 
-def agreement(tables: Sequence[TokenTable]) -> float:
-    """Mean rank correlation of |contribution| over the tokens that lead in any of two tables."""
+def importance_agreement(tables: Sequence[TokenTable]) -> float:
+    """The mean over pairs of tables of the rank correlation of |contribution|, over the tokens that lead in either."""
     found = []
     for i, first in enumerate(tables):
         for second in tables[i + 1 :]:
@@ -141,33 +141,33 @@ def agreement(tables: Sequence[TokenTable]) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Trust:
-    """What is known about a model, each number from texts held out.
+class TrustTests:
+    """The results of the tests of trust; every number comes from texts held out.
 
     **Attributes**
-    - `models`: this model first, then what it is compared with, all on the same splits with the same tokens.
-    - `majority`: the part of the most frequent class. `duplicates`: texts that are copies of others.
-    - `agreement`: rank correlation of the importance of the leading tokens between the splits.
+    - `models`: this model first, then the models it is compared with, on the same splits with the same tokens.
+    - `majority`: the share of the most frequent class. `duplicates`: how many texts are copies of others.
+    - `importance_agreement`: rank correlation of the importance of the leading tokens between the splits.
     """
 
     texts: int
     duplicates: int
     models: tuple[ModelScores, ...]
     majority: float
-    agreement: float
-    deletion: Deletion
+    importance_agreement: float
+    deletion: DeletionTest
     held: HeldOutTexts
 
 
-def assess(
+def run_trust_tests(
     model: TokenSelectionClassifier,
     texts: Sequence[str],
     labels: Sequence[Any],
     *,
     rng: np.random.Generator,
     progress: Callable[[str], None] | None = None,
-) -> Trust:
-    """Fit copies of the model and its references on four fifths of the texts, once per split, and judge the rest."""
+) -> TrustTests:
+    """In each split, fit a copy of the model and the references on four fifths of the texts, and test on the rest."""
     tell = progress or (lambda step: None)
     names = np.array([str(name) for name in model.classes_])
     codes = np.array([int(np.flatnonzero(names == str(label))[0]) for label in labels])
@@ -198,19 +198,19 @@ def assess(
     tell("deleting words")
     assert first is not None
     models = tuple(ModelScores(name, *np.array(found).T) for name, found in scores.items())
-    return Trust(
+    return TrustTests(
         texts=len(rows),
         duplicates=len(rows) - int(document_numbers(documents).max()) - 1,
         models=models,
         majority=float(np.bincount(codes).max() / len(codes)),
-        agreement=agreement(tables),
+        importance_agreement=importance_agreement(tables),
         deletion=deletion_test(first.model, shown, rng=rng),
         held=first,
     )
 
 
 def _split_rows(documents: Sequence[Any], codes: Array, seed: int) -> Array:
-    """A fifth of the texts, every class among them and every class left."""
+    """A mask of a fifth of the texts that holds out, where it can, one text of every class."""
     held = held_out_mask(codes, draw_numbers(documents, seed), HELD)
     for code in np.unique(codes):
         here = np.flatnonzero(codes == code)
@@ -220,7 +220,7 @@ def _split_rows(documents: Sequence[Any], codes: Array, seed: int) -> Array:
 
 
 def _pad_classes(model: TokenSelectionClassifier, texts: Sequence[Any], k: int) -> Float[Array, "n k"]:
-    """Probabilities of all classes, also of those that a split left out."""
+    """Probabilities of all classes; 0 for those that the training texts of the split did not have."""
     found = np.zeros((len(texts), k))
     found[:, model.classes_] = model.predict_proba(texts)
     return found
@@ -241,9 +241,7 @@ def _logistic(
 
     def counts(texts: Sequence[Any]) -> sp.csr_matrix:
         encoded = model.vocabulary_.encode(read_tokens(texts, model.tokenizer))
-        ids = np.concatenate(encoded.levels)
-        rows = np.tile(encoded.segment, len(encoded.levels))[ids >= 0]
-        return sp.csr_matrix((np.ones(len(rows)), (rows, ids[ids >= 0])), shape=(len(texts), len(model.vocabulary_)))
+        return encoded.presence(len(model.vocabulary_), repeats=True)
 
     if not len(model.vocabulary_) or np.bincount(train[1])[np.unique(train[1])].min() < 3:
         return float("nan"), float("nan")
@@ -257,7 +255,7 @@ def _logistic(
 
 
 def _near_copies(test: Sequence[Any], train: Sequence[Any]) -> list[int]:
-    """Places of texts whose words are, but for numbers, case and punctuation, those of a text learned from."""
+    """Places of test texts that equal a training text but for numbers, capital letters and punctuation."""
 
     def words(text: Any) -> str:
         return " ".join(re.sub(r"[\W\d_]+", " ", join_tokens(text).lower()).split())

@@ -1,10 +1,10 @@
 """Which words decided: contribution of every word of every text, and what its deletion would change, exact to rounding.
 
-A decision is the baseline (the base rate of the classes), a shift that every text with known words has, and a sum over
-tokens, so the contributions add up to it: nothing is estimated. A token that occurs several times shares its part among
-its occurrences, an n-gram among its words. The *effect* of a word is what the decision loses when the word is deleted
-wherever it stands. The two may differ in sign, since attention that a word gives up goes to the others; such a word is
-shown neither as for nor as against.
+A decision is the sum of the baseline (the base rate of the classes), a shift that every text with known words has, and
+the contributions of the tokens: nothing is estimated. The contribution of a token that occurs several times is divided
+among its occurrences, that of an n-gram among its words. The *effect* of a word is what the decision loses when the
+word is deleted wherever it stands. Contribution and effect may differ in sign, since the attention that a word gives up
+goes to the others. Such a word is shown neither as speaking for the decision nor as speaking against it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.classifier.vocabulary import segment_sum
 
-LEAST = math.log(2.0)  # the odds doubled: what words must say to decide
+DOUBLED_ODDS = math.log(2.0)  # words that change the odds by less do not decide
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Explanation:
     @property
     def abstains(self) -> bool:
         """Whether all words together change the odds by less than a factor of two: nothing decides between two."""
-        return abs(self.decision - self.baseline - self.shift) < LEAST
+        return abs(self.decision - self.baseline - self.shift) < DOUBLED_ODDS
 
     @cached_property
     def tokens(self) -> tuple[TokenPart, ...]:

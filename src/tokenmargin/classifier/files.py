@@ -35,7 +35,7 @@ from tokenmargin.data.pipeline import Pipeline
 
 FORMAT = 6  # of hashed words; 5 has a vocabulary, 4 had neither partners nor counted repeats, 3 no choice of the loss
 UNHASHED = 5
-OLDEST = 2  # its sink had a value of its own: read as g = 1, with the same decisions
+OLDEST = 2  # in format 2 the sink had a value; it is read as g = 1, with the same decisions
 KIND = "tokenmargin classifier"
 LARGEST_LOGARITHM = 700.0  # e^709 is the largest double
 FILES = ("model.safetensors", "tokenizer.json", "README.md")
@@ -94,7 +94,7 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
     tokenizer = model.tokenizer
-    described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), **model.vocabulary_.described()}
+    described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), **model.vocabulary_.json_content()}
     if hasattr(tokenizer, "to_str"):
         described |= {"kind": "hugging-face", "tokenizer": json.loads(tokenizer.to_str())}
     elif isinstance(tokenizer, Pipeline):
@@ -245,10 +245,10 @@ def _restore(folder: Path, config: dict[str, Any], tokenizer: Tokenizer | None) 
 
 
 def _in_range(model: TokenModel) -> TokenModel:
-    """The model, refused where its sums could leave the range of doubles.
+    """The model; ValueError if its sums could leave the range of doubles.
 
-    With `top` the largest logit, |f| is at most the largest |b| times `e^((1 - g) top)` for each token of a text; on
-    the way to it a factor `e^((1 - g) top) / Z^g` occurs.
+    With `top` the largest logit, each token of a text adds at most the largest |b| times `e^((1 - g) top)` to |f|, and
+    the computation uses a factor `e^((1 - g) top) / Z^g`.
     """
     top = max(float(model.logits.max(initial=0.0)), model.sink_logit)
     depth = min(top - float(model.logits.min(initial=0.0)), -np.log(SMALLEST))
@@ -259,7 +259,7 @@ def _in_range(model: TokenModel) -> TokenModel:
 
 
 def _choices_of_file(config: dict[str, Any]) -> FitChoice:
-    """What training used; format 3 called the log loss `loss`, and its temperature stretched f about the prior."""
+    """The settings that training used. Format 3 calls the log loss `loss`, and its temperature scales f - prior."""
     found = dict(config.get("chosen", {"exponent": 1.0}))
     if config["format"] == 3:
         found |= {"log_loss": found.pop("loss"), "offset": 1 - found["temperature"]}
@@ -268,7 +268,7 @@ def _choices_of_file(config: dict[str, Any]) -> FitChoice:
 
 
 def _classes(names: list[Any], kind: str) -> Array:
-    """The classes, in the type they were given in; text is as wide as its longest name, whatever the folder says."""
+    """The classes in the type they were given in; text gets the width of its longest name, not the folder's."""
     if not isinstance(names, list) or len(names) < 2 or any(isinstance(name, list | dict) for name in names):
         raise ValueError("classes must be a list of two names or more")
     if kind == "object":
@@ -281,9 +281,9 @@ def _classes(names: list[Any], kind: str) -> Array:
 def _vocabulary(
     model: TokenSelectionClassifier, arrays: Mapping[str, Array], described: Mapping[str, Any]
 ) -> Vocabulary | HashedVocabulary:
-    """The vocabulary of a folder, refused where its numbers are none.
+    """The vocabulary of a folder; ValueError if it could not have been written by `save_model`.
 
-    Checksums guard against damage, not against who wrote them: what is wrong here would end in a hang or in NaN later.
+    A checksum does not protect against a folder written to do harm: such numbers could cause a hang or NaN later.
     """
     if model.buckets is not None:
         check_settings(model)

@@ -1,6 +1,6 @@
-"""From labelled texts to a trained model: join copies, hold some texts out, choose what is "auto", train, judge.
+"""From labelled texts to a trained model: join copies, hold some texts out, choose what is "auto", train, validate.
 
-Copies of a text are held out together, and always the same texts are, whatever the order of the rows.
+Copies of a text are held out together. Which texts are held out does not depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt64
 from numpy import ndarray as Array
 from scipy.stats import binomtest
 
 from tokenmargin._statistics import wilson_interval
-from tokenmargin.classifier.model_choice import FitChoice, Partner, choose_penalties, number_of_folds
-from tokenmargin.classifier.solver import LabelledTexts, Penalty, Start, TokenObjective, fit_token_model, start_model
+from tokenmargin.classifier.model_choice import FitChoice, Partner, choose_settings, number_of_folds
+from tokenmargin.classifier.solver import (
+    LabelledTexts,
+    Penalty,
+    TokenObjective,
+    fit_token_model,
+    join_labelled,
+    start_model,
+)
 from tokenmargin.classifier.token_model import TokenModel, decided_classes
 
-CHOSEN = ("value_penalty", "start_power", "exponent", "loss", "repeats")  # what may be "auto"
-FEW_REPEATS = 0.05  # of the tokens of a text: where fewer stand twice, counting them changes little
-FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer the first candidate stands
-ITERATIONS_AFTER_CHECK = 6  # on all texts, from the answer on those not held out
-LEAST = 20  # texts that must be left on the smaller side of a split
-UNBALANCED = 0.8  # part of the most frequent class from which the accuracy by itself says little
+CHOSEN = ("value_penalty", "start_power", "exponent", "loss", "repeats")  # the settings that may be "auto"
+FEW_REPEATS = 0.05  # where a smaller share of the tokens occurs twice in a text, counting occurrences changes little
+FEWEST_TO_CHOOSE = 50  # distinct texts: with fewer, the first candidate is taken
+ITERATIONS_AFTER_CHECK = 6  # on all texts, starting from the fit to those not held out
+FEWEST_HELD_OUT = 20  # with fewer texts held out, nothing is validated
+UNBALANCED = 0.8  # share of the most frequent class from which on the accuracy alone says little
 
 
 def document_numbers(documents: Sequence[Any]) -> Int[Array, " n"]:
@@ -40,7 +47,7 @@ def document_numbers(documents: Sequence[Any]) -> Int[Array, " n"]:
 
 
 def draw_numbers(documents: Sequence[Any], seed: int) -> Array:
-    """A random number for each document that depends on the seed and on what it says, not on its row."""
+    """A random number for each document, which depends on the seed and on what the document says, not on its row."""
     key = int(seed).to_bytes(8, "little")
     written = (document if isinstance(document, str) else " ".join(document) for document in documents)
     digests = b"".join(blake2b(t.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest() for t in written)
@@ -48,7 +55,7 @@ def draw_numbers(documents: Sequence[Any], seed: int) -> Array:
 
 
 def _ranks(codes: Int[Array, " n"], chance: Array) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """The rank of each row by chance within its class, and the size of that class."""
+    """For each row its rank by chance within its class, counted from 0, and the size of that class."""
     order = np.lexsort((chance, codes))
     sizes = np.bincount(codes)
     first = np.cumsum(sizes) - sizes
@@ -58,13 +65,13 @@ def _ranks(codes: Int[Array, " n"], chance: Array) -> tuple[Int[Array, " n"], In
 
 
 def held_out_mask(codes: Int[Array, " n"], chance: Array, fraction: float) -> Bool[Array, " n"]:
-    """A mask of the rows of smallest chance, the same part of every class."""
+    """A mask of the rows with the smallest chance, the same share of every class."""
     rank, sizes = _ranks(codes, chance)
     return rank < np.round(fraction * sizes)
 
 
 def fold_numbers(codes: Int[Array, " n"], chance: Array, folds: int) -> Int[Array, " n"]:
-    """For each row the fold that it is held out of, evenly by class.
+    """For each row the number of its fold; every fold gets about the same number of rows of each class.
 
     >>> fold_numbers(np.array([0, 0, 1, 1]), np.array([3, 1, 4, 2]), 2).tolist()
     [1, 0, 1, 0]
@@ -74,7 +81,7 @@ def fold_numbers(codes: Int[Array, " n"], chance: Array, folds: int) -> Int[Arra
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What decides a fit besides the texts. `given` are those settings among `CHOSEN` that are not "auto"."""
+    """The settings that decide a fit. `given` holds those settings of `CHOSEN` that are not "auto"."""
 
     given: Mapping[str, Any]
     attention: str
@@ -87,7 +94,7 @@ class FitSettings:
 
 
 class Fit(NamedTuple):
-    """A trained model, what its fit and each partner's changed since their start, and the loss of each iteration."""
+    """A trained model, the changes of its fit and of each partner's since their starts, and the loss by iteration."""
 
     model: TokenModel
     changes: tuple[TokenModel, ...]
@@ -95,9 +102,9 @@ class Fit(NamedTuple):
 
 
 class DistinctTexts(NamedTuple):
-    """Every text once for each label it has, with its weights added up.
+    """Every text once for each of its labels; the weights of copies are added up.
 
-    - `chance`: its random number. `strata`: one class per text, also where it has two labels.
+    - `chance`: a random number for each text. `strata`: one class for each text, also if it has two labels.
     """
 
     data: LabelledTexts
@@ -110,39 +117,39 @@ def distinct_texts(documents: Sequence[Any], data: LabelledTexts, seed: int) -> 
     group = document_numbers(documents)
     _, first, row = np.unique(group * data.k + data.codes, return_index=True, return_inverse=True)
     chance = draw_numbers([documents[at] for at in first], seed)
-    # A text with two labels stands in both rows on the same side: it is ranked among those of its smaller label.
+    # A text with two labels has two rows, which must stay together: both are ranked in the class of the smaller label.
     smallest = np.full(int(group.max()) + 1, data.k)
     np.minimum.at(smallest, group, data.codes)
     joined = replace(data.part(first), weight=np.bincount(row, data.weight))
     return DistinctTexts(joined, chance, smallest[group[first]]), len(group) - int(group.max()) - 1
 
 
-def fit_and_judge(
+def fit_and_validate(
     texts: DistinctTexts, settings: FitSettings, *, before: Fit | None
 ) -> tuple[Fit, FitChoice, Validation | None]:
-    """Choose what is to be chosen, train on the texts not held out, judge on the others, and go on with all.
+    """Choose the settings, train on the texts not held out, validate on the others, and train on all.
 
     **Arguments**
-    - `before`: an earlier fit with the same vocabulary and classes, to go on from.
+    - `before`: an earlier fit with the same vocabulary and classes, from which training starts.
     """
     data, held = texts.data, held_out_mask(texts.strata, texts.chance, settings.validation_fraction)
     judged = enough_held_out(data.codes, held)
     part, rows = (data.part(~held), ~held) if judged else (data, np.ones(len(held), bool))
-    chosen, near = _choose(part, texts.strata[rows], texts.chance[rows], settings)
+    chosen, near = _choose_settings(part, texts.strata[rows], texts.chance[rows], settings)
     changes = before.changes if before is not None else () if near is None else (near,)
     validation, iterations, losses = None, settings.max_iter, list[float]()
     if judged:
-        found, changes, losses = lower_loss(part, chosen, settings, changes, iterations)
+        found, changes, losses = fit_from(part, chosen, settings, changes, iterations)
         validation = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
         iterations = min(ITERATIONS_AFTER_CHECK, iterations)
-    found, changes, more = lower_loss(data, chosen, settings, changes, iterations)
+    found, changes, more = fit_from(data, chosen, settings, changes, iterations)
     return Fit(found, changes, losses + more), chosen, validation
 
 
-def _choose(
+def _choose_settings(
     data: LabelledTexts, strata: Array, chance: Array, settings: FitSettings
 ) -> tuple[FitChoice, TokenModel | None]:
-    """What `auto` becomes, and where to start from; what was given stays."""
+    """The settings with a value for each that is "auto", and a model to start training from."""
     first, free = FitChoice(**settings.given), {*CHOSEN} - {*settings.given}
     if settings.attention == "uniform":
         first, free = replace(first, start_power=None), free - {"start_power"}
@@ -152,21 +159,26 @@ def _choose(
         return first, None
     parts, turns = number_of_folds(len(strata), data.presence.nnz)
     fold_of = fold_numbers(strata, chance, parts)
-    return choose_penalties(
+    return choose_settings(
         data, fold_of, turns, first=first, free=free, tolerance=settings.tolerance, least=settings.min_count,
         blend=settings.attention != "learned",
     )  # fmt: skip
 
 
-def lower_loss(
+def fit_from(
     data: LabelledTexts, chosen: FitChoice, settings: FitSettings, changes: Sequence[TokenModel], iterations: int
 ) -> Fit:
-    """Lower the loss by so many iterations at most, from the start and what an earlier fit changed; add partners."""
+    """Train with the chosen settings, and train and add the partners.
+
+    **Arguments**
+    - `changes`: what earlier fits changed since their starts: training goes on from there.
+    - `iterations`: at most so many for each fit.
+    """
     data, fixed = data.with_counts(chosen.repeats), settings.attention != "learned"
     fits, curves, after = list[TokenModel](), list[list[float]](), list[TokenModel]()
     members: list[FitChoice | Partner] = [chosen, *chosen.partners]
     for number, member in enumerate(members):
-        origin, units = start_model(data, Start(member.start_power, chosen.exponent))
+        origin, units = start_model(data, member.start_power, chosen.exponent)
         penalty = Penalty(np.inf if fixed else settings.logit_penalty, member.value_penalty)
         objective = TokenObjective(data, origin=origin, units=units, penalty=penalty, loss=member.loss)
         known = changes[number] if number < len(changes) else after[-1] if after else None
@@ -183,16 +195,55 @@ def lower_loss(
     return Fit(found, tuple(after), curves[0])
 
 
+@dataclass(frozen=True, eq=False)
+class KeptTexts:
+    """The texts that `partial_fit` has met, each once for each of its labels: all, or a random sample of bounded size.
+
+    The random number of a text (`chance`) depends on what it says alone. If there are too many texts, those with the
+    smallest numbers are kept: a sample in which every distinct text has the same chance, whatever the order of the
+    parts. A text that is dropped never comes back, since the largest number kept can only fall; so the weight of a text
+    that is kept counts all its copies. `met` says how many texts there were in all.
+    """
+
+    data: LabelledTexts
+    chance: UInt64[Array, " n"]
+    met: int
+
+    @staticmethod
+    def of(documents: Sequence[Any], data: LabelledTexts, most: int | None) -> KeptTexts:
+        """The texts of one part."""
+        return KeptTexts(data, draw_numbers(documents, 0), len(documents))._thinned(most)
+
+    def plus(self, other: KeptTexts, most: int | None) -> KeptTexts:
+        """The texts of both parts, at most so many."""
+        chance = np.concatenate([self.chance, other.chance])
+        return KeptTexts(join_labelled([self.data, other.data]), chance, self.met + other.met)._thinned(most)
+
+    def _thinned(self, most: int | None) -> KeptTexts:
+        """Add up the weights of copies, and keep the `most` texts with the smallest numbers, in their order."""
+        order = np.lexsort((self.data.codes, self.chance))
+        chance, codes = self.chance[order], self.data.codes[order]
+        new = np.ones(len(order), bool)
+        new[1:] = (chance[1:] != chance[:-1]) | (codes[1:] != codes[:-1])
+        first, number = order[new], np.cumsum(new) - 1
+        weight = np.bincount(number, self.data.weight[order], len(first))
+        rows = np.sort(first[:most])  # in the order in which they came
+        place = np.empty(len(self.chance), np.int64)
+        place[first] = np.arange(len(first))
+        return replace(self, data=replace(self.data.part(rows), weight=weight[place[rows]]), chance=self.chance[rows])
+
+
 @dataclass(frozen=True)
 class Validation:
-    """How a model trained on the rest decided the texts held out.
+    """How a model that was trained on the other texts decided the texts held out.
 
     **Attributes**
-    - `accuracy`, `low`, `high`: with a 95% Wilson interval. `majority`: always the most frequent class.
-    - `balanced_accuracy`: the mean over classes.
-    - `rarest`, `rarest_found`: held-out texts of the rarest class, and the part of them decided rightly.
-    - `p_value`: of doing at least as well by always guessing the majority, or of a balanced accuracy of chance when the
-        classes are uneven: whichever is smaller, doubled.
+    - `accuracy`, `low`, `high`: the share decided rightly, with a 95% Wilson interval.
+    - `majority`: the accuracy of always naming the most frequent class.
+    - `balanced_accuracy`: the mean over classes of the share of their texts decided rightly.
+    - `rarest`, `rarest_found`: how many held-out texts the rarest class has, and the share of them decided rightly.
+    - `p_value`: the smaller of two, doubled: of an accuracy at least as high by always naming the most frequent class,
+        and of outputs that separate the classes as well by chance (a rank test).
     """
 
     texts: int
@@ -207,7 +258,7 @@ class Validation:
 
     @property
     def signal(self) -> bool:
-        """Whether the labels can be told from the texts at all (p below 0.01)."""
+        """Whether the texts say anything about the labels (p below 0.01)."""
         return self.p_value < 0.01
 
     def __str__(self) -> str:
@@ -227,19 +278,19 @@ class Validation:
 
 
 def enough_held_out(codes: Array, held: Array) -> bool:
-    """Whether enough texts are held out to judge by, and every class is left to learn from."""
-    return bool(held.sum() >= LEAST and len(np.unique(codes[~held])) == len(np.unique(codes)))
+    """Whether enough texts are held out, and texts of every class remain to train on."""
+    return bool(held.sum() >= FEWEST_HELD_OUT and len(np.unique(codes[~held])) == len(np.unique(codes)))
 
 
 def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
-    """Judge decisions on held-out texts; `all_codes` says which class is the most frequent."""
+    """Compare f on held-out texts with their classes; the most frequent class is that of `all_codes`."""
     right = decided_classes(outputs) == codes
     n, hits = len(codes), int(right.sum())
     most = int(np.bincount(all_codes).argmax())
     majority = float((codes == most).mean())
     guess = binomtest(hits, n, min(max(majority, 1e-9), 1 - 1e-9), alternative="greater").pvalue
     recall = [right[codes == code].mean() for code in np.unique(codes)]
-    p = min(1.0, 2 * min(float(guess), _rank_p(outputs, codes)))
+    p = min(1.0, 2 * min(float(guess), _rank_test(outputs, codes)))
     rare = codes == int(np.bincount(all_codes).argmin())
     found = float(right[rare].mean()) if rare.any() else 0.0
     return Validation(
@@ -247,8 +298,8 @@ def validate(outputs: Array, codes: Array, all_codes: Array) -> Validation:
     )
 
 
-def _rank_p(outputs: Array, codes: Array) -> float:
-    """Whether each class has larger outputs than the rest (Mann-Whitney), corrected for the number of classes."""
+def _rank_test(outputs: Array, codes: Array) -> float:
+    """The p-value that no class has larger outputs than the rest (Mann-Whitney), corrected for their number."""
     from scipy.stats import mannwhitneyu
 
     columns = [(outputs[:, 0], 1)] if outputs.shape[1] == 1 else [(outputs[:, c], c) for c in range(outputs.shape[1])]

@@ -1,8 +1,8 @@
-"""Tokens known by the number that their spelling hashes to: no words have to be fixed before the first text.
+"""A vocabulary of hashed tokens, for which no words have to be fixed before the first text.
 
-Words and n-grams of each length have `buckets` numbers of their own. A bucket is known once it was met often enough;
-the model has a row for each bucket that is known. Tokens that fall into one bucket are one token to the model: it gives
-them one logit and one value, and its name lists those that were met, the first `SPELLED` of them.
+The spelling of a token is hashed to a number, its bucket. Words and n-grams of each length have `buckets` numbers of
+their own. A bucket is known once it was met often enough, and the model has a row for each known bucket. All tokens of
+a bucket are one token to the model, with one logit and one value; its name lists the first `SPELLED` that were met.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HashedVocabulary:
     """Buckets of words, of pairs of words, and so on.
 
     **Attributes**
-    - `buckets`: how many there are for each length of an n-gram. `ngrams`: the longest.
+    - `buckets`: how many there are for each length of n-gram. `ngrams`: the longest n-gram.
     - `minimum`: how often a bucket must be met to be known.
-    - `counts`: how often each was. `spellings`: tokens that fell into it, by its number.
+    - `counts`: how often each bucket was met. `spellings`: for each bucket the first tokens that fell into it.
     """
 
     buckets: int
@@ -44,7 +44,7 @@ class HashedVocabulary:
 
     @staticmethod
     def empty(buckets: int, *, ngrams: int, minimum: int) -> HashedVocabulary:
-        """One that has met no text."""
+        """A vocabulary that has met no text."""
         return HashedVocabulary(buckets, ngrams, minimum, np.zeros(ngrams * buckets))
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class HashedVocabulary:
 
     @cached_property
     def known(self) -> Int[Array, " m"]:
-        """The buckets that are known, rising: the rows of a model."""
+        """The known buckets in rising order; they are the rows of a model."""
         return np.flatnonzero(self.counts >= max(self.minimum, 1e-300))
 
     @cached_property
@@ -66,7 +66,7 @@ class HashedVocabulary:
 
     @cached_property
     def names(self) -> list[str]:
-        """The spellings of every known bucket; several that share it with a bar between."""
+        """The name of every known bucket: its spellings, with bars between."""
         return [" | ".join(self.spellings[bucket]) for bucket in self.known.tolist()]
 
     def encode(self, words: Words) -> EncodedTexts:
@@ -82,7 +82,7 @@ class HashedVocabulary:
         segment, mixed = plain.segment, last
         for n in range(1, self.ngrams + 1):
             if n > 1:
-                mixed = _mix(mixed[:-1] * _ODD + last[n - 1 :]) if len(mixed) else mixed
+                mixed = _scramble(mixed[:-1] * _ODD + last[n - 1 :]) if len(mixed) else mixed
             ids = np.full(len(last), -1, np.int64)
             inside = segment[: len(mixed)] == segment[len(segment) - len(mixed) :]
             ids[: len(mixed)][inside] = (mixed[inside] % np.uint64(self.buckets)).astype(np.int64)
@@ -90,37 +90,37 @@ class HashedVocabulary:
         return replace(plain, levels=levels, shared=True)
 
     def with_words(self, words: Words, weight: Float[Array, " n"] | None = None) -> HashedVocabulary:
-        """The same after more documents, of which each counts `weight` times."""
+        """The vocabulary after more documents, each of which counts `weight` times."""
         met, counts, spellings = self.in_buckets(words), self.counts.copy(), dict(self.spellings)
         times = None if weight is None else weight[met.segment]
         for n, ids in enumerate(met.levels):
             at = np.flatnonzero(ids >= 0)
             counts += np.bincount(ids[at], None if times is None else times[at], len(counts))
-            for first in _distinct(words.codes, at, n + 1).tolist():
+            for first in _first_places(words.codes, at, n + 1).tolist():
                 name = " ".join(words.distinct[code] for code in words.codes[first : first + n + 1])
                 before = spellings.get(int(ids[first]), ())
                 if len(before) < SPELLED and name not in before:
                     spellings[int(ids[first])] = (*before, name)
         return replace(self, counts=counts, spellings=spellings)
 
-    def of_texts(self, data: LabelledTexts) -> HashedVocabulary:
-        """The same with the counts of these texts alone, which are given in all buckets."""
+    def counted_on(self, data: LabelledTexts) -> HashedVocabulary:
+        """The vocabulary with the counts of these texts alone; their matrix has a column for every bucket."""
         return replace(self, counts=np.asarray(data.matrix.T @ data.weight))
 
     def tensors(self) -> dict[str, Array]:
-        """Arrays for a file: the buckets that were met, and how often."""
+        """The arrays that a file holds of it: the buckets that were met, and how often."""
         met = np.flatnonzero(self.counts)
         return {"buckets": met, "bucket_counts": self.counts[met]}
 
-    def described(self) -> dict[str, object]:
-        """What a file says of it in text: the spellings of the buckets that were met."""
+    def json_content(self) -> dict[str, object]:
+        """What a JSON file holds of it: the spellings of the buckets that were met."""
         return {"spellings": [self.spellings[bucket] for bucket in np.flatnonzero(self.counts).tolist()]}
 
     @staticmethod
     def of_tensors(
         buckets: int, ngrams: int, minimum: int, arrays: Mapping[str, Array], described: Mapping[str, Any]
     ) -> HashedVocabulary:
-        """The vocabulary of a file; refused where its numbers and spellings are none."""
+        """The vocabulary of a file; ValueError if its numbers or spellings are not such as `tensors` gives."""
         met, times, spelled = arrays["buckets"], arrays["bucket_counts"], described["spellings"]
         if met.ndim != 1 or met.dtype.kind != "i" or (np.diff(met, prepend=-1, append=ngrams * buckets) <= 0).any():
             raise ValueError("buckets must be whole numbers that rise, none too large")
@@ -133,8 +133,8 @@ class HashedVocabulary:
         known = dict(zip(met.tolist(), map(tuple, spelled), strict=True))
         return HashedVocabulary(buckets, ngrams, minimum, counts, known)
 
-    def moved(self, change: TokenModel, before: HashedVocabulary) -> TokenModel:
-        """What a fit changed, in the rows of this vocabulary instead of those of an earlier one."""
+    def change_in_own_rows(self, change: TokenModel, before: HashedVocabulary) -> TokenModel:
+        """The change of a fit over the rows of an earlier vocabulary, as one over the rows of this vocabulary."""
         rows = self._rows[before.known]
         kept = rows >= 0
         logits, values = np.zeros(len(self)), np.zeros((len(self), change.values.shape[1]))
@@ -142,17 +142,17 @@ class HashedVocabulary:
         return replace(change, logits=logits, values=values)
 
 
-def _mix(numbers: Array) -> Array:
-    """Every bit of the answer depends on every bit of a number (the last steps of splitmix64)."""
+def _scramble(numbers: Array) -> Array:
+    """Mix the bits of numbers so that every bit of the answer depends on every bit given (as splitmix64 ends)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
     return numbers ^ (numbers >> np.uint64(31))
 
 
-def _distinct(codes: Int[Array, " words"], at: Int[Array, " places"], n: int) -> Int[Array, " distinct"]:
-    """Of the places where n-grams begin, the first of each that is spelled alike, in the order of the text."""
+def _first_places(codes: Int[Array, " words"], at: Int[Array, " places"], n: int) -> Int[Array, " distinct"]:
+    """Of the places `at` where n-grams begin, the first place of every distinct n-gram, in the order of the text."""
     number = np.zeros(len(at), np.int64)
-    for place in range(n):  # the number of the first words, and that of the next, as one number
+    for place in range(n):  # one number for the words so far and the next word, made small again by `unique`
         pair = number * (int(codes.max(initial=0)) + 1) + codes[at + place]
         _, first, number = np.unique(pair, return_index=True, return_inverse=True)
     return np.sort(at[first])

@@ -58,11 +58,11 @@ class TokenTable(Tabular):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenStatistics:
-    """What the training texts say of every token.
+    """Statistics of every token over the training texts.
 
     **Attributes**
-    - `texts`: how many texts of each class hold it. `occurrences`: how often it stands in texts of each class.
-    - `selected`: texts in which its logit is the largest.
+    - `texts`: how many texts of each class hold it. `occurrences`: how often it occurs in texts of each class.
+    - `selected`: in how many texts its logit is the largest.
     - `attention`: its mean weight over all texts. `contributions`: its mean contribution to each column.
     """
 
@@ -76,7 +76,7 @@ class TokenStatistics:
 def token_statistics(
     presence: sp.csr_matrix, occurrences: Int[Array, "m classes"], codes: Int[Array, " n"], model: TokenModel
 ) -> TokenStatistics:
-    """Statistics over texts whose classes are `codes`, given how often each token stands in texts of each class."""
+    """Statistics over texts whose classes are `codes`; `occurrences` of the tokens in each class are given."""
     (n, m), tokens, classes = presence.shape, presence.indices, occurrences.shape[1]
     logits, lengths = model.logits[tokens], np.diff(presence.indptr)
     text = np.repeat(np.arange(n), lengths)
@@ -102,8 +102,8 @@ def token_statistics(
     )
 
 
-def _standing_out(texts: Int[Array, "m classes"]) -> Int[Array, " m"]:
-    """For each token the class with the largest share of its texts over what chance would give."""
+def _class_that_stands_out(texts: Int[Array, "m classes"]) -> Int[Array, " m"]:
+    """For each token the class whose number of texts with it exceeds most, in deviations, what chance would give."""
     expected = texts.sum(0) / max(texts.sum(), 1)
     total = texts.sum(1, keepdims=True)
     return np.asarray(((texts - total * expected) / np.sqrt(np.maximum(total * expected, 1e-300))).argmax(1))
@@ -115,9 +115,9 @@ def token_table(
     """All tokens, those that move decisions most first; the columns are those of `token_importance_`."""
     everything = np.arange(len(names))
     two = model.values.shape[1] == 1
-    # The class that the numbers are about: the second of two; of more the one whose share among the texts that hold the
-    # token stands out most against its share among all, so that name and counts agree.
-    own = np.ones(len(names), int) if two else _standing_out(found.texts)
+    # The class that the numbers are about: the second of two; of more classes the one that stands out most among the
+    # texts that hold the token, so that the class and the counts agree.
+    own = np.ones(len(names), int) if two else _class_that_stands_out(found.texts)
     column = np.zeros(len(names), int) if two else own
     total = found.occurrences.sum(1)
     signed = 2 * found.occurrences[everything, own] - total
@@ -135,8 +135,8 @@ def token_table(
     }
     if not two:
         columns["class"] = classes[own]
-    # How far the token moves decisions apart: the spread over all texts of a contribution that is there or not. A word
-    # that stands nearly everywhere, whatever its contribution, tells few texts from others.
+    # The influence is the standard deviation over all texts of a contribution that is there or not. So a word that
+    # stands nearly everywhere has little, whatever its contribution: it tells few texts from others.
     share = np.clip(columns["count"] / max(int(found.selected.sum()), 1), 1e-12, 1.0)
     columns["influence"] = np.abs(columns["contribution"]) * np.sqrt((1 - share) / share)
     order = np.argsort(-columns["influence"], kind="stable")

@@ -1,4 +1,4 @@
-"""Checks of what the user gives: texts or token lists, labels, weights."""
+"""Checks of what the user gives: texts or lists of tokens, labels, weights, settings."""
 
 from __future__ import annotations
 

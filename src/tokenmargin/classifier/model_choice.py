@@ -1,12 +1,12 @@
-"""Ridge, start of the attention, exponent, loss and counting, chosen on folds of the training texts; then calibrated.
+"""Choose ridge, start of the attention, exponent, loss and counting on folds of the training texts, and calibrate.
 
-While they are chosen the attention stays at its start, which makes every fit convex and a good start for the next: all
-candidates together cost about as much as two or three fits. A candidate is judged by the log loss on texts held out,
-after the best calibration `temperature f + offset prior`: one that decides well but too surely is not thrown away, and
-the calibration of the winner is what makes its f a log odds. So the squared hinge, whose f is none, can be compared.
+While they are chosen, the attention stays at its start. So every fit is convex and a good start for the next, and all
+candidates together cost about as much as two or three fits. A candidate is judged by its log loss on texts held out,
+after the best calibration `temperature f + offset prior`. So a candidate that decides well but too confidently is not
+lost, and one with the squared hinge, whose f is no log odds, can be compared; calibrated, the winner's f is one.
 
 Candidates that differ in loss, power and ridge alone share the attention, and then f is linear in the values: a sum of
-such fits is a model of the same family. So the winner is blended with those that add to it on the texts held out.
+such fits is a model of the same kind. So the winner is added up with those that improve it on the texts held out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from scipy.special import logsumexp
 from tokenmargin.classifier.solver import (
     LabelledTexts,
     Penalty,
-    Start,
     TokenObjective,
     class_prior,
     fit_token_model,
@@ -32,29 +31,28 @@ from tokenmargin.classifier.solver import (
 )
 from tokenmargin.classifier.token_model import TokenModel, decided_classes
 
-STEP = 10**0.5  # from one ridge to the next
-LEAST, MOST = 0.009, 100.0
-WORTH = 0.005  # part of the loss that a weaker ridge must save: below it fits differ more by where they stopped
-OTHERS: dict[
-    str, tuple[tuple[float | str | bool, ...], ...]
-] = {  # ways to go from the first candidate while that helps
+RIDGE_STEP = 10**0.5  # the factor from one ridge to the next
+SMALLEST_RIDGE, LARGEST_RIDGE = 0.009, 100.0
+WEAKER_MUST_SAVE = 0.005  # of the loss: below it, fits differ more by where they stopped than by their ridge
+ALTERNATIVES: dict[str, tuple[tuple[float | str | bool, ...], ...]] = {
     "loss": (("hinge",),),
     "start_power": ((0.25, 0.0), (1.0,)),
     "exponent": ((1.0,), (0.0,)),
     "repeats": ((True,),),
 }
-HINGE_RIDGE = 10.0  # times the ridge beside the log loss is about the ridge beside the squared hinge: it is steeper
-HOTTEST = {"log": 5.0, "hinge": 20.0}  # a fit that has to be stretched more has hardly begun
-ITERATIONS = 40  # of a candidate's fit, from the one before
-COARSE = 10.0  # times the tolerance of training: candidates need not be fitted so well to be told apart
+"""Other values of each setting, as ways to go from the first candidate as long as that helps."""
+HINGE_RIDGE = 10.0  # the squared hinge is steeper than the log loss: with a ridge so many times larger it fits alike
+LARGEST_TEMPERATURE = {"log": 5.0, "hinge": 20.0}  # a fit that needs a larger one has hardly begun
+ITERATIONS = 40  # at most, of a candidate's fit, which starts from the fit before
+TOLERANCE_FACTOR = 10.0  # a candidate's fit stops at so many times the tolerance of training, which is fine enough
 FEW_TOKENS = 50_000
 MOST_PARTNERS = 2
-LEAST_WEIGHT = 0.1  # of a blend whose weights are about 1 together: less is not worth a fit
+LEAST_WEIGHT = 0.1  # of a partner in the sum, whose weights add up to about 1; with less it is not worth a fit
 
 
 @dataclass(frozen=True)
 class Partner:
-    """A fit with the same attention that is added to the chosen one, `weight` times."""
+    """Another fit with the same attention, which is added to the chosen one `weight` times."""
 
     value_penalty: float
     start_power: float | None
@@ -64,13 +62,15 @@ class Partner:
 
 @dataclass(frozen=True)
 class FitChoice:
-    """The ridge on the values, the start of the attention, the exponent, the loss, and whether occurrences count.
+    """The settings of a fit that may be chosen, and what the choice found.
 
     **Attributes**
-    - `temperature`, `offset`: f becomes `temperature f + offset prior` after training, to calibrate the probabilities.
-    - `partners`: fits of other ridges, powers and losses that are added to it.
-    - `log_loss`: on the texts held out, after that; NaN where nothing was chosen.
-    - `tried`: how many candidates were fitted. `folds`: on how many parts of the texts.
+    - `value_penalty`, `start_power`, `exponent`, `loss`, `repeats`: as in `TokenSelectionClassifier`.
+    - `temperature`, `offset`: after training f becomes `temperature f + offset prior`, so that probabilities are
+        calibrated.
+    - `partners`: fits with other ridges, powers and losses that are added.
+    - `log_loss`: of all that on the texts held out; NaN where nothing was chosen.
+    - `tried`: how many candidates were fitted. `folds`: on how many folds.
     """
 
     value_penalty: float = 10**-0.5
@@ -84,11 +84,6 @@ class FitChoice:
     log_loss: float = float("nan")
     tried: int = 0
     folds: int = 0
-
-    @property
-    def start(self) -> Start:
-        """Where the attention starts."""
-        return Start(self.start_power, self.exponent)
 
 
 def number_of_folds(texts: int, tokens: int) -> tuple[int, int]:
@@ -109,22 +104,22 @@ def number_of_folds(texts: int, tokens: int) -> tuple[int, int]:
 
 @dataclass(eq=False)
 class Fold:
-    """Texts to learn from and texts to judge by, of the tokens `kept`, and the last fit, from which the next starts."""
+    """Texts to train on and texts held out, with the tokens `kept`, and the last fit, from which the next starts."""
 
     train: LabelledTexts
     test: LabelledTexts
     kept: Int[Array, " kept"]
     last: TokenModel | None = None
-    starts: dict[tuple[Start, bool], tuple[TokenModel, Array]] = field(default_factory=dict)
+    starts: dict[tuple[float | None, float, bool], tuple[TokenModel, Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._train = {repeats: self.train.with_counts(repeats) for repeats in (False, True)}
 
     def outputs(self, candidate: FitChoice, tolerance: float) -> Float[Array, "n k"]:
-        """Decisions on the texts held out."""
-        train, key = self._train[candidate.repeats], (candidate.start, candidate.repeats)
+        """Fit a candidate; returns its f on the texts held out."""
+        train, key = self._train[candidate.repeats], (candidate.start_power, candidate.exponent, candidate.repeats)
         if key not in self.starts:
-            self.starts[key] = start_model(train, candidate.start)
+            self.starts[key] = start_model(train, candidate.start_power, candidate.exponent)
         origin, units = self.starts[key]
         penalty = Penalty(np.inf, candidate.value_penalty)
         objective = TokenObjective(train, origin=origin, units=units, penalty=penalty, loss=candidate.loss)
@@ -133,10 +128,10 @@ class Fold:
         return self.last.decide(self.test.with_counts(candidate.repeats).matrix)
 
     def start_from_last(self, chosen: FitChoice, tokens: int) -> TokenModel | None:
-        """What the last fit changed, in the terms of another start and for all tokens."""
+        """The last fit as a start for training with the settings `chosen` on all tokens."""
         if self.last is None:
             return None
-        origin, _ = self.starts[chosen.start, chosen.repeats]
+        origin, _ = self.starts[chosen.start_power, chosen.exponent, chosen.repeats]
         found = _same_decisions(self.last, origin, self.train).change_since(origin)
         logits, values = np.zeros(tokens), np.zeros((tokens, found.values.shape[1]))
         logits[self.kept], values[self.kept] = found.logits, found.values
@@ -144,7 +139,7 @@ class Fold:
 
 
 def _same_decisions(model: TokenModel, origin: TokenModel, data: LabelledTexts) -> TokenModel:
-    """Values that make another attention decide a typical text alike."""
+    """A model with the attention of `origin` that decides a typical text as `model` does."""
     typical = []
     for one in (model, origin):
         Z = np.exp(one.sink_logit) + data.with_counts(one.repeats).matrix @ np.exp(one.logits)
@@ -154,7 +149,7 @@ def _same_decisions(model: TokenModel, origin: TokenModel, data: LabelledTexts) 
 
 
 class _FoldScores:
-    """Judges candidates on all folds, each once, and keeps the best."""
+    """Fits candidates on all folds, each candidate once, and remembers how they did on the texts held out."""
 
     def __init__(self, folds: list[Fold], tolerance: float) -> None:
         self.folds, self.tolerance = folds, tolerance
@@ -168,10 +163,10 @@ class _FoldScores:
         self._prior = np.concatenate(priors)
 
     def __call__(self, candidate: FitChoice) -> FitChoice:
-        key = _key(candidate)
+        key = _identity(candidate)
         if key not in self.seen:
             f = np.concatenate([fold.outputs(candidate, self.tolerance) for fold in self.folds])
-            hottest = HOTTEST[candidate.loss]
+            hottest = LARGEST_TEMPERATURE[candidate.loss]
             (scale, offset), loss = self._calibrate([f], [(1 / hottest, hottest), (-hottest, hottest)])
             self.seen[key] = found = replace(candidate, temperature=scale, offset=offset, log_loss=loss)
             self._decided[key], self._lost[key] = f, loss
@@ -181,18 +176,18 @@ class _FoldScores:
         return self.seen[key]
 
     def loss_of(self, candidate: FitChoice) -> float:
-        """What a candidate that was fitted is judged by.
+        """The number by which a fitted candidate is judged.
 
-        With more than two classes it is the log loss times the root of the error: one temperature cannot calibrate
-        hinges of classes against the rest well, though what they decide may be better.
+        With two classes it is the log loss, with more the log loss times the root of the error rate: one temperature
+        cannot calibrate hinges of each class against the rest well, though their decisions may be better.
         """
-        return self._lost[_key(candidate)]
+        return self._lost[_identity(candidate)]
 
     def _calibrate(self, parts: Sequence[Array], bounds: Sequence[tuple[float, float]]) -> tuple[list[float], float]:
-        """Weights of the parts of f, and of the prior, with the smallest log loss, a convex problem, and that loss.
+        """The weights of the parts of f and of the prior with the smallest log loss, and that loss.
 
-        One text more is imagined, spread evenly over texts and classes: where all were decided rightly, none would be
-        too sure. It does not count in the loss that is returned.
+        The problem is convex. One more text, spread evenly over texts and classes, is added: without it the weights
+        would grow to their bounds where all texts are decided rightly. It does not count in the loss returned.
         """
         whole = np.stack([*parts, self._prior])
         flat, imagined = whole.reshape(len(whole), -1), 1 / len(self._codes)
@@ -216,7 +211,7 @@ class _FoldScores:
         return found.tolist(), log_loss((found @ flat).reshape(whole.shape[1:]), self._codes, self._share)[0]
 
     def blend(self, best: FitChoice) -> FitChoice:
-        """The sum of the best candidate and others of the same attention that loses least, of few enough of them."""
+        """The best weighted sum of candidates that share the attention of `best`, of three at most."""
         alike = [one for one in self.seen.values() if (one.exponent, one.repeats) == (best.exponent, best.repeats)]
         while True:
             weights, loss = self._calibrate(
@@ -236,16 +231,16 @@ class _FoldScores:
         return replace(alike[0], temperature=scale, offset=offset, partners=tuple(partners), log_loss=loss)
 
     def _decisions_of(self, candidate: FitChoice) -> Array:
-        """What a candidate decided on the texts held out, calibrated."""
-        return candidate.temperature * self._decided[_key(candidate)] + candidate.offset * self._prior
+        """The calibrated f of a candidate on the texts held out."""
+        return candidate.temperature * self._decided[_identity(candidate)] + candidate.offset * self._prior
 
     def search_ridge(self, best: FitChoice) -> FitChoice:
-        """Stronger and stronger ridges while that helps; if it does not, weaker ones."""
-        for factor in (STEP, 1 / STEP):  # a strong ridge is quickly fitted
+        """Try stronger ridges as long as they help; if none does, weaker ones."""
+        for factor in (RIDGE_STEP, 1 / RIDGE_STEP):  # stronger ones first: their fits take fewer iterations
             first = best
-            while LEAST < best.value_penalty * factor < MOST:
+            while SMALLEST_RIDGE < best.value_penalty * factor < LARGEST_RIDGE:
                 found = self(replace(best, value_penalty=best.value_penalty * factor))
-                if self.loss_of(found) >= self.loss_of(best) * (1 - WORTH * (factor < 1)):
+                if self.loss_of(found) >= self.loss_of(best) * (1 - WEAKER_MUST_SAVE * (factor < 1)):
                     break
                 best = found
             if best is not first:
@@ -253,12 +248,12 @@ class _FoldScores:
         return best
 
 
-def _key(candidate: FitChoice) -> tuple[object, ...]:
-    return tuple(getattr(candidate, name) for name in ("value_penalty", *OTHERS))
+def _identity(candidate: FitChoice) -> tuple[object, ...]:
+    return tuple(getattr(candidate, name) for name in ("value_penalty", *ALTERNATIVES))
 
 
 def _with_changed(best: FitChoice, name: str, value: object, free: set[str]) -> FitChoice:
-    """The same with one thing changed; another loss with the ridge that is about as strong beside it."""
+    """A candidate with one setting changed; with another loss comes the ridge that fits about alike."""
     changed = replace(best, **{name: value})  # type: ignore[arg-type]
     if name == "loss" and "value_penalty" in free:
         factor = HINGE_RIDGE if value == "hinge" else 1 / HINGE_RIDGE
@@ -266,7 +261,7 @@ def _with_changed(best: FitChoice, name: str, value: object, free: set[str]) -> 
     return changed
 
 
-def choose_penalties(
+def choose_settings(
     data: LabelledTexts,
     fold_of: Int[Array, " n"],
     turns: int,
@@ -277,20 +272,20 @@ def choose_penalties(
     least: int,
     blend: bool,
 ) -> tuple[FitChoice, TokenModel | None]:
-    """The best candidate reached from `first`, and values near its own to start training from.
+    """The best candidate that is reached from `first`, and a model near its own fit to start training from.
 
     **Arguments**
     - `fold_of`, `turns`: the fold of each text, and how many of the folds are held out in turn.
-    - `free`: what may be changed: `value_penalty`, `start_power`, `exponent`, `loss`, `repeats`.
-    - `least`: in how many of the texts to learn from a token stands if it is to be known.
-    - `blend`: whether fits may be added up; not where each learns an attention of its own.
+    - `free`: the settings that may be changed: `value_penalty`, `start_power`, `exponent`, `loss`, `repeats`.
+    - `least`: a token is known in a fold if so many of the texts to train on hold it.
+    - `blend`: whether fits may be added up. They may not where each trains an attention of its own.
     """
-    folds = list(folds_of(data, fold_of, turns, least))
+    folds = list(make_folds(data, fold_of, turns, least))
     if not folds or not free:
         return first, None
-    judge = _FoldScores(folds, COARSE * tolerance)
+    judge = _FoldScores(folds, TOLERANCE_FACTOR * tolerance)
     best = judge(first)
-    for name, ways in OTHERS.items():
+    for name, ways in ALTERNATIVES.items():
         for way in ways if name in free else ():
             before = best
             for value in way:
@@ -306,11 +301,11 @@ def choose_penalties(
     return replace(best, tried=len(judge.seen), folds=len(folds)), near
 
 
-def folds_of(data: LabelledTexts, fold_of: Array, turns: int, least: int) -> Iterator[Fold]:
-    """The folds in which every class is left to learn from.
+def make_folds(data: LabelledTexts, fold_of: Array, turns: int, least: int) -> Iterator[Fold]:
+    """The folds in which there are texts of every class to train on.
 
-    The vocabulary was learned with the texts held out. A token that without them would not be known is left out: it has
-    no value yet, but would take attention from others, which no text to come will see.
+    The vocabulary comes from all texts, also those held out. A token that would be unknown without them is left out: it
+    would have no value and take attention from others, which does not happen in texts to come.
     """
     counts = data.presence.getnnz(axis=0)
     for turn in range(turns):

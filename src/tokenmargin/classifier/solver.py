@@ -8,13 +8,13 @@ in Z), and with `G = dL/df` and `H = -g sum_k G_k (f_k - b_0k) / Z`, the loss of
 so a step costs C times a thin matrix and C' times another, whatever the dimension of the embeddings would be: the
 decision depends on E, p and v only through a and b, and these are what is trained.
 
-The attention starts at naive Bayes, `e^{a_s} = |r_s| + SOFT` with r the log ratio of a token's smoothed shares in a
-class and outside it; b starts at zero. A ridge, which is what generalises, holds both to their start. On b it is
-measured in units `d_s = i_s (|r_s| + SOFT)^power / e^{a_s}` with the rarity `i_s = 1 + log(n / n_s)` and r smoothed
-less, scaled so that the features of a text, `e^{a_s} d_s / Z^g`, have length 1 on average: it means the same for short
-and for long texts. Power 0, g = 1/2 and little in the sink are near TF-IDF with texts scaled to length 1.
-With more than two classes r has a column for each: the attention is shared and follows the largest, the units are those
-of each class.
+The attention starts at naive Bayes: `e^{a_s} = |r_s| + LEAST_ATTENTION`, where r is the log ratio of a token's smoothed
+shares in a class and outside it. The values b start at zero. A ridge penalises the changes of both; without it the
+model would not generalise. For b the ridge is measured in units `d_s = i_s (|r_s| + LEAST_UNIT)^power / e^{a_s}`, with
+the rarity `i_s = 1 + log(n / n_s)` and an r that is smoothed less. They are scaled so that the features of a text,
+`e^{a_s} d_s / Z^g`, have length 1 on average: so the ridge means the same for short and for long texts. Power 0,
+g = 1/2 and a small sink are near TF-IDF with texts scaled to length 1. With more than two classes r has a column for
+each: the attention is shared and follows the largest of them, the units are those of each class.
 """
 
 from __future__ import annotations
@@ -34,34 +34,30 @@ from scipy.special import log_softmax
 
 from tokenmargin.classifier.token_model import TokenModel
 
-SOFT = 0.1  # a token that says nothing keeps some attention
-SMOOTHING = 3.0  # texts that hold a token, imagined in each class: a rare one is not selected by chance
-UNIT_SOFT, UNIT_SMOOTHING = 0.05, 1.0  # of the units: a value that chance gave is held small by the ridge anyway
+LEAST_ATTENTION = 0.1  # e^a of a token that tells nothing of the classes
+SMOOTHING = 3.0  # texts with a token that are added to each class, so that no rare token is selected by chance
+LEAST_UNIT, UNIT_SMOOTHING = 0.05, 1.0  # the same for the units; less is enough, since the ridge limits values anyway
 SINK_RIDGE = 0.1
-SINK_POWER = 5  # the sink is g^5 of a typical text: whole at g = 1, nearly nothing where little is divided by
+SINK_POWER = 5  # e^c starts at g^5 times the sum of a typical text: as large at g = 1, nearly nothing for small g
+THREADS = 2
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """Ridge on the change of the logits (infinite: they stay), and on the values; beside the sum of the losses."""
+    """The ridge on the changes of the logits (infinite: they stay) and on the values, beside the sum of the losses."""
 
     logits: float
     values: float
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where training starts: the power of naive Bayes in the features (None: all tokens alike), and g."""
-
-    power: float | None
-    exponent: float
-
-
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Which text holds which token, the class of each text (of `k`), and as how many texts it counts.
+    """Texts as matrices of tokens, with their classes and weights.
 
-    `counts` says how often a token stands where `presence` is 1; without it every token of a text counts once.
+    **Attributes**
+    - `presence`: 1 where a text holds a token.
+    - `codes`: the class of each text, as a number below `k`. `weight`: as how many texts each counts.
+    - `counts`: how often a text holds a token; None if every token of a text counts once.
     """
 
     presence: sp.csr_matrix
@@ -71,29 +67,29 @@ class LabelledTexts:
     counts: sp.csr_matrix | None = None
 
     def part(self, rows: Array) -> LabelledTexts:
-        """Some of the texts."""
+        """The texts of some rows."""
         return replace(self._with_matrix(self.matrix[rows]), codes=self.codes[rows], weight=self.weight[rows])
 
     def of_tokens(self, kept: Int[Array, " kept"]) -> LabelledTexts:
-        """The texts in some of the tokens."""
+        """All texts with some of the tokens."""
         return self._with_matrix(self.matrix[:, kept])
 
     def _with_matrix(self, matrix: sp.csr_matrix) -> LabelledTexts:
-        """The same with another `matrix`."""
+        """The same texts with another `matrix`."""
         if self.counts is None:
             return replace(self, presence=matrix)
-        return replace(self, presence=ones_like(matrix), counts=matrix)
+        return replace(self, presence=presence_of(matrix), counts=matrix)
 
     def with_counts(self, repeats: bool) -> LabelledTexts:
-        """The texts with every occurrence of a token counted, or every token once."""
+        """The same texts; every occurrence of a token counts if `repeats`, else every token counts once."""
         return self if repeats else replace(self, counts=None)
 
     @cached_property
     def token_weights(self) -> tuple[Float[Array, " m"], Float[Array, "m columns"]]:
         """How well each token tells the classes apart: for the attention, and smoothed less for the units."""
         texts = np.stack([self.presence.T @ (self.weight * (self.codes == c)) for c in range(self.k)], axis=1)
-        attention = SOFT + np.abs(naive_bayes(texts, SMOOTHING)).max(axis=1, initial=0.0)
-        return attention, UNIT_SOFT + np.abs(naive_bayes(texts, UNIT_SMOOTHING))
+        attention = LEAST_ATTENTION + np.abs(naive_bayes(texts, SMOOTHING)).max(axis=1, initial=0.0)
+        return attention, LEAST_UNIT + np.abs(naive_bayes(texts, UNIT_SMOOTHING))
 
     @cached_property
     def rarity(self) -> Float[Array, " m"]:
@@ -102,40 +98,40 @@ class LabelledTexts:
 
     @property
     def matrix(self) -> sp.csr_matrix:
-        """As often as each token counts in each text."""
+        """How often each token counts in each text."""
         return self.presence if self.counts is None else self.counts
 
     @cached_property
     def products(self) -> ThreadedMatrix:
-        """For products with the matrix and its transpose."""
+        """The matrix, prepared for products with it and with its transpose."""
         return ThreadedMatrix(self.matrix)
 
     @property
     def shares(self) -> Float[Array, " k"]:
-        """The part of each class."""
+        """The share of each class in the weight of all texts."""
         return np.maximum(np.bincount(self.codes, self.weight, self.k) / self.weight.sum(), 1e-12)
 
 
-def ones_like(counts: sp.csr_matrix) -> sp.csr_matrix:
-    """1 wherever there is an entry."""
+def presence_of(counts: sp.csr_matrix) -> sp.csr_matrix:
+    """A matrix with 1 wherever `counts` has an entry."""
     return sp.csr_matrix((np.ones(counts.nnz), counts.indices, counts.indptr), shape=counts.shape)
 
 
 def join_labelled(parts: Sequence[LabelledTexts]) -> LabelledTexts:
-    """Texts of several parts, in one vocabulary."""
+    """The texts of several parts, which have the same tokens."""
     codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
     whole = parts[0]._with_matrix(sp.vstack([part.matrix for part in parts], format="csr"))
     return replace(whole, codes=codes, weight=weight)
 
 
 def naive_bayes(texts: Float[Array, "m k"], smoothing: float) -> Float[Array, "m columns"]:
-    """Log of the ratio of the smoothed shares of each token inside and outside a class: one column for two classes.
+    """Log of the ratio of a token's smoothed shares inside and outside a class; one column for two classes.
 
     **Arguments**
-    - `texts`: of each class that hold the token. `smoothing`: how many more are imagined.
+    - `texts`: how many texts of each class hold each token. `smoothing`: how many are added to each.
     """
     inside = texts + smoothing
-    outside = np.zeros_like(inside)  # added up, not subtracted from all: beside a weight of 1e16 others would be lost
+    outside = np.zeros_like(inside)  # summed, not the total less `inside`: beside a weight of 1e16 that would be 0
     outside[:, 1:] += np.cumsum(inside, axis=1)[:, :-1]
     outside[:, :-1] += np.cumsum(inside[:, ::-1], axis=1)[:, -2::-1]
     ratio = np.log(inside / inside.sum(0)) - np.log(outside / outside.sum(0))
@@ -143,21 +139,28 @@ def naive_bayes(texts: Float[Array, "m k"], smoothing: float) -> Float[Array, "m
 
 
 def class_prior(shares: Float[Array, " k"]) -> Float[Array, " columns"]:
-    """f of the base rate: the log odds of the second of two classes, else log shares that add up to zero."""
+    """The f that gives the shares as probabilities: log odds of the second of two classes, else centred logarithms."""
     return np.asarray(np.log(shares[1:] / shares[0]) if len(shares) == 2 else np.log(shares) - np.log(shares).mean())
 
 
-def start_model(data: LabelledTexts, start: Start) -> tuple[TokenModel, Float[Array, "m columns"]]:
-    """The attention that training starts from with values of zero (every text has the base rate), and units of b."""
+def start_model(
+    data: LabelledTexts, power: float | None, exponent: float
+) -> tuple[TokenModel, Float[Array, "m columns"]]:
+    """The model that training starts from, and the units of b; its values are zero, so every text gets the base rate.
+
+    **Arguments**
+    - `power`: of naive Bayes in the units; None gives all tokens the same attention and unit.
+    - `exponent`: g.
+    """
     m, prior = data.presence.shape[1], class_prior(data.shares)
     logits, units = np.zeros(m), np.ones((m, 1))
-    if start.power is not None:
+    if power is not None:
         attention, telling = data.token_weights
-        logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**start.power
+        logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**power
     typical = _median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
-    sink = np.log(max(typical * start.exponent**SINK_POWER, 1e-9))
+    sink = np.log(max(typical * exponent**SINK_POWER, 1e-9))
     values, repeats = np.zeros((m, len(prior))), data.counts is not None
-    return TokenModel(logits, values, float(sink), prior, prior, start.exponent, repeats), units
+    return TokenModel(logits, values, float(sink), prior, prior, exponent, repeats), units
 
 
 def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
@@ -173,10 +176,9 @@ def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
 
 @dataclass(eq=False)
 class ThreadedMatrix:
-    """A sparse matrix and its transpose, cut into two blocks of rows for two threads; the cut changes no digit."""
+    """A sparse matrix and its transpose, each cut into blocks of rows for two threads; the cut changes no digit."""
 
     matrix: sp.csr_matrix
-    threads: int = 2
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +187,7 @@ class ThreadedMatrix:
     def _blocks(self, matrix: sp.csr_matrix) -> list[sp.csr_matrix]:
         if matrix.nnz < 1 << 18:
             return [matrix]
-        bounds = np.searchsorted(matrix.indptr, np.linspace(0, matrix.nnz, self.threads + 1)[1:-1])
+        bounds = np.searchsorted(matrix.indptr, np.linspace(0, matrix.nnz, THREADS + 1)[1:-1])
         edges = [0, *bounds.tolist(), matrix.shape[0]]
         return [matrix[low:high] for low, high in pairwise(edges)]
 
@@ -193,7 +195,7 @@ class ThreadedMatrix:
         if len(blocks) == 1:
             return np.asarray(blocks[0] @ dense)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads)
+            self._pool = ThreadPoolExecutor(THREADS)
         return np.concatenate(list(self._pool.map(lambda block: block @ dense, blocks)))
 
     def product(self, columns: Array) -> Array:
@@ -234,8 +236,8 @@ def squared_hinge(f: Array, classes: Array, share: Array) -> tuple[float, Array]
 LOSSES = {"log": log_loss, "hinge": squared_hinge}
 
 
-def _of_base_rate(loss: str, shares: Float[Array, " k"]) -> float:
-    """What the best constant decision loses: the entropy, or `4 q (1 - q)` of each column whose class has share q."""
+def _base_rate_loss(loss: str, shares: Float[Array, " k"]) -> float:
+    """The loss of the best constant f: the entropy, or the sum over columns of `4 q (1 - q)`, q the class's share."""
     if loss == "log":
         return -float(shares @ np.log(shares))
     q = shares[1:] if len(shares) == 2 else shares
@@ -243,11 +245,11 @@ def _of_base_rate(loss: str, shares: Float[Array, " k"]) -> float:
 
 
 class TokenObjective:
-    """The regularised loss of labelled texts as a function of the flat unknowns of a model, with its gradient.
+    """The regularised loss of labelled texts and its gradient, as a function of a flat array of unknowns.
 
-    The unknowns are the values in the unit of `origin`, the intercepts, and, unless the attention stays, the changes
-    of the logits and of the sink's from `origin`: `flat` and `model` translate. The loss is counted in units of what
-    the base rate alone loses, so that a tolerance means the same for even and for uneven classes.
+    The unknowns are the values over their units, the intercepts, and, unless the attention stays, the changes of the
+    logits and of the sink's logit from `origin`. `flat` and `model` translate between them and a model. The loss is
+    divided by that of the base rate alone, so that a tolerance means the same for even and for uneven classes.
     """
 
     def __init__(
@@ -263,7 +265,7 @@ class TokenObjective:
         total = float(data.weight.sum())
         shares = data.shares
         self._classes, self._share = data.codes, data.weight / total
-        self._scale = 1 / max(_of_base_rate(loss, shares), 1e-3)
+        self._scale = 1 / max(_base_rate_loss(loss, shares), 1e-3)
         self._origin, self._fixed = origin, bool(np.isinf(penalty.logits))
         self._e = np.exp(origin.logits)
         Z = self._data.product(self._e) + np.exp(origin.sink_logit)
@@ -278,14 +280,14 @@ class TokenObjective:
         self._split = np.cumsum([m * k, k, m])[: 1 if self._fixed else 3]
 
     def flat(self, model: TokenModel) -> Float[Array, " unknowns"]:
-        """The unknowns of a model."""
+        """The unknowns that describe a model."""
         parts = [(model.values / self._unit).ravel(), model.intercept]
         if not self._fixed:
             parts += [model.logits - self._origin.logits, np.array([model.sink_logit - self._origin.sink_logit])]
         return np.concatenate(parts)
 
     def model(self, flat: Float[Array, " unknowns"]) -> TokenModel:
-        """The model of some unknowns."""
+        """The model that the unknowns describe."""
         w, intercept, *attention = np.split(flat, self._split)
         o = self._origin
         logits, sink = o.logits, o.sink_logit
@@ -299,7 +301,7 @@ class TokenObjective:
         return self._scale * loss, self._scale * slope
 
     def _values_alone(self, flat: Array) -> tuple[float, Array]:
-        """A convex problem: the features of a text stay as they are."""
+        """Loss and gradient where the attention stays: a convex problem with fixed features."""
         w, intercept = np.split(flat, self._split)
         values = self._scaled * w.reshape(self._origin.values.shape)
         loss, g = self._loss(intercept + self._data.product(values) * self._power, self._classes, self._share)
@@ -310,14 +312,16 @@ class TokenObjective:
         )
 
     def _with_attention(self, flat: Array) -> tuple[float, Array]:
+        """Loss and gradient where the attention is trained too."""
         model, k = self.model(flat), self._origin.values.shape[1]
         columns, sink, top = model.exponentials()
         sums, e = self._data.product(columns), columns[:, -1]
         Z = sums[:, -1:] + sink
+        # All sums are over e^top, and so is Z: this factor gives N / Z^g from them.
         power = np.exp((1 - model.exponent) * top) * Z**-model.exponent
-        spoken = sums[:, :-1] * power
-        loss, g = self._loss(model.intercept + spoken, self._classes, self._share)
-        pulled = -model.exponent * (g * spoken).sum(1, keepdims=True) / Z
+        evidence = sums[:, :-1] * power
+        loss, g = self._loss(model.intercept + evidence, self._classes, self._share)
+        pulled = -model.exponent * (g * evidence).sum(1, keepdims=True) / Z
         h = self._data.transpose_product(np.concatenate([g * power, pulled], axis=1))
         w, _, da, (ds,) = np.split(flat, self._split)
         along = e * ((model.values * h[:, :k]).sum(1) + h[:, k]) + self._ridge * da
@@ -338,7 +342,7 @@ def fit_token_model(
     """Lower the loss from `start` by L-BFGS; returns the model and the loss at every iteration.
 
     **Arguments**
-    - `tolerance`: stop once an iteration lowers the loss by less than this part of what the base rate loses.
+    - `tolerance`: stop once an iteration lowers the loss by less than this part of the base rate's loss.
     """
     losses: list[float] = []
 

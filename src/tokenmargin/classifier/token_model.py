@@ -1,12 +1,12 @@
-"""TokenModel: all that the decisions of one attention layer depend on, two numbers per token and a few for all.
+"""TokenModel: everything the decisions of one attention layer depend on, two numbers per token and a few for all.
 
 The decision on a text that holds the distinct tokens S is
 
     f = b_0 + sum_{s in S} e^{a_s} b_s / Z^g,    Z = e^c + sum_{s in S} e^{a_s}.
 
-With g = 1 this is the papers' attention with a sink: a softmax average of values, in which a fifth telling word says no
-more than the first. With g = 0 it is a linear model, in which evidence adds up. Embeddings, prompt and head enter only
-through the logit `a_s = <E_s, p>` and the value `b_s = <E_s, v>` of each token.
+With g = 1 this is the papers' attention with a sink: a softmax average of values, which five words of the same value
+move hardly further than one. With g = 0 it is a linear model, in which evidence adds up. Embeddings, prompt and head
+enter only through the logit `a_s = <E_s, p>` and the value `b_s = <E_s, v>` of each token.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 from scipy.special import expit, softmax
 
-SMALLEST = 1e-300  # Z of a text without a token where there is no sink; it gets the prior
+SMALLEST = 1e-300  # in the place of Z = 0, of a text without a token where there is no sink; it gets the prior
 
 
 def probabilities(outputs: Float[Array, "n k"]) -> Float[Array, "n classes"]:
-    """Of each class, from f: one column speaks for the second of two classes."""
+    """The probabilities of the classes, given f: one column, of the second of two classes, or one for each class."""
     if outputs.shape[1] == 1:
         positive = expit(outputs[:, 0])
         return np.stack([1 - positive, positive], axis=1)
@@ -33,21 +33,21 @@ def probabilities(outputs: Float[Array, "n k"]) -> Float[Array, "n classes"]:
 
 
 def decided_classes(outputs: Float[Array, "n k"]) -> Int[Array, " n"]:
-    """The number of the class that f decides on."""
+    """The number of the class that is decided on, given f."""
     return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TokenModel:
-    """Logits a and values b of the tokens of a vocabulary, in its order, and what all texts share.
+    """Logits a and values b of the tokens of a vocabulary, in its order, and the numbers that all texts share.
 
     There is one column of values for two classes (positive speaks for the second), else one for each class.
 
     **Attributes**
     - `exponent`: g, from 0 (evidence adds up) to 1 (softmax attention with a sink).
-    - `sink_logit`: c. `intercept`: b_0, where a text stands before its words speak.
-    - `prior`: what a text without any known token gets: the base rate of the classes.
-    - `repeats`: whether every occurrence of a token counts (S is then a list with repetitions), as in the papers.
+    - `sink_logit`: c. `intercept`: b_0.
+    - `prior`: the f of a text without any known token: the base rate of the classes.
+    - `repeats`: whether every occurrence of a token counts, as in the papers; S is then a list with repetitions.
 
     >>> model = TokenModel(np.array([2.0, 0.0]), np.array([[1.0], [0.0]]), 0.0, np.zeros(1), np.zeros(1), exponent=1.0)
     >>> model.decide(sp.csr_matrix([[1.0, 1.0], [0.0, 0.0]])).round(3).tolist()
@@ -75,11 +75,11 @@ class TokenModel:
         return f"<TokenModel of {tokens} tokens, {columns} column(s) of values, g = {self.exponent:g}>"
 
     def change_since(self, origin: TokenModel) -> TokenModel:
-        """The same with logits counted from those of `origin`: what training changed."""
+        """What training changed: this model with the logits of `origin` subtracted."""
         return replace(self, logits=self.logits - origin.logits, sink_logit=self.sink_logit - origin.sink_logit)
 
     def with_change(self, change: TokenModel | None) -> TokenModel:
-        """This start, moved by what training changed from another start (given by `change_since`)."""
+        """This start, changed as training changed another start (by what `change_since` returned)."""
         if change is None:
             return self
         return replace(
@@ -88,29 +88,29 @@ class TokenModel:
         )  # fmt: skip
 
     def with_temperature(self, temperature: float, offset: float) -> TokenModel:
-        """`temperature f + offset prior` instead of f: probabilities change, contributions keep their proportions."""
+        """The model with `temperature f + offset prior` for f; contributions keep their proportions."""
         intercept = temperature * self.intercept + offset * self.prior
         return replace(self, values=temperature * self.values, intercept=intercept)
 
     def plus(self, other: TokenModel, weight: float) -> TokenModel:
-        """`f + weight times the other's f`, of models that share the attention: then f is linear in the values."""
+        """The model with f plus `weight` times the other's f; both must have the same attention."""
         values, intercept = self.values + weight * other.values, self.intercept + weight * other.intercept
         return replace(self, values=values, intercept=intercept)
 
     @cached_property
     def padded_arrays(self) -> tuple[Float[Array, " m_plus_1"], Float[Array, "m_plus_1 k"]]:
-        """Logits and values with a last row for what is no token, so that id -1 has logit -inf and value 0."""
+        """Logits and values with one more row at the end, so that the id -1 has logit -inf and value 0."""
         k = self.values.shape[1]
         return np.append(self.logits, -np.inf), np.concatenate([self.values, np.zeros((1, k))])
 
     def exponentials(self) -> tuple[Float[Array, "m k_plus_1"], float, float]:
-        """`e^a b` beside `e^a`, and `e^c`, all over `e^top`, and the top: sums over a text give what f is made of."""
+        """The columns `e^a b` and `e^a`, and `e^c`, all divided by `e^top`; and top, the largest logit."""
         top = max(float(self.logits.max(initial=-np.inf)), self.sink_logit)
         e = np.exp(self.logits - top)[:, None]
         return np.concatenate([e * self.values, e], axis=1), float(np.exp(self.sink_logit - top)), top
 
     def decide(self, presence: sp.csr_matrix) -> Float[Array, "n k"]:
-        """f for each text and column of values, given which text holds which token."""
+        """f of each text, for each column of values, given which text holds which token."""
         e, sink, top = self.exponentials()
         sums = np.asarray(presence @ e)
         power = np.exp((1 - self.exponent) * top) / np.maximum(sums[:, -1:] + sink, SMALLEST) ** self.exponent
@@ -119,7 +119,7 @@ class TokenModel:
         return np.asarray(found)
 
     def contributions(self, presence: sp.csr_matrix, column: Int[Array, " n"]) -> sp.csr_matrix:
-        """`e^a b / Z^g` of every token of every text, of the column asked for each text."""
+        """`e^a b / Z^g` of every token of every text; `column` says for each text which values b are meant."""
         e, sink, top = self.exponentials()
         text = np.repeat(np.arange(presence.shape[0]), np.diff(presence.indptr))
         Z = np.maximum(np.asarray(presence @ e[:, -1]) + sink, SMALLEST)
@@ -128,7 +128,7 @@ class TokenModel:
         return sp.csr_matrix((data, presence.indices, presence.indptr), shape=presence.shape)
 
     def decide_tokens(self, tokens: Int[Array, " t"]) -> Float[Array, " k"]:
-        """f of a text of these tokens, each named as often as it counts; accurate whatever the logits are."""
+        """f of one text, given its tokens, each as often as it counts; accurate whatever the logits are."""
         if not len(tokens):
             return self.prior
         a = self.logits[tokens]
@@ -145,9 +145,9 @@ class TokenModel:
 
     @staticmethod
     def of_tensors(arrays: Mapping[str, Array]) -> TokenModel:
-        """The model from the arrays of a file; one with a `sink` is of format 2, whose sink had a value of its own.
+        """The model from the arrays of a file. A file with a `sink` has format 2, in which the sink had a value.
 
-        There `f = (e^c b_0 + sum e^a b) / Z`, which is `b_0 + sum e^a (b - b_0) / Z`: the same decisions with g = 1.
+        There `f = (e^c b_0 + sum e^a b) / Z`. With g = 1 that is `b_0 + sum e^a (b - b_0) / Z`, the same decisions.
         """
         logits, values = arrays["logits"].astype(float), arrays["values"].astype(float)
         if "sink" in arrays:

@@ -1,8 +1,7 @@
-"""From texts or token lists to a stream of spelled tokens, each with the characters it was read from.
+"""From texts or lists of tokens to `Words`: the spelling of each token, and the characters it was read from.
 
-A tokenizer is a name (`words`; `plain`, which knows no emoji and no hashtags; `paper`), a `Pipeline` as texts are
-prepared with, a callable from a text to a list of strings, or a Hugging Face `tokenizers.Tokenizer`. All end in the
-same form, `Words`, so that what follows does not know which one it was.
+A tokenizer is a name (`words`; `plain`, which knows no emoji and no hashtags; `paper`), a `Pipeline` for preparing
+texts, a callable from a text to a list of strings, or a Hugging Face `tokenizers.Tokenizer`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tokenmargin.data.words import Words, find_words
 
 Tokenizer = str | Callable[[str], list[str]] | Any
 NAMED_TOKENIZERS = ("words", "plain", "paper")
-DRAWN = re.compile("[\ufe0e\ufe0f]")  # how a picture is drawn, not which one it is
+DRAWN = re.compile("[\ufe0e\ufe0f]")  # these say how an emoji is drawn, not which one it is
 # Scripts written without blanks: Thai to Khmer, Japanese, Chinese. Their characters are the tokens; n-grams join them.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
@@ -68,7 +67,7 @@ def describe_tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def _vocabulary_spelling(words: list[str], tokenizer: str) -> list[str]:
-    """Each distinct word as it enters the vocabulary; empty for a stop word."""
+    """The spelling of each distinct word in the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
         return spell(words, PAPER)
     return [word.lower() if word.isascii() else DRAWN.sub("", _fold_case(word)) for word in words]
@@ -79,7 +78,7 @@ def _fold_case(word: str) -> str:
 
 
 def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:
-    """Lower case, stop words and stems once for each distinct word; a stop word disappears."""
+    """The words of texts in the vocabulary's spelling, which is found once for each distinct word; no stop words."""
     words = find_words(texts, symbols=tokenizer == "words")
     if any(UNSPACED.search(word) for word in words.distinct if not word.isascii()):
         words = _characters(words)
@@ -95,7 +94,7 @@ def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:
 
 
 def _pipeline_tokens(texts: Sequence[str], pipeline: Pipeline) -> Words:
-    """The tokens that a pipeline makes of texts, rare ones too."""
+    """The tokens that a pipeline makes of texts, including rare ones."""
     words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
     pieces = cut_words([fold(word) for word in words.distinct], pipeline)
     table = {name: code for code, name in enumerate(dict.fromkeys(piece for parts in pieces for piece in parts))}
@@ -106,7 +105,7 @@ def _pipeline_tokens(texts: Sequence[str], pipeline: Pipeline) -> Words:
 
 
 def _characters(words: Words) -> Words:
-    """Cut runs of a script that is written without blanks into its characters, and leave other words whole."""
+    """Cut words in scripts written without blanks into characters; other words stay whole."""
     table: dict[str, int] = {}
     parts = [UNSPACED_PART.findall(word) for word in words.distinct]
     flat = np.array([table.setdefault(part, len(table)) for pieces in parts for part in pieces], np.int32)
@@ -115,7 +114,7 @@ def _characters(words: Words) -> Words:
     first = np.cumsum(lengths) - lengths
     repeats = lengths[words.codes]
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    at = np.repeat(first[words.codes], repeats) + within
+    at = np.repeat(first[words.codes], repeats) + within  # rows of `flat`, as in `pipeline.number_tokens`
     begins = (np.cumsum(sizes) - sizes)[at] - np.repeat((np.cumsum(sizes) - sizes)[first[words.codes]], repeats)
     starts = np.repeat(words.starts, repeats) + begins
     offsets = np.concatenate([[0], np.cumsum(repeats)])[words.offsets]
@@ -126,14 +125,14 @@ Found = tuple[list[str], list[int], list[int]]
 
 
 def _token_list(tokens: Sequence[str]) -> Found:
-    """A list of tokens, standing where it would in the joined text."""
+    """The tokens of a list, and their places in the text that they make when joined by blanks."""
     names = [str(token) for token in tokens]
     ends = np.cumsum([len(name) + 1 for name in names]) - 1
     return names, [int(end) - len(name) for end, name in zip(ends, names, strict=True)], ends.tolist()
 
 
 def _locate_tokens(text: str, tokens: list[str]) -> Found:
-    """Find each token in the text after the one before; one that the text does not contain stands nowhere."""
+    """Find each token in the text after the one before; one that is not found gets an empty place."""
     folded, place = text.lower(), 0
     if len(folded) != len(text):  # a few characters change length in lower case
         folded = text
@@ -147,7 +146,7 @@ def _locate_tokens(text: str, tokens: list[str]) -> Found:
 
 
 def _pieces(coding: Any) -> Found:
-    """Subword pieces, each with the span of its whole word."""
+    """Subword pieces, each with the characters of its whole word."""
     spans: dict[object, tuple[int, int]] = {}
     words = [place if word is None else word for place, word in enumerate(coding.word_ids)]
     for word, (start, end) in zip(words, coding.offsets, strict=True):
@@ -157,6 +156,7 @@ def _pieces(coding: Any) -> Found:
 
 
 def _gather(found: list[Found]) -> Words:
+    """The words of all documents, given the tokens of each with their starts and ends."""
     table: dict[str, int] = {}
     codes = [table.setdefault(token, len(table)) for tokens, _, _ in found for token in tokens]
     flat: list[Array] = [np.array([place for document in found for place in document[k]], np.int32) for k in (1, 2)]

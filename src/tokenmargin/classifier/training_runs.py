@@ -1,8 +1,9 @@
-"""A run of `tokenmargin train` as a classifier: its decisions need the embeddings only through two numbers per token.
+"""Turn a run of `tokenmargin train` into a classifier, which needs two numbers per token of the embeddings.
 
-In the one-layer model of paper A every occurrence of a token counts and there is no sink:
+In the one-layer model of paper A every occurrence of a token counts, and there is no sink:
 `f = sum_t e^{a_t} b_t / sum_t e^{a_t}` over the tokens of a text, with `a = <E, p>` (over the temperature) and
-`b = <E, v>`. That is a `TokenModel` with g = 1, repetitions, and a sink so low that it weighs nothing.
+`b = <E, v>`. That is a `TokenModel` with g = 1, with repeats, and with a sink whose logit is so low that it has no
+weight.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from tokenmargin.classifier.vocabulary import Vocabulary
 from tokenmargin.data.pipeline import Pipeline
 from tokenmargin.data.prepared import PreparedText
 
-NO_SINK = 800.0  # below the smallest logit: e^-800 is zero
+NO_SINK = 800.0  # the sink is so far below the smallest logit: e^-800 is zero
 
 
 def classifier_of_training(
     scores: Float[Array, "2 m"], prepared: PreparedText, losses: Sequence[float]
 ) -> TokenSelectionClassifier:
-    """The classifier that decides as the trained model does.
+    """A classifier that decides as the trained model does.
 
     **Arguments**
     - `scores`: the logit and the value of every token of `prepared.vocabulary`.
-    - `losses`: of each epoch, for the report.
+    - `losses`: the loss of each epoch, for the report.
     """
     choices: Mapping[str, object] = prepared.choices or {}
     if choices.get("vocabulary") is not None:

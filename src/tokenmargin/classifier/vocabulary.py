@@ -1,7 +1,7 @@
-"""Vocabulary of words and n-grams, and documents as ids into it.
+"""A vocabulary of words and n-grams, and documents as ids of its tokens.
 
-An n-gram is known by the number of its first n-1 words and that of its last word, so counting it is counting integers.
-Since an n-gram is never seen more often than its parts, those built on a rare part are not counted at all.
+An n-gram is identified by the number of its first n - 1 words and the number of its last word, so counting n-grams is
+counting integers. An n-gram never occurs more often than its parts, so those with a rare part are not counted at all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tokenmargin.data.words import Words
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """Known tokens of documents.
+    """The known tokens of documents.
 
     **Attributes**
-    - `levels`: for n = 1, 2, ...: the id of the n-gram that begins at each word, -1 where there is none.
-    - `words`: the words, with their characters.
-    - `shared`: whether tokens that are spelled differently may have one id.
+    - `levels`: for n = 1, 2, ... the id of the n-gram that begins at each word; -1 where no known one does.
+    - `words`: the words of the documents, with their places.
+    - `shared`: whether tokens with different spellings may have the same id.
     """
 
     levels: list[Int[Array, " words"]]
@@ -43,7 +43,7 @@ class EncodedTexts:
         return np.repeat(np.arange(self.n, dtype=np.int32), np.diff(self.words.offsets))
 
     def occurrences(self, m: int, codes: Int[Array, " n"], k: int) -> Int[Array, "m k"]:
-        """How often each of the `m` tokens stands in documents of each of the `k` classes `codes`."""
+        """How often each of the `m` tokens occurs in documents of each of `k` classes; `codes` are their classes."""
         total = np.zeros(m * k, np.int64)
         for ids in self.levels:
             kept = ids >= 0
@@ -51,7 +51,7 @@ class EncodedTexts:
         return total.reshape(m, k)
 
     def presence(self, m: int, *, repeats: bool = False) -> sp.csr_matrix:
-        """Which of the `m` tokens each document holds: 1, however often it occurs; with `repeats`, how often."""
+        """A matrix with 1 where a document holds one of the `m` tokens; with `repeats`, how often it does."""
         blocks = []
         for ids in self.levels:
             kept = ids >= 0
@@ -68,7 +68,9 @@ class EncodedTexts:
 
 
 def _sum_disjoint(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
-    """The sum of matrices whose columns are disjoint and increasing from one to the next."""
+    """The sum of matrices, each of which uses larger columns than those before it."""
+    # A row of the sum is the rows of the blocks one after the other: entry e of row i of a block moves from
+    # `indptr[i] + e` to `starts[i] + e`.
     counts = np.stack([np.diff(block.indptr) for block in blocks], axis=1)
     pointers = np.concatenate([[0], np.cumsum(counts.sum(1))])
     starts = pointers[:-1, None] + np.concatenate([np.zeros((len(counts), 1), int), np.cumsum(counts, 1)[:, :-1]], 1)
@@ -122,8 +124,10 @@ class Vocabulary:
         keys: list[Array] = []
         encoded = EncodedTexts([rank[words.codes]], words)
         for n in range(2, ngrams + 1):
-            numbers, places = _numbers(encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0))
-            found, level = _count(numbers, minimum_gram, None if times is None else times[places])
+            numbers, places = _ngram_numbers(
+                encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0)
+            )
+            found, level = _frequent_numbers(numbers, minimum_gram, None if times is None else times[places])
             ids = np.full(len(words.codes), -1, np.int32)
             ids[places] = np.where(level >= 0, level + len(kept) + sum(map(len, keys)), -1)
             keys.append(found)
@@ -156,11 +160,11 @@ class Vocabulary:
         return names
 
     def tensors(self) -> dict[str, Array]:
-        """Arrays for a file."""
+        """The arrays that a file holds of it."""
         return {f"grams_{n}": keys for n, keys in enumerate(self.keys, start=2)}
 
-    def described(self) -> dict[str, object]:
-        """What a file says of it in text."""
+    def json_content(self) -> dict[str, object]:
+        """What a JSON file holds of it."""
         return {"words": self.words}
 
     def encode(self, words: Words) -> EncodedTexts:
@@ -169,7 +173,7 @@ class Vocabulary:
         encoded = EncodedTexts([rows[words.codes]], words)
         below, base = 0, len(self.words)
         for n, keys in enumerate(self.keys, start=2):
-            numbers, places = _numbers(encoded, n, len(self.words), below)
+            numbers, places = _ngram_numbers(encoded, n, len(self.words), below)
             ids = np.full(len(words.codes), -1, np.int32)
             row = self._tables[n - 2].find(numbers)
             ids[places] = np.where(row >= 0, row + base, -1)
@@ -180,9 +184,9 @@ class Vocabulary:
 
 @dataclass(frozen=True, eq=False)
 class _HashTable:
-    """Distinct numbers, none negative, and the row of each: open addressing with three empty slots for each number.
+    """A hash table from distinct numbers, none negative, to rows: open addressing, with at least three slots a number.
 
-    Some five times faster than a binary search, which misses the cache at every step.
+    It is some five times faster than a binary search, which misses the cache at every step.
     """
 
     keys: Int[Array, " slots"]
@@ -194,7 +198,7 @@ class _HashTable:
         size = 1 << max(4, (3 * len(numbers)).bit_length())
         table = _HashTable(np.full(size, -1, np.int64), np.full(size, -1, np.int32))
         rows, slots = np.arange(len(numbers)), table._slots(numbers)
-        # All numbers try their slots at once; those that lost theirs go on to the next one together.
+        # All numbers try their slots at once; those whose slot is taken try the next slot together.
         while len(rows):
             free = table.keys[slots] < 0
             table.keys[slots[free]] = numbers[rows[free]]  # of several that want a slot, the last one gets it
@@ -226,8 +230,9 @@ class _HashTable:
         return rows
 
 
-def _numbers(encoded: EncodedTexts, n: int, size: int, below: int) -> tuple[Array, Array]:
-    """The number of the n-gram that begins at each of the returned places; `below` ids precede the (n-1)-grams."""
+def _ngram_numbers(encoded: EncodedTexts, n: int, size: int, below: int) -> tuple[Array, Array]:
+    """Numbers of the n-grams with known parts, and the places where they begin; `below` ids precede the (n-1)-grams."""
+    # The n-gram at a word is the (n-1)-gram that begins there and the word n - 1 places on, in the same text.
     first, last, segment = encoded.levels[-1], encoded.levels[0], encoded.segment
     stop = max(len(last) - n + 1, 0)
     first, last = first[:stop], last[n - 1 :]
@@ -235,7 +240,7 @@ def _numbers(encoded: EncodedTexts, n: int, size: int, below: int) -> tuple[Arra
     return (first[places].astype(np.int64) - below) * size + last[places], places
 
 
-def _count(numbers: Int[Array, " k"], minimum: int, times: Float[Array, " k"] | None) -> tuple[Array, Array]:
+def _frequent_numbers(numbers: Int[Array, " k"], minimum: int, times: Float[Array, " k"] | None) -> tuple[Array, Array]:
     """The sorted numbers seen at least `minimum` times, and for each number its row among them or -1."""
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""What a model decides on one text, word by word, and what it would decide without each of the words."""
+"""What a model decides on one text word by word, and what it would decide on the text with words changed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
-from tokenmargin.classifier.attribution import attribute
+from tokenmargin.classifier.attribution import attribute_texts, original_words
 from tokenmargin.classifier.classifier import TokenSelectionClassifier
-from tokenmargin.classifier.explanation import LEAST
+from tokenmargin.classifier.explanation import DOUBLED_ODDS
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import read_tokens
 from tokenmargin.classifier.vocabulary import EncodedTexts
@@ -20,11 +20,11 @@ from tokenmargin.classifier.vocabulary import EncodedTexts
 
 @dataclass(frozen=True)
 class WordRole:
-    """What one word of a text does: the characters `start:end` it was read from, and its part in the decision.
+    """One word of a text, read from the characters `start:end`, and its part in the decision.
 
-    - `token`: the vocabulary's spelling; None for a word the model does not know or was told to leave out.
-    - `weight`, `contribution`: its share of the attention and of the output, those of n-grams shared by their words.
-    - `value`: contribution over weight. `without`: the output when this word is left out.
+    - `token`: the word as the vocabulary spells it; None if the model does not know it or it was left out.
+    - `weight`, `contribution`: its share of the attention and of the output; an n-gram's are divided among its words.
+    - `value`: contribution over weight. `without`: the output without this word.
     """
 
     start: int
@@ -38,10 +38,10 @@ class WordRole:
 
 @dataclass(frozen=True)
 class Decision:
-    """The output of a model of two classes on one text, where it starts from, and the role of every word.
+    """The output of a model of two classes on one text, and the role of every word.
 
-    `start` (the base rate, and the shift of any text with known words) and the contributions of the words add up to the
-    output; a positive one speaks for the second class.
+    `start` (the base rate and the shift of any text with known words) and the contributions of the words add up to the
+    output. A positive number speaks for the second class.
     """
 
     output: float
@@ -56,12 +56,12 @@ class Decision:
     @property
     def abstains(self) -> bool:
         """Whether all words together change the odds by less than a factor of two: there is nothing to decide on."""
-        return abs(self.output - self.start) < LEAST
+        return abs(self.output - self.start) < DOUBLED_ODDS
 
 
 @dataclass(frozen=True)
 class EditedText:
-    """A text before and after an edit, and the probability of each class (in the order of `classes_`) for both."""
+    """A text before and after an edit, and the probabilities of the classes (in the order of `classes_`) for both."""
 
     text: str
     edited: str
@@ -73,7 +73,7 @@ class EditedText:
 def what_if(
     model: TokenSelectionClassifier, text: str, *, delete: Iterable[str] = (), replace: Mapping[str, str] | None = None
 ) -> EditedText:
-    """Decide a text as it is, and with words deleted or replaced wherever they stand (capital letters do not matter).
+    """Decide a text as it is, and with words deleted or replaced wherever they stand, in capital letters or not.
 
     >>> model = TokenSelectionClassifier().fit(["fine film", "dull film"] * 10, ["good", "bad"] * 10)
     >>> what_if(model, "A dull film", replace={"dull": "fine"}).edited
@@ -93,18 +93,18 @@ def what_if(
 
 
 def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: Iterable[int] = ()) -> Decision:
-    """The decision on `text`, word by word; n-grams with a word that is left out are gone with it.
+    """The decision on a text, word by word.
 
     **Arguments**
-    - `model`: fitted, with two classes.
-    - `leave_out`: numbers of words (in the order of the text, from 0) to decide without.
+    - `model`: a fitted model of two classes.
+    - `leave_out`: words to leave out, by their number in the text, from 0. N-grams with such a word go too.
     """
     if len(model.classes_) != 2:
         raise ValueError(f"word by word only models of two classes are explained, this one has {len(model.classes_)}")
     encoded = model.vocabulary_.encode(read_tokens([text], model.tokenizer))
-    word_of = _word_numbers(encoded)
+    word_of = np.cumsum(original_words(encoded)) - 1  # the number of each piece's word in the text
     encoded = _leave_out(encoded, np.isin(word_of, list(leave_out)))
-    outputs, arrays = attribute(encoded, model.token_model_)
+    outputs, arrays = attribute_texts(encoded, model.token_model_)
     output = float(outputs[0, 0])
     first = np.flatnonzero(np.diff(word_of, prepend=-1))  # the first piece of every word
     ids = encoded.levels[0][first]
@@ -124,16 +124,8 @@ def decide_by_words(model: TokenSelectionClassifier, text: str, *, leave_out: It
     )  # fmt: skip
 
 
-def _word_numbers(encoded: EncodedTexts) -> Int[Array, " pieces"]:
-    """The number of the original word of each piece: neighbours read from the same characters are one word."""
-    starts, ends = encoded.words.starts, encoded.words.ends
-    new = np.ones(len(starts), bool)
-    new[1:] = (starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1])
-    return np.cumsum(new) - 1
-
-
 def _leave_out(encoded: EncodedTexts, gone: Bool[Array, " pieces"]) -> EncodedTexts:
-    """The same without the tokens that cover a piece that is gone."""
+    """The encoded text without the tokens that hold a piece that is gone."""
     levels = []
     for n, ids in enumerate(encoded.levels, start=1):
         covers = gone.copy()

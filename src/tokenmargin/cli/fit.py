@@ -205,7 +205,7 @@ def report(
         import numpy as np
 
         from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
-        from tokenmargin.classifier.evaluation import assess
+        from tokenmargin.classifier.evaluation import run_trust_tests
         from tokenmargin.classifier.files import model_notes
         from tokenmargin.report.figures import save_figure
         from tokenmargin.report.model_evidence import PartsFound
@@ -223,7 +223,7 @@ def report(
         groups = by_length(rows.texts)
         if slice is not None:
             groups = name_slices(slice, _column(source, slice, rows, (text, label), encoding, delimiter))
-        content["trust"] = assess(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
+        content["trust"] = run_trust_tests(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
         names = [str(name) for name in classifier.classes_]
         codes = np.array([names.index(one) for one in rows.labels])
         content["parts"] = PartsFound(groups, confined_tokens(classifier, rows.texts, codes, groups))

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 from tokenmargin._statistics import wilson_interval
 from tokenmargin.classifier import Explanation, WordPart
 from tokenmargin.classifier.confined_tokens import ConfinedToken, Slices
-from tokenmargin.classifier.evaluation import Trust
+from tokenmargin.classifier.evaluation import TrustTests
 from tokenmargin.classifier.fitting import UNBALANCED, Validation
 
 TAG = re.compile(r"<[^<>\n]{1,500}>")
@@ -26,7 +26,7 @@ MOST_WORDS = 90  # of a long text, the part that says most
 COUNTED = ("No text", "One text", "Two texts", "Three texts")
 LIT, SHORT = 3, 240
 CONFINED = 25
-KINDS = {"stands": "stands only there", "speaks": "says so only there", "betrays": "gives the part away"}
+KINDS = {"confined": "stands only there", "one-sided": "says so only there", "gives away": "gives the part away"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class PartsFound:
     confined: Sequence[ConfinedToken]
 
 
-def in_plain_words(trust: Trust, names: Sequence[str]) -> str:
+def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
     """How often it is right, against guessing and against the usual method; of uneven classes, how the rarest fares."""
     ours, *others = trust.models
     n = len(trust.held.truths)
@@ -70,7 +70,7 @@ def _ahead(gap: float) -> str:
     return "better than" if gap > 0 else "worse than"
 
 
-def compared_rows(trust: Trust) -> list[tuple[str, ...]]:
+def compared_rows(trust: TrustTests) -> list[tuple[str, ...]]:
     """All models on the same splits: accuracy, log loss, and the first model's lead with its interval."""
     ours = trust.models[0]
     rows: list[tuple[str, ...]] = []
@@ -84,7 +84,7 @@ def compared_rows(trust: Trust) -> list[tuple[str, ...]]:
     return rows
 
 
-def confusion(trust: Trust, names: Sequence[str]) -> list[dict[str, Any]]:
+def confusion(trust: TrustTests, names: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of the confusion matrix, shaded by the part of the true class."""
     counts = trust.held.confusion[:MOST_CLASSES, :MOST_CLASSES]
     total = np.maximum(counts.sum(1, keepdims=True), 1)
@@ -100,7 +100,7 @@ def confusion(trust: Trust, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def mix_ups(trust: Trust, names: Sequence[str]) -> list[str]:
+def mix_ups(trust: TrustTests, names: Sequence[str]) -> list[str]:
     """The classes that are most often taken for another, in words; of two classes the matrix says it all."""
     counts = trust.held.confusion.copy()
     total = counts.sum(1)
@@ -112,7 +112,7 @@ def mix_ups(trust: Trust, names: Sequence[str]) -> list[str]:
     return [f"{counts[a, b]} of {total[a]} texts of {names[a]} were taken for {names[b]}" for a, b in pairs]
 
 
-def class_rows(trust: Trust, names: Sequence[str]) -> list[tuple[str, ...]]:
+def class_rows(trust: TrustTests, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Texts, precision and recall of each class, with intervals."""
     counts = trust.held.confusion
     rows: list[tuple[str, ...]] = []
@@ -129,7 +129,7 @@ def _share(hits: int, total: int) -> str:
     return f"{hits / total:.0%} ({low:.0%} to {high:.0%})"
 
 
-def calibration_rows(trust: Trust) -> list[tuple[str, ...]]:
+def calibration_rows(trust: TrustTests) -> list[tuple[str, ...]]:
     """How often it was right among the texts it was so sure about."""
     sure = trust.held.probabilities.max(1)
     right = trust.held.probabilities.argmax(1) == trust.held.truths
@@ -149,7 +149,7 @@ def calibration_rows(trust: Trust) -> list[tuple[str, ...]]:
     return rows
 
 
-def part_rows(trust: Trust, parts: PartsFound) -> list[tuple[str, ...]]:
+def part_rows(trust: TrustTests, parts: PartsFound) -> list[tuple[str, ...]]:
     """Of each part: texts in all, texts held out, and how many of these were decided rightly."""
     held, of = trust.held, parts.slices.of
     right = held.probabilities.argmax(1) == held.truths
@@ -172,7 +172,7 @@ def confined_rows(parts: PartsFound, shown: Callable[[str], bool]) -> list[tuple
     return rows
 
 
-def sure_examples(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+def sure_examples(trust: TrustTests, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
     """Three short texts that were decided rightly and surely, of different classes where there are."""
     held = trust.held
     right = held.probabilities.argmax(1) == held.truths
@@ -188,19 +188,19 @@ def sure_examples(trust: Trust, texts: Sequence[str]) -> list[tuple[Explanation,
     return _explain_places(trust, np.array(chosen[:LIT], int), texts)
 
 
-def shown_errors(trust: Trust, texts: Sequence[str]) -> dict[str, list[tuple[Explanation, Any]]]:
+def shown_errors(trust: TrustTests, texts: Sequence[str]) -> dict[str, list[tuple[Explanation, Any]]]:
     """The surest wrong decisions, labels to look at again, and texts that were nearly learned by heart."""
     held = trust.held
     copies = np.flatnonzero(np.isin(held.rows, held.copies))
-    suspects = held.suspects()
+    suspects = held.doubted_labels()
     return {
-        "worst": _explain_places(trust, held.worst(ERRORS), texts),
-        "suspects": _explain_places(trust, suspects[~np.isin(suspects, held.worst(ERRORS))][:SUSPECTS], texts),
+        "worst": _explain_places(trust, held.surest_errors(ERRORS), texts),
+        "suspects": _explain_places(trust, suspects[~np.isin(suspects, held.surest_errors(ERRORS))][:SUSPECTS], texts),
         "copies": _explain_places(trust, copies[:COPIES], texts),
     }
 
 
-def _explain_places(trust: Trust, places: Array, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
+def _explain_places(trust: TrustTests, places: Array, texts: Sequence[str]) -> list[tuple[Explanation, Any]]:
     held = trust.held
     if not len(places):
         return []
@@ -208,7 +208,7 @@ def _explain_places(trust: Trust, places: Array, texts: Sequence[str]) -> list[t
     return list(zip(found, held.model.classes_[held.truths[places]].tolist(), strict=True))
 
 
-def parts_context(trust: Trust | None, parts: PartsFound | None, listed: set[str]) -> dict[str, Any]:
+def parts_context(trust: TrustTests | None, parts: PartsFound | None, listed: set[str]) -> dict[str, Any]:
     """The parts of the data, and the words among those `listed` that decide in one of them only."""
     return {
         "parts": part_rows(trust, parts) if trust and parts else [],
@@ -218,7 +218,7 @@ def parts_context(trust: Trust | None, parts: PartsFound | None, listed: set[str
 
 
 def trial_context(
-    trust: Trust | None, texts: Sequence[str], check: Validation | None, called: Mapping[str, str]
+    trust: TrustTests | None, texts: Sequence[str], check: Validation | None, called: Mapping[str, str]
 ) -> dict[str, Any]:
     """What texts held out showed; without trials, what was seen while training."""
     if trust is None:
@@ -234,7 +234,7 @@ def trial_context(
         "lit_title": f"{COUNTED[len(shown)]} it had not seen",
         "lit": [example(*pair, called) for pair in shown],
         "errors": {name: [example(*pair, called) for pair in pairs] for name, pairs in errors.items()},
-        "suspected": len(trust.held.suspects()),
+        "suspected": len(trust.held.doubted_labels()),
         "near_copies": len(trust.held.copies),
         "duplicates": trust.duplicates,
         "held_out": len(trust.held.truths),
@@ -303,13 +303,13 @@ def _probability_text(probability: float) -> str:
     )
 
 
-def trust_rows(trust: Trust | None) -> list[tuple[str, str]]:
+def trust_rows(trust: TrustTests | None) -> list[tuple[str, str]]:
     """What the tests of its explanations found."""
     if trust is None:
         return []
     at = list(trust.deletion.k).index(5)
     return [
-        ("agreement of the leading words between splits", f"rank correlation {trust.agreement:.3f}"),
+        ("agreement of the leading words between splits", f"rank correlation {trust.importance_agreement:.3f}"),
         (
             "five words deleted",
             f"{trust.deletion.top[at]:.1%} of the decisions stay when the strongest go, "

@@ -15,7 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._version import __version__
 from tokenmargin.classifier import Explanation, TokenSelectionClassifier, TokenTable
-from tokenmargin.classifier.evaluation import Trust
+from tokenmargin.classifier.evaluation import TrustTests
 from tokenmargin.report.explore.page import join_modules
 from tokenmargin.report.model_evidence import (
     MOST_CLASSES,
@@ -62,7 +62,7 @@ class ModelReport:
     """What a report shows; without `examples` and `texts` it holds no text, only tokens."""
 
     model: TokenSelectionClassifier
-    trust: Trust | None = None
+    trust: TrustTests | None = None
     examples: Sequence[Explanation] = ()
     truths: Sequence[Any] = ()
     texts: Sequence[str] = ()  # those that `trust` was found on; without them no text of the data is in the page
@@ -208,7 +208,7 @@ def _own_text(model: TokenSelectionClassifier, table: TokenTable) -> dict[str, A
     return page_model(model, rows=np.array(chosen, dtype=int))
 
 
-def _curves(losses: Sequence[float], trust: Trust | None) -> list[dict[str, Any]]:
+def _curves(losses: Sequence[float], trust: TrustTests | None) -> list[dict[str, Any]]:
     curves = []
     if trust is not None:
         deletion = trust.deletion

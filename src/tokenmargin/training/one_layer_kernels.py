@@ -35,22 +35,10 @@ def softplus_sigmoid(u):
 
 @triton.jit
 def attend_kernel(
-    ids,
-    offsets,
-    labels,
-    order,
-    counter_a,
-    scores,
-    weights,
-    losses,
-    n,
-    m,
-    BATCH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    SHARPNESS: tl.constexpr,
-):
+    ids, offsets, labels, order, counter_a, scores, weights, losses,
+    n, m,
+    BATCH: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, SHARPNESS: tl.constexpr,
+):  # fmt: skip
     """One program per sequence of this rank's part of the batch: softmax, output, loss, and its terms of c and e."""
     begun = tl.load(counter_a) * BATCH
     inside_batch = tl.minimum(n - begun, BATCH)
@@ -108,17 +96,10 @@ def attend_kernel(
 
 @triton.jit
 def heads_gradient_kernel(
-    embeddings,
-    weights,
-    partial,
-    counter_a,
-    counter_b,
-    m,
-    d: tl.constexpr,
-    share,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    embeddings, weights, partial, counter_a, counter_b,
+    m, d: tl.constexpr, share,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Program (i, j): the sum over rows `i share ..` of c_s E_s and e_s E_s in columns `j COLUMNS ..`."""
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(counter_b, tl.load(counter_a))
@@ -144,22 +125,10 @@ def heads_gradient_kernel(
 
 @triton.jit
 def update_heads_kernel(
-    partial,
-    heads,
-    old_heads,
-    first_moment,
-    second_moment,
-    rates,
-    counter_a,
-    counter_b,
-    parts,
-    d: tl.constexpr,
-    TRAINED: tl.constexpr,
-    B1: tl.constexpr,
-    B2: tl.constexpr,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    partial, heads, old_heads, first_moment, second_moment, rates, counter_a, counter_b,
+    parts, d: tl.constexpr,
+    TRAINED: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """AdamW on the first TRAINED of p and v; their old values go to `old_heads`, which the update of E reads.
 
     A head that is not trained stands in `old_heads` from the beginning.
@@ -184,22 +153,10 @@ def update_heads_kernel(
 
 @triton.jit
 def update_embeddings_kernel(
-    embeddings,
-    first_moment,
-    second_moment,
-    weights,
-    scores,
-    heads,
-    old_heads,
-    rates,
-    counter_b,
-    m,
-    d: tl.constexpr,
-    B1: tl.constexpr,
-    B2: tl.constexpr,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    embeddings, first_moment, second_moment, weights, scores, heads, old_heads, rates, counter_b,
+    m, d: tl.constexpr,
+    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program per token: AdamW on its embedding with the gradient c p + e v, then its new a and b."""
     s = tl.program_id(0)
     column = tl.arange(0, BLOCK)

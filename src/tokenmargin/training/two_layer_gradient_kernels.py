@@ -25,24 +25,10 @@ def _softmax_back(A, product, g_p, g_v, twice, taken, c_p, c_v):
 
 @triton.jit
 def gram_gradient_kernel(
-    weights,
-    product,
-    back,
-    columns,
-    ids,
-    offsets,
-    order,
-    counter,
-    together,
-    gradient,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    SIDE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    SHARPNESS: tl.constexpr,
-):
+    weights, product, back, columns, ids, offsets, order, counter, together, gradient,
+    m, d: tl.constexpr,
+    BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, SHARPNESS: tl.constexpr,
+):  # fmt: skip
     """Program (tile, b): one tile of `dG + dG'` on or above the diagonal and its mirror image.
 
     It also adds to `gradient`: the gradients of `C p` and `C v`, which are `B'` times the rows' gradients, and of mu.
@@ -115,19 +101,10 @@ def _split_parts(x, PART: tl.constexpr):
 def embedding_gradient_kernel(
     together,
     parts,
-    ids,
-    offsets,
-    order,
-    counter,
-    pulled,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    ids, offsets, order, counter, pulled,
+    m, d: tl.constexpr,
+    BATCH: tl.constexpr, U: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     """Program (columns, rows, b): a tile of `(dG + dG') C_X`, from the three 16-bit parts of C.
 
     Tensor cores take a factor whose sum runs across memory, as here, in 16 bits only. With three bfloat16 parts of
@@ -177,27 +154,12 @@ def heads_gradient_kernel(centred, gradient, sums, m, d: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def update_embeddings_kernel(
-    embeddings,
-    first_moment,
-    second_moment,
-    centred,
+    embeddings, first_moment, second_moment, centred,
     parts,
-    columns,
-    gradient,
-    pulled,
-    occurrences,
-    starts,
-    old_vectors,
-    new_vectors,
-    rates,
-    counter,
-    m,
-    d: tl.constexpr,
-    B1: tl.constexpr,
-    B2: tl.constexpr,
-    EPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    columns, gradient, pulled, occurrences, starts, old_vectors, new_vectors, rates, counter,
+    m, d: tl.constexpr,
+    B1: tl.constexpr, B2: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program s: AdamW on the embedding of token s, then its centred form and products with the new p and v."""
     s = tl.program_id(0)
     c = tl.arange(0, BLOCK)

@@ -43,18 +43,10 @@ def tile(matrix, b, i, j, u, U: tl.constexpr):
 
 @triton.jit
 def gram_kernel(
-    centred,
-    ids,
-    offsets,
-    order,
-    counter,
-    gram,
+    centred, ids, offsets, order, counter, gram,
     d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    SIDE: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     """Program (tile, b): one tile of G on or above the diagonal, and its mirror image; `centred` is C."""
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -80,24 +72,10 @@ def gram_kernel(
 
 @triton.jit
 def softmax_kernel(
-    gram,
-    columns,
-    ids,
-    counts,
-    offsets,
-    order,
-    counter,
-    weights,
-    mixed,
-    squares,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    SIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SHARPNESS: tl.constexpr,
-):
+    gram, columns, ids, counts, offsets, order, counter, weights, mixed, squares,
+    m, d: tl.constexpr,
+    BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, COLUMNS: tl.constexpr, SHARPNESS: tl.constexpr,
+):  # fmt: skip
     """Program (rows, b): A of some rows, and their `B C p` and `B C v`; clears the sums the next kernel adds to."""
     b = tl.program_id(1)
     _, begin, u = sequence(order, offsets, counter, b, BATCH)
@@ -139,18 +117,9 @@ def softmax_kernel(
 
 @triton.jit
 def product_kernel(
-    weights,
-    gram,
-    offsets,
-    order,
-    counter,
-    product,
-    squares,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    SIDE: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    weights, gram, offsets, order, counter, product, squares,
+    BATCH: tl.constexpr, U: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     """Program (tile, b): one tile of `B G`; the squared lengths of the rows of `B C_X`, and the diagonal of `B G`."""
     b = tl.program_id(1)
     _, _, u = sequence(order, offsets, counter, b, BATCH)
@@ -177,27 +146,10 @@ def product_kernel(
 
 @triton.jit
 def attend_kernel(
-    mixed,
-    squares,
-    columns,
-    ids,
-    counts,
-    labels,
-    offsets,
-    order,
-    counter,
-    offset,
-    back,
-    losses,
-    slopes,
-    m,
-    d: tl.constexpr,
-    BATCH: tl.constexpr,
-    U: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SHARPNESS: tl.constexpr,
-    EPSILON: tl.constexpr,
-):
+    mixed, squares, columns, ids, counts, labels, offsets, order, counter, offset, back, losses, slopes,
+    m, d: tl.constexpr,
+    BATCH: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr, SHARPNESS: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
     """Program b: the second softmax, the output and the loss.
 
     `back` receives four numbers for every row: the gradients of `B C p` and of `B C v`, twice the gradient of its
