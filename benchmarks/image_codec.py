@@ -21,7 +21,7 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray as Array
 
 from tokenmargin.data.datasets import DatasetError
-from tokenmargin.data.images import ImageSet, load_images, with_note
+from tokenmargin.data.images import ImageSet, load_images, note_unless_cifar10
 
 __all__ = ["load_packed", "pack_images", "unpack_images"]
 
@@ -37,7 +37,7 @@ def load_packed(folder: Path) -> ImageSet:
     with ThreadPoolExecutor() as pool:
         parts = list(pool.map(_load_part, [*paths[0], *paths[1]]))
     images, labels = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return with_note(images, labels, sum(len(labels) for _, labels in parts[len(paths[0]) :]))
+    return note_unless_cifar10(images, labels, sum(len(labels) for _, labels in parts[len(paths[0]) :]))
 
 
 def _load_part(path: Path) -> tuple[Array, Array]:

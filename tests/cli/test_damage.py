@@ -13,8 +13,7 @@ import pytest
 import tokenmargin as tm
 from tokenmargin._files import atomic_path
 from tokenmargin.cli import main
-from tokenmargin.data.rows import read_text_rows
-from tokenmargin.data.sources import read_labelled
+from tokenmargin.data.sources import read_labelled, read_text_rows
 from tokenmargin.data.table_files import SourceError
 from tokenmargin.dynamics import ridge_path
 from tokenmargin.experiments.sweep_rows import PartFolder

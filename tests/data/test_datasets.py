@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenmargin.data import datasets
-from tokenmargin.data.datasets import DatasetError, RemoteFile, cache_folder, get_dataset, yelp_rules
+from tokenmargin.data.datasets import DatasetError, RemoteFile, cache_folder, get_dataset, select_yelp_reviews
 
 
 def archive(path, files):
@@ -50,7 +50,7 @@ def test_yelp_rules_and_both_local_forms(tmp_path):
     rows = "\n".join(f'"{s}","{t}"' for t, s in ((good, 4), (poor, 1), (middling, 3))).encode()
     source = archive(tmp_path / "y.tgz", {"yelp_review_full_csv/train.csv": rows})
     assert pq.read_table(get_dataset("yelp", local=source, cache=tmp_path)).to_pylist() == table.to_pylist()
-    chosen = yelp_rules([good] * 20, [5] * 20, size=7)
+    chosen = select_yelp_reviews([good] * 20, [5] * 20, size=7)
     assert len(chosen.texts) == 7
 
 

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tokenmargin.data.datasets import DatasetError
+from tokenmargin.data.datasets import DatasetError, cached_digests
 from tokenmargin.data.images import (
     ImageSet,
     find_images,
-    image_inputs,
     load_images,
     make_glyphs,
 )
@@ -79,9 +78,9 @@ def test_a_damaged_archive_is_named_and_refused(archive, place):
 
 def test_the_cache_is_used_and_a_stand_in_says_so(archive, tmp_path):
     assert (find_images(substitute=False, cache=tmp_path / "cache").digest) == load_images(archive).digest
-    assert len(image_inputs(cache=tmp_path / "cache")["cifar10"]) == 16
+    assert len(cached_digests("cifar10", cache=tmp_path / "cache")["cifar10"]) == 16
     empty = tmp_path / "empty"
-    assert image_inputs(cache=empty) == {"cifar10": "absent"}
+    assert cached_digests("cifar10", cache=empty) == {"cifar10": "absent"}
     with pytest.raises(DatasetError, match="cifar10 is not in the cache: tokenmargin data get cifar10"):
         find_images(substitute=False, cache=empty)
     found = find_images(substitute=True, cache=empty)

@@ -106,8 +106,10 @@ def test_a_stopped_preparation_goes_on_and_counts_nothing_twice(source, tmp_path
     from tokenmargin.data.sharded import worker as slice_work
 
     counted = []
-    count = slice_work.count_words
-    monkeypatch.setattr(slice_work, "count_words", lambda part, *a, **k: counted.append(part) or count(part, *a, **k))
+    count = slice_work.write_word_counts
+    monkeypatch.setattr(
+        slice_work, "write_word_counts", lambda part, *a, **k: counted.append(part) or count(part, *a, **k)
+    )
     found = prepare_sharded(source, tmp_path / "out", slice_bytes=3000)
     assert len(counted) == len(found.texts) - 4
     assert_equal(found, prepare(TEXTS, binary_labels(LABELS)))

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmargin.data.rows import read_text_rows
-from tokenmargin.data.sources import RejectedRow, binary_labels, read_labelled
+from tokenmargin.data.sources import RejectedRow, binary_labels, read_labelled, read_text_rows
 from tokenmargin.data.table_files import SourceError
 
 ROWS = [("a good\nfilm", "pos"), ('so "bad", really', "neg"), ("naïve", "pos")]

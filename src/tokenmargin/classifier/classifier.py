@@ -164,7 +164,8 @@ class TokenSelectionClassifier(FittedClassifier):
             weight = weight * compute_sample_weight(self.class_weight, labels)
             if not weight.sum() > 0:
                 raise ValueError("class_weight gives every text the weight zero; one class needs a positive weight")
-        data = self._with_classes(encoded.presence(len(self.vocabulary_), repeats=True), codes, weight)
+        counts = encoded.presence(len(self.vocabulary_), repeats=True)
+        data = self._with_classes(counts, codes, weight)
         data = data if self.repeats else data.with_counts(False)
         seed = check_random_state(self.random_state).randint(2**31)
         with threadpool_limits(1, user_api="blas"):  # long thin vectors: more threads only wait for each other
@@ -173,7 +174,7 @@ class TokenSelectionClassifier(FittedClassifier):
             fit, self.chosen_, self.validation_ = fit_and_validate(texts, self._settings(), before=before)
         if self.verbose:
             print(f"{self.chosen_}\n{self.validation_ or 'no texts held out'}", file=sys.stderr)
-        self._set_fitted(fit, data, encoded.occurrences(len(self.vocabulary_), codes, len(classes)))
+        self._set_fitted(fit, counts, codes)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> TokenSelectionClassifier:
@@ -222,8 +223,7 @@ class TokenSelectionClassifier(FittedClassifier):
             )
         with threadpool_limits(1, user_api="blas"):
             fit = fit_from(data, self.chosen_, self._settings(), changes, self.max_iter)
-        counts = np.stack([data.matrix.T @ (data.codes == code) for code in range(data.k)], axis=1).astype(np.int64)
-        self._set_fitted(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data, counts)
+        self._set_fitted(fit._replace(losses=[*self.loss_curve_, *fit.losses]), data.matrix, data.codes)
         self.n_texts_, self.n_texts_kept_ = seen.met, len(seen.chance)
         return self
 
@@ -267,10 +267,9 @@ class TokenSelectionClassifier(FittedClassifier):
             self.progress,
         )  # fmt: skip
 
-    def _set_fitted(self, fit: Fit, data: LabelledTexts, occurrences: Array) -> None:
-        """Set the attributes that every fit sets."""
+    def _set_fitted(self, fit: Fit, counts: sp.csr_matrix, codes: Array) -> None:
+        """Set the attributes that every fit sets, given how often each text holds each token."""
         self.token_model_, self.loss_curve_, self._fit = fit.model, fit.losses, fit
-        self.n_iter_, self.n_texts_ = len(fit.losses), len(data.codes)
-        presence = data.with_counts(fit.model.repeats).matrix
-        self.token_statistics_ = token_statistics(presence, occurrences, data.codes, fit.model)
+        self.n_iter_, self.n_texts_ = len(fit.losses), len(codes)
+        self.token_statistics_ = token_statistics(counts, codes, len(self.classes_), fit.model)
         self.__dict__.pop("token_importance_", None)

@@ -219,10 +219,11 @@ def _split_rows(documents: Sequence[Any], codes: Array, seed: int) -> Array:
     return held
 
 
-def _pad_classes(model: TokenSelectionClassifier, texts: Sequence[Any], k: int) -> Float[Array, "n k"]:
+def _pad_classes(model: Any, X: Any, k: int) -> Float[Array, "n k"]:
     """Probabilities of all classes; 0 for those that the training texts of the split did not have."""
-    found = np.zeros((len(texts), k))
-    found[:, model.classes_] = model.predict_proba(texts)
+    given = model.predict_proba(X)
+    found = np.zeros((len(given), k))
+    found[:, model.classes_] = given
     return found
 
 
@@ -249,9 +250,7 @@ def _logistic(
     features = transform.fit_transform(counts(train[0]))
     search = GridSearchCV(LogisticRegression(max_iter=300, tol=1e-3), {"C": [1, 10, 100]}, cv=3, scoring="neg_log_loss")
     search.fit(features, train[1])
-    found = np.zeros((len(test[0]), k))
-    found[:, search.classes_] = search.predict_proba(transform.transform(counts(test[0])))
-    return _scores(found, test[1])
+    return _scores(_pad_classes(search, transform.transform(counts(test[0])), k), test[1])
 
 
 def _near_copies(test: Sequence[Any], train: Sequence[Any]) -> list[int]:

@@ -74,28 +74,29 @@ class TokenStatistics:
 
 
 def token_statistics(
-    presence: sp.csr_matrix, occurrences: Int[Array, "m classes"], codes: Int[Array, " n"], model: TokenModel
+    counts: sp.csr_matrix, codes: Int[Array, " n"], classes: int, model: TokenModel
 ) -> TokenStatistics:
-    """Statistics over texts whose classes are `codes`; `occurrences` of the tokens in each class are given."""
-    (n, m), tokens, classes = presence.shape, presence.indices, occurrences.shape[1]
-    logits, lengths = model.logits[tokens], np.diff(presence.indptr)
+    """Statistics over texts, given how often each text holds each token, and the class of each text."""
+    (n, m), tokens = counts.shape, counts.indices
+    logits, lengths = model.logits[tokens], np.diff(counts.indptr)
     text = np.repeat(np.arange(n), lengths)
     texts = np.stack([np.bincount(tokens[codes[text] == c], minlength=m) for c in range(classes)], axis=1)
+    occurrences = np.stack([counts.T @ (codes == c) for c in range(classes)], axis=1)
     largest = np.full(n, -np.inf)
     filled = np.flatnonzero(lengths)
     if len(filled):
-        largest[filled] = np.maximum.reduceat(logits, presence.indptr[filled])
+        largest[filled] = np.maximum.reduceat(logits, counts.indptr[filled])
     best = np.flatnonzero(logits == largest[text])
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
     top = np.maximum(largest, model.sink_logit)
-    share = presence.data * np.exp(logits - top[text])
+    share = (counts.data if model.repeats else 1.0) * np.exp(logits - top[text])
     Z = np.bincount(text, share, n) + np.exp(model.sink_logit - top)
     share /= Z[text]
     amount = share * np.exp((1 - model.exponent) * (np.log(Z) + top))[text]
     parts = [np.bincount(tokens, amount * column[tokens], m) for column in model.values.T]
     return TokenStatistics(
         texts=texts.astype(np.int64),
-        occurrences=occurrences,
+        occurrences=occurrences.astype(np.int64),
         selected=np.bincount(winners, minlength=m),
         attention=np.bincount(tokens, share, m) / max(n, 1),
         contributions=np.stack(parts, axis=1) / max(n, 1),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold, number, spell
+from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold_word, number_tokens, stem_words
 from tokenmargin.data.words import Words, find_words
 
 Tokenizer = str | Callable[[str], list[str]] | Any
@@ -69,7 +69,7 @@ def describe_tokenizer(tokenizer: Tokenizer) -> str:
 def _vocabulary_spelling(words: list[str], tokenizer: str) -> list[str]:
     """The spelling of each distinct word in the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
-        return spell(words, PAPER)
+        return stem_words(words, PAPER)
     return [word.lower() if word.isascii() else DRAWN.sub("", _fold_case(word)) for word in words]
 
 
@@ -96,9 +96,9 @@ def _normalise_words(texts: Sequence[str], tokenizer: str) -> Words:
 def _pipeline_tokens(texts: Sequence[str], pipeline: Pipeline) -> Words:
     """The tokens that a pipeline makes of texts, including rare ones."""
     words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
-    pieces = cut_words([fold(word) for word in words.distinct], pipeline)
+    pieces = cut_words([fold_word(word) for word in words.distinct], pipeline)
     table = {name: code for code, name in enumerate(dict.fromkeys(piece for parts in pieces for piece in parts))}
-    found = number(words, np.zeros(len(texts)), pieces, table)  # without the texts that are left empty
+    found = number_tokens(words, np.zeros(len(texts)), pieces, table)  # without the texts that are left empty
     lengths = np.zeros(len(texts), np.int64)
     lengths[found.rows] = np.diff(found.offsets)
     return Words(list(table), found.ids, found.starts, found.ends, np.concatenate([[0], np.cumsum(lengths)]))

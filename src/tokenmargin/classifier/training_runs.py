@@ -55,8 +55,7 @@ def classifier_of_training(
         logits, values[:, None], float(logits.min()) - NO_SINK, np.zeros(1), prior, repeats=True
     )
     found.classes_ = np.array(classes)
-    occurrences = np.stack([np.asarray(counts[codes == c].sum(0)).ravel() for c in (0, 1)], axis=1).astype(np.int64)
-    found.token_statistics_ = token_statistics(counts, occurrences, codes, found.token_model_)
+    found.token_statistics_ = token_statistics(counts, codes, 2, found.token_model_)
     found.chosen_, found.validation_ = FitChoice(exponent=1.0, repeats=True), None
     found.loss_curve_, found.n_iter_ = list(losses), len(losses)
     found.n_texts_, found.n_duplicates_ = prepared.n, 0

@@ -42,14 +42,6 @@ class EncodedTexts:
         """The document of each word."""
         return np.repeat(np.arange(self.n, dtype=np.int32), np.diff(self.words.offsets))
 
-    def occurrences(self, m: int, codes: Int[Array, " n"], k: int) -> Int[Array, "m k"]:
-        """How often each of the `m` tokens occurs in documents of each of `k` classes; `codes` are their classes."""
-        total = np.zeros(m * k, np.int64)
-        for ids in self.levels:
-            kept = ids >= 0
-            total += np.bincount(ids[kept].astype(np.int64) * k + codes[self.segment[kept]], minlength=m * k)
-        return total.reshape(m, k)
-
     def presence(self, m: int, *, repeats: bool = False) -> sp.csr_matrix:
         """A matrix with 1 where a document holds one of the `m` tokens; with `repeats`, how often it does."""
         blocks = []
@@ -59,28 +51,10 @@ class EncodedTexts:
             block = sp.csr_matrix((np.ones(int(pointers[-1])), ids[kept], pointers), shape=(self.n, m))
             block.sum_duplicates()
             blocks.append(block)
-        total = blocks[0]
-        if len(blocks) > 1:
-            total = _sum_disjoint(blocks, m)
+        total = sum(blocks[1:], start=blocks[0])
         if not repeats:
             total.data[:] = 1
         return total
-
-
-def _sum_disjoint(blocks: list[sp.csr_matrix], m: int) -> sp.csr_matrix:
-    """The sum of matrices, each of which uses larger columns than those before it."""
-    # A row of the sum is the rows of the blocks one after the other: entry e of row i of a block moves from
-    # `indptr[i] + e` to `starts[i] + e`.
-    counts = np.stack([np.diff(block.indptr) for block in blocks], axis=1)
-    pointers = np.concatenate([[0], np.cumsum(counts.sum(1))])
-    starts = pointers[:-1, None] + np.concatenate([np.zeros((len(counts), 1), int), np.cumsum(counts, 1)[:, :-1]], 1)
-    indices, data = np.empty(int(pointers[-1]), np.int32), np.empty(int(pointers[-1]))
-    for k, block in enumerate(blocks):
-        place = np.repeat(starts[:, k] - block.indptr[:-1], counts[:, k]) + np.arange(block.nnz)
-        indices[place], data[place] = block.indices, block.data
-    matrix = sp.csr_matrix((data, indices, pointers), shape=(len(counts), m))
-    matrix.has_sorted_indices = True
-    return matrix
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tokenmargin.classifier import EditedText, Explanation, TokenSelectionClassifier
-    from tokenmargin.data.rows import TextRows
+    from tokenmargin.data.sources import TextRows
 
 
 LEADING = 5
@@ -205,7 +205,7 @@ def predict(
     """
     classifier = open_model(model)
     with needs_extra("text"):
-        from tokenmargin.data.rows import read_text_rows
+        from tokenmargin.data.sources import read_text_rows
     with usage_errors():
         rows = read_text_rows(source, text=text, encoding=encoding, delimiter=delimiter)
     empty = sum(one is None for one in rows.texts)

@@ -244,15 +244,14 @@ def _column(
     source: str, name: str, rows: LabelledText, columns: tuple[str, str], encoding: str | None, delimiter: str | None
 ) -> list[Any]:
     """The values of one more column, of the rows that have a text and a label."""
-    from tokenmargin.data.rows import read_text_rows
-    from tokenmargin.data.sources import RejectedRow, usable
+    from tokenmargin.data.sources import RejectedRow, read_text_rows, text_and_label
 
     table = read_text_rows(source, text=columns[0], encoding=encoding, delimiter=delimiter).columns
     if name not in table:
         raise UsageError(f"{source}: no column {name!r} for --slice; it has {', '.join(map(repr, table))}")
     found = []
     for number, row in enumerate(zip(table[columns[0]], table.get(columns[1], []), table[name], strict=False)):
-        if not isinstance(usable((number, *row[:2])), RejectedRow):
+        if not isinstance(text_and_label((number, *row[:2])), RejectedRow):
             found.append((row[0], row[2]))
     if [text for text, _ in found] != rows.texts:
         raise UsageError(f"{source}: rows with an open quote cannot be sliced; mend its quotes, or leave --slice out")

@@ -137,11 +137,11 @@ def prepare(
 
 def _source(source: str) -> str | Path:
     """A dataset of the cache by its name; anything else as it is."""
-    from tokenmargin.data.datasets import DATASETS, cache_folder
+    from tokenmargin.data.datasets import DATASETS, dataset_path
 
     if source not in DATASETS or Path(source).exists():
         return source
-    path = cache_folder() / "datasets" / f"{source}.parquet"
+    path = dataset_path(source)
     if not path.is_file():
         raise UsageError(f"{source} is not in the cache: tokenmargin data get {source}")
     return path

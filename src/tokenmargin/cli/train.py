@@ -30,9 +30,9 @@ from tokenmargin.training.config import TrainingConfig
 if TYPE_CHECKING:
     import torch
 
+    from tokenmargin.problem.corpus import CountedByLabel
     from tokenmargin.training.batches import Sequences
     from tokenmargin.training.epochs import Progress
-    from tokenmargin.training.probe import Frequencies
     from tokenmargin.training.ranks import AbstractSplit
     from tokenmargin.training.trainer import TrainingRun
 
@@ -171,7 +171,7 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
         return run(data, config, folder=out, split=split, progress=show if split.ranks.is_first else None, **how)
 
 
-def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], Frequencies]:
+def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], CountedByLabel]:
     """Training data, vocabulary and frequencies: of a prepared file, or of a folder of shards that stay on the disk."""
     import numpy as np
 
@@ -187,7 +187,7 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     return data, text.vocabulary, text.corpus()
 
 
-def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
+def _margin(result: TrainingRun, corpus: CountedByLabel) -> dict[str, Any]:
     """The certified max-margin direction of what the trained p selects in every text."""
     import numpy as np
 
@@ -214,7 +214,7 @@ def _margin(result: TrainingRun, corpus: Frequencies) -> dict[str, Any]:
 
 
 def _report(
-    result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: Frequencies, split: AbstractSplit
+    result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: CountedByLabel, split: AbstractSplit
 ) -> dict[str, Any]:
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
     import numpy as np

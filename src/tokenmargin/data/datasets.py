@@ -1,6 +1,6 @@
 """The public datasets of the papers, and the corpora that the figures make of them, kept in a cache.
 
-A dataset comes from its source with a checksum, or from your own copy.
+A dataset comes from its public source, whose checksum is known, or from your own copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 class DatasetError(RuntimeError):
-    """A dataset that could not be had, with what to do about it."""
+    """A dataset that is not available; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,23 @@ DATASETS = {
 
 
 def cache_folder() -> Path:
-    """Where datasets are kept: `$TOKENMARGIN_CACHE`, else the platform's cache folder."""
+    """The folder of datasets: `$TOKENMARGIN_CACHE`, or by default the platform's cache folder."""
     if place := os.environ.get("TOKENMARGIN_CACHE"):
         return Path(place)
     from platformdirs import user_cache_path
 
     return Path(user_cache_path("tokenmargin"))
+
+
+def dataset_path(name: str, cache: Path | None = None) -> Path:
+    """The file of a dataset in the cache, whether or not it is there."""
+    return (cache or cache_folder()) / "datasets" / f"{name}{SUFFIXES.get(name, '.parquet')}"
+
+
+def cached_digests(*names: str, cache: Path | None = None) -> dict[str, str]:
+    """A digest of each of these datasets in the cache, or "absent"."""
+    files = {name: dataset_path(name, cache) for name in names}
+    return {name: file_digest(path)[:16] if path.is_file() else "absent" for name, path in files.items()}
 
 
 def get_dataset(
@@ -92,25 +103,24 @@ def get_dataset(
     """
     if name not in DATASETS:
         raise DatasetError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
-    folder = (cache or cache_folder()) / "datasets"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{name}{SUFFIXES.get(name, '.parquet')}"
+    target = dataset_path(name, cache)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if local is None and target.is_file():
         return target
-    source = Path(local) if local is not None else download(DATASETS[name], folder, progress)
+    source = Path(local) if local is not None else download(DATASETS[name], target.parent, progress)
     if not source.exists():
         raise DatasetError(f"{source}: no such file or folder")
     try:
-        READERS[name](source, target)
+        CONVERTERS[name](source, target)
     except (SourceError, tarfile.TarError, KeyError, OSError) as error:
         raise DatasetError(f"{source}: not a copy of {name} ({error})") from error
     return target
 
 
-def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_SIZE) -> LabelledText:
+def select_yelp_reviews(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_SIZE) -> LabelledText:
     """Paper A, appendix E: 1000 to 1500 characters, 1/2 stars are -1, 4/5 are +1, 3 dropped, subsampled to `size`.
 
-    >>> yelp_rules(["x" * 1000, "y" * 999, "z" * 1500], [1, 5, 4]).labels
+    >>> select_yelp_reviews(["x" * 1000, "y" * 999, "z" * 1500], [1, 5, 4]).labels
     ['-1', '1']
     """
     kept = [
@@ -125,7 +135,7 @@ def yelp_rules(texts: Iterable[str], stars: Iterable[int], *, size: int = YELP_S
 
 
 def download(file: RemoteFile, folder: Path, progress: Progress | None) -> Path:
-    """Fetch a file whole and checked, or leave nothing."""
+    """Fetch a file and compare its checksum; on failure nothing is left."""
     target = folder / file.name
     if target.is_file() and file_digest(target) == file.sha256:
         return target
@@ -154,7 +164,7 @@ def _fetch(url: str, target: Path, progress: Progress | None) -> None:
 
 
 def _members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Files of an archive, read in memory: nothing is unpacked to the disk, whatever their names say."""
+    """The wanted files of an archive, read in memory, so that no name in the archive can touch the disk."""
     with tarfile.open(path) as archive:
         for member in archive:
             if member.isfile() and wanted(member.name) and (content := archive.extractfile(member)) is not None:
@@ -165,11 +175,11 @@ def _is_archive(path: Path) -> bool:
     return path.is_file() and tarfile.is_tarfile(path)
 
 
-def _imdb(source: Path, target: Path) -> None:
-    """All 50,000 labelled reviews, training half first, in the order of their numbers."""
+def _convert_imdb(source: Path, target: Path) -> None:
+    """Write all 50,000 labelled reviews, the training half first, in the order of their numbers."""
     if not _is_archive(source):
         table = read_labelled(source)
-        return _write(target, table.texts, binary_labels(table.labels).tolist())
+        return _write_texts(target, table.texts, binary_labels(table.labels).tolist())
     found = []
     for name, content in _members(source, lambda name: name.endswith(".txt") and name.count("/") == 3):
         _, split, label, file = name.split("/")
@@ -179,11 +189,11 @@ def _imdb(source: Path, target: Path) -> None:
     found.sort()
     if not found:
         raise SourceError("no reviews in the archive")
-    return _write(target, [row[3] for row in found], [-1 if row[2] else 1 for row in found])
+    return _write_texts(target, [row[3] for row in found], [-1 if row[2] else 1 for row in found])
 
 
-def _yelp(source: Path, target: Path) -> None:
-    """The rules of paper A over whatever reviews with stars there are."""
+def _convert_yelp(source: Path, target: Path) -> None:
+    """Write the reviews that paper A's rules select."""
     if _is_archive(source):
         import csv
         import io
@@ -193,17 +203,17 @@ def _yelp(source: Path, target: Path) -> None:
             for row in csv.reader(io.TextIOWrapper(content, encoding="utf-8", newline="")):
                 stars.append(int(row[0]))
                 texts.append(row[1].replace("\\n", "\n").replace('\\"', '"'))
-        chosen = yelp_rules(texts, stars)
+        chosen = select_yelp_reviews(texts, stars)
     else:
         table = read_labelled(source, label="stars")
-        chosen = yelp_rules(table.texts, [round(float(label)) for label in table.labels])
+        chosen = select_yelp_reviews(table.texts, [round(float(label)) for label in table.labels])
     if not chosen.texts:
         raise SourceError("no review of 1000 to 1500 characters with 1, 2, 4 or 5 stars")
-    _write(target, chosen.texts, [int(label) for label in chosen.labels])
+    _write_texts(target, chosen.texts, [int(label) for label in chosen.labels])
 
 
-def _cifar10(source: Path, target: Path) -> None:
-    """Images as (60000, 32, 32, 3) bytes with labels; the last 10,000 are the test half."""
+def _convert_cifar10(source: Path, target: Path) -> None:
+    """Write the images as bytes (60000, 32, 32, 3) with labels; the last 10,000 are the test half."""
     batches = {name: content.read() for name, content in _members(source, lambda name: name.endswith(".bin"))}
     rows = np.frombuffer(b"".join(batches[name] for name in sorted(batches)), np.uint8)  # data_batch_1..5, test_batch
     if rows.size == 0 or rows.size % 3073:
@@ -214,7 +224,7 @@ def _cifar10(source: Path, target: Path) -> None:
         np.savez(file, images=images, labels=rows[:, 0].astype(np.int64))
 
 
-def _write(target: Path, texts: list[str], labels: list[int]) -> None:
+def _write_texts(target: Path, texts: list[str], labels: list[int]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -223,8 +233,8 @@ def _write(target: Path, texts: list[str], labels: list[int]) -> None:
         pq.write_table(table, beside, compression="zstd")
 
 
-def _vocabulary(source: Path, target: Path) -> None:
-    """The vocabulary as it is, if it is the published one."""
+def _copy_vocabulary(source: Path, target: Path) -> None:
+    """Copy the vocabulary if it is the published one."""
     if (found := file_digest(source)) != DATASETS["bert-vocabulary"].sha256:
         raise SourceError(f"sha256 is {found}")
     with atomic_path(target) as beside:
@@ -232,20 +242,17 @@ def _vocabulary(source: Path, target: Path) -> None:
 
 
 SUFFIXES = {"cifar10": ".npz", "bert-vocabulary": ".txt"}
-READERS: dict[str, Callable[[Path, Path], None]] = {
-    "imdb": _imdb,
-    "yelp": _yelp,
-    "cifar10": _cifar10,
-    "bert-vocabulary": _vocabulary,
+CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
+    "imdb": _convert_imdb,
+    "yelp": _convert_yelp,
+    "cifar10": _convert_cifar10,
+    "bert-vocabulary": _copy_vocabulary,
 }
-
-
-ABSENT = "absent"
 
 
 @dataclass(frozen=True, eq=False)
 class CachedCorpus:
-    """A prepared corpus, and what should be said of it."""
+    """A prepared corpus, and notes for the reader of a figure."""
 
     prepared: PreparedText
     notes: tuple[str, ...] = ()
@@ -255,26 +262,24 @@ def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] 
     """A dataset of paper A through its pipeline, from the cache.
 
     **Arguments**
-    - `name`: `imdb` or `yelp`, put into the cache by `tokenmargin data get`.
-    - `substitute`: whether generated sentences may stand in for a dataset that is not there; a note then says so.
+    - `name`: `imdb` or `yelp`; `tokenmargin data get` puts them into the cache.
+    - `substitute`: whether generated sentences may take the place of a missing dataset; a note then says so.
 
-    BERT's vocabulary is used when it is in the cache; otherwise tokens are stems, and a note says so.
+    BERT's vocabulary is used if it is in the cache; else tokens are stems, and a note says so.
     """
-    folder = cache_folder()
-    source = folder / "datasets" / f"{name}.parquet"
+    source, vocabulary = dataset_path(name), dataset_path("bert-vocabulary")
     if not source.is_file():
         if not substitute:
             raise DatasetError(f"{name} is not in the cache: tokenmargin data get {name}")
         made = make_sentences(4000, np.random.default_rng(0), sentences=6, verdicts=2)
         note = f"{name} is not in the cache (tokenmargin data get {name}): generated sentences stand in for it"
         return CachedCorpus(prepare(made.texts, binary_labels(made.labels), replace(PLAIN, stop_words="nltk")), (note,))
-    vocabulary = folder / "datasets" / "bert-vocabulary.txt"
     notes: tuple[str, ...] = ()
     pipeline = replace(PAPER, vocabulary=vocabulary)
     if not vocabulary.is_file():
         pipeline = PAPER
         notes = ("tokens are stems, not WordPieces: tokenmargin data get bert-vocabulary",)
-    kept = folder / "prepared" / f"{name}-{_key(source, pipeline)}.safetensors"
+    kept = cache_folder() / "prepared" / f"{name}-{_preparation_key(source, pipeline)}.safetensors"
     if not kept.is_file():
         table = read_labelled(source)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -282,14 +287,7 @@ def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] 
     return CachedCorpus(load_prepared(kept), notes)
 
 
-def corpus_inputs(name: str) -> dict[str, str]:
-    """The files that `find_corpus` reads, with a digest of each, or "absent"."""
-    folder = cache_folder() / "datasets"
-    files = {name: folder / f"{name}.parquet", "bert-vocabulary": folder / "bert-vocabulary.txt"}
-    return {known: file_digest(path)[:16] if path.is_file() else ABSENT for known, path in files.items()}
-
-
-def _key(source: Path, pipeline: Pipeline) -> str:
-    """Part of a file name: another one when the dataset or a choice of the pipeline is another."""
+def _preparation_key(source: Path, pipeline: Pipeline) -> str:
+    """Part of a file name that changes with the dataset and with the choices of the pipeline."""
     stamp = source.stat()
     return json_digest([pipeline.describe(), stamp.st_size, stamp.st_mtime_ns])[:12]

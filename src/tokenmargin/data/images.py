@@ -1,4 +1,4 @@
-"""Labelled images: CIFAR-10 from the cache, and generated stand-ins."""
+"""Labelled images: CIFAR-10 from the cache, or generated images."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray as Array
 
-from tokenmargin._files import file_digest
 from tokenmargin._statistics import Rng, generator
-from tokenmargin.data.datasets import DatasetError, cache_folder
+from tokenmargin.data.datasets import DatasetError, dataset_path
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_SHA256 = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
@@ -72,8 +71,8 @@ class ImageSet:
 
 
 def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
-    """CIFAR-10 from the cache, or, where that is allowed, generated images in its place."""
-    path = (cache or cache_folder()) / "datasets" / "cifar10.npz"
+    """CIFAR-10 from the cache; if it is not there and `substitute` is true, generated images."""
+    path = dataset_path("cifar10", cache)
     if path.is_file():
         return load_images(path)
     if not substitute:
@@ -83,16 +82,10 @@ def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
     return ImageSet(made.images, made.labels, 1000, (note,))
 
 
-def image_inputs(*, cache: Path | None = None) -> dict[str, str]:
-    """The file that `find_images` reads, with a digest of it, or "absent"."""
-    path = (cache or cache_folder()) / "datasets" / "cifar10.npz"
-    return {"cifar10": file_digest(path)[:16] if path.is_file() else "absent"}
-
-
 def load_images(path: Path) -> ImageSet:
-    """CIFAR-10 from the file of `tokenmargin data get cifar10`; a file with other images gives them with a note.
+    """The images of a file such as `tokenmargin data get cifar10` writes; a note says if they are not CIFAR-10.
 
-    A file that is damaged is named and refused.
+    DatasetError names a file that is damaged.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -101,11 +94,11 @@ def load_images(path: Path) -> ImageSet:
         raise DatasetError(
             f"{path}: not readable as images ({error}); remove it and run tokenmargin data get cifar10"
         ) from error
-    return with_note(images, labels, min(TEST_SIZE, len(images) // 6))
+    return note_unless_cifar10(images, labels, min(TEST_SIZE, len(images) // 6))
 
 
-def with_note(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
-    """A set with a note unless it is CIFAR-10 as released."""
+def note_unless_cifar10(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
+    """A set of images; it has a note unless it is CIFAR-10 as released."""
     found = ImageSet(images, labels, held_out)
     if found.digest == CIFAR10_SHA256:
         return found
@@ -114,9 +107,9 @@ def with_note(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_ou
 
 
 def make_glyphs(n: int, *, rng: Rng) -> ImageSet:
-    """Images whose class is a small glyph at a place of its own, on a background that says nothing.
+    """Images of ten classes: each has a small glyph at a random place, on a background that says nothing.
 
-    The glyph is 8 pixels wide; five shapes in two colours give ten classes. Attention does well to look there alone.
+    The glyph is 8 pixels wide; its shape (of five) and its colour (of two) are the class.
     """
     rng, size = generator(rng), 32
     coarse = rng.integers(40, 216, (n, size // 8, size // 8, 3))

@@ -1,7 +1,7 @@
-"""From labelled texts to token ids: each step a named choice, kept with the result.
+"""From labelled texts to token ids. The steps are the choices of a `Pipeline`, which is kept with the result.
 
 Lower case, stop words, stems and pieces depend on the word alone, so they are computed once for each distinct word and
-spread over the corpus by index. Every token remembers the characters of the whole word it came from.
+then looked up for the whole corpus. Every token keeps the characters of the whole word it came from.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Pipeline:
     """The choices that turn text into tokens.
 
     **Arguments**
-    - `markup`: whether tags and character references are blanks.
+    - `markup`: whether tags and character references count as blanks.
     - `punctuation`: `split` or `join`, see `find_words`.
     - `stop_words`: `none`, `nltk` (the 179 English words of that list), or your own words.
     - `stemmer`: `none`, or Snowball's `english` (also called Porter 2) or `porter`.
     - `vocabulary`: a WordPiece vocabulary, one token per line, such as BERT's `vocab.txt`; without it tokens are words.
-    - `minimum_count`: tokens seen fewer times in the corpus are purged.
+    - `minimum_count`: tokens that occur fewer times in the corpus are dropped.
 
     >>> Pipeline().describe()["stemmer"]
     'none'
@@ -56,7 +56,7 @@ class Pipeline:
             raise ValueError(f"minimum_count must be at least 1, got {self.minimum_count}")
 
     def describe(self) -> dict[str, object]:
-        """The choices as plain values; a vocabulary by its name and checksum, since its place says nothing."""
+        """The choices as plain values; a vocabulary is named by its file and its checksum."""
         choices = asdict(self)
         if self.vocabulary is not None:
             choices["vocabulary"] = f"{Path(self.vocabulary).name} sha256:{file_digest(self.vocabulary)}"
@@ -72,7 +72,7 @@ PAPER = Pipeline(stop_words="nltk", stemmer="english", minimum_count=50)
 
 @dataclass
 class _Ledger:
-    """What each step did to the number of tokens."""
+    """Collects how many tokens there are after each step."""
 
     steps: list[Step] = field(default_factory=list)
 
@@ -88,9 +88,9 @@ def prepare(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> PreparedText:
-    """Tokens of labelled texts, with the characters each came from and a table of what every step did.
+    """The tokens of labelled texts, with the characters each came from, and how many tokens each step left.
 
-    Texts left without a token are dropped; `rows` says which remain.
+    Texts that are left without a token are dropped; `rows` says which texts remain.
 
     >>> found = prepare(["good, good film", "bad film"], [1, -1], Pipeline(minimum_count=2))
     >>> found.vocabulary, found.sequence(0).tolist(), found.spans(0).tolist()
@@ -105,9 +105,9 @@ def prepare(
     tell("finding words")
     words = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
     counts = np.bincount(words.codes, minlength=len(words.distinct))
-    chosen = choose_tokens([fold(word) for word in words.distinct], counts, pipeline, progress=tell)
+    chosen = choose_tokens([fold_word(word) for word in words.distinct], counts, pipeline, progress=tell)
     tell("numbering tokens")
-    numbered = number(words, labels, chosen.pieces, {name: code for code, name in enumerate(chosen.vocabulary)})
+    numbered = number_tokens(words, labels, chosen.pieces, {name: code for code, name in enumerate(chosen.vocabulary)})
     return replace(numbered, vocabulary=chosen.vocabulary, steps=chosen.steps, choices=pipeline.describe())
 
 
@@ -129,13 +129,13 @@ class Tokens:
 def choose_tokens(
     lower: list[str], counts: Array, pipeline: Pipeline, *, progress: Callable[[str], None] | None = None
 ) -> Tokens:
-    """Turn words in lower case, each with how often it occurs, into tokens, and keep those that occur often enough."""
+    """Turn words in lower case into tokens, and keep the tokens that occur often enough; `counts` are of the words."""
     tell = progress or (lambda step: None)
     ledger = _Ledger()
     ledger.add("words", int(counts.sum()), len(set(lower)))
     stems = _stem_words(lower, counts, pipeline, ledger)
     tell("cutting words into tokens")
-    pieces = _pieces(stems, counts, pipeline, ledger)
+    pieces = _cut_into_pieces(stems, counts, pipeline, ledger)
     tell("counting")
     names = sorted({piece for parts in pieces for piece in parts})
     code_of = {name: code for code, name in enumerate(names)}
@@ -150,7 +150,7 @@ def choose_tokens(
 
 
 def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:
-    """What to say of a preparation that leaves no token."""
+    """The message about a preparation that leaves no token."""
     counts = ", ".join(f"{step.after} after {step.name}" for step in steps[:-1])
     return (
         f"no token is left: none is seen at least {pipeline.minimum_count} times ({counts}); "
@@ -165,11 +165,11 @@ def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
     [[], ['walk']]
     """
     unseen = np.zeros(len(lower), np.int64)
-    return _pieces(_stem_words(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
+    return _cut_into_pieces(_stem_words(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
 
 
-def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
-    """The ids of words, given the tokens of each distinct word and the ids of the tokens that are kept."""
+def number_tokens(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
+    """The token ids of texts, given their words, the tokens of each distinct word, and the ids of the tokens kept."""
     # The pieces of distinct word w stand at first[w] .. first[w] + lengths[w] in `flat`. Each word of a text is
     # replaced by that run: `repeats` entries, of which `within` counts from 0.
     flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
@@ -194,19 +194,19 @@ def number(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[s
     )
 
 
-def spell(words: Sequence[str], pipeline: Pipeline) -> list[str]:
+def stem_words(words: Sequence[str], pipeline: Pipeline) -> list[str]:
     """The stem of each word in lower case, empty for a stop word.
 
-    >>> spell(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
+    >>> stem_words(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
     ['', 'walk']
     """
-    return _stem_words([fold(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
+    return _stem_words([fold_word(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
 
 
-def fold(word: str) -> str:
+def fold_word(word: str) -> str:
     """Lower case without accents, as BERT's uncased vocabulary expects.
 
-    >>> fold("Café")
+    >>> fold_word("Café")
     'cafe'
     """
     word = word.lower()
@@ -226,7 +226,7 @@ def _stop_words(pipeline: Pipeline) -> frozenset[str]:
     else:
         stops = tuple(pipeline.stop_words)
     found = find_words(stops, punctuation=pipeline.punctuation, markup=False)
-    return frozenset(fold(word) for word in found.distinct)
+    return frozenset(fold_word(word) for word in found.distinct)
 
 
 def _stem_words(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:
@@ -234,17 +234,19 @@ def _stem_words(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Le
     stops = _stop_words(pipeline)
     if stops:
         lower = ["" if word in stops else word for word in lower]
-        ledger.add(f"stop words ({_name(pipeline.stop_words)})", _total(lower, counts), len({*lower} - {""}))
+        ledger.add(
+            f"stop words ({_stop_words_name(pipeline.stop_words)})", _count_tokens(lower, counts), len({*lower} - {""})
+        )
     if pipeline.stemmer == "none":
         return lower
     import Stemmer
 
     stems: list[str] = Stemmer.Stemmer(pipeline.stemmer).stemWords(lower)
-    ledger.add(f"stems ({pipeline.stemmer})", _total(stems, counts), len({*stems} - {""}))
+    ledger.add(f"stems ({pipeline.stemmer})", _count_tokens(stems, counts), len({*stems} - {""}))
     return stems
 
 
-def _pieces(stems: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[list[str]]:
+def _cut_into_pieces(stems: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[list[str]]:
     """The tokens of each distinct word."""
     if pipeline.vocabulary is None:
         return [[stem] if stem else [] for stem in stems]
@@ -270,9 +272,9 @@ def _pieces(stems: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger
     return pieces
 
 
-def _total(words: list[str], counts: Array) -> int:
+def _count_tokens(words: list[str], counts: Array) -> int:
     return int(counts[np.array([bool(word) for word in words], bool)].sum())
 
 
-def _name(stop_words: str | tuple[str, ...]) -> str:
+def _stop_words_name(stop_words: str | tuple[str, ...]) -> str:
     return stop_words if isinstance(stop_words, str) else f"{len(stop_words)} given"

@@ -1,6 +1,7 @@
-"""PreparedText: ragged token ids with labels, vocabulary and original characters; in a file that is read as it is used.
+"""PreparedText: token ids of labelled texts, with the vocabulary and the characters each token came from.
 
-A file holds a checksum of its arrays and notes, which is checked before anything of it is used.
+It is kept in a file whose arrays are mapped, so that only what is used is read. The file holds a checksum of its arrays
+and notes, which is compared before anything of it is used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class PreparedFileError(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """What one step did: tokens and distinct tokens before and after it."""
+    """How many tokens and distinct tokens there are before and after one step."""
 
     name: str
     before: int
@@ -38,7 +39,7 @@ class Step:
 
 
 class WithVocabulary:
-    """Texts as ids of a vocabulary."""
+    """Something with a vocabulary, whose size the theory calls m."""
 
     vocabulary: tuple[str, ...]
 
@@ -57,8 +58,8 @@ class PreparedText(WithVocabulary):
     - `labels`: -1 or +1.
     - `vocabulary`: the tokens, the most frequent first.
     - `starts`, `ends`: the characters of the whole word that each token came from.
-    - `rows`: the place of each text among those given.
-    - `steps`, `choices`: what the pipeline did, and its settings.
+    - `rows`: the number of each text among the texts given to `prepare`.
+    - `steps`, `choices`: how many tokens each step left, and the settings of the pipeline.
     """
 
     ids: Int[Array, " tokens"]
@@ -89,11 +90,11 @@ class PreparedText(WithVocabulary):
         return np.stack([self.starts[where], self.ends[where]], axis=1)
 
     def corpus(self) -> TokenCorpus:
-        """The sequences with their statistics."""
+        """The texts as sequences of tokens, whose statistics can be asked for."""
         return TokenCorpus(np.array(self.ids), np.diff(self.offsets), self.labels.astype(float), self.vocabulary)
 
     def save_ids(self, path: str | Path) -> None:
-        """Write ids, lengths and labels alone as a small `.npz`, without words or characters: to train elsewhere."""
+        """Write a small `.npz` to train from elsewhere: ids, lengths and labels, without words and characters."""
         small = np.uint16 if self.m <= 1 << 16 else np.uint32
         with atomic_path(path) as beside, beside.open("wb") as file:
             np.savez_compressed(
@@ -105,7 +106,7 @@ class PreparedText(WithVocabulary):
             )
 
     def save(self, path: str | Path) -> str:
-        """Write one `.safetensors` file, whole or not at all; its checksum."""
+        """Write one `.safetensors` file, whole or not at all; returns its checksum."""
         from safetensors.numpy import save_file
 
         notes = {
@@ -125,11 +126,11 @@ def _checksum(arrays: str, notes: Mapping[str, str]) -> str:
 
 
 def load_prepared(path: str | Path, *, check: bool = True, expected: str | None = None) -> PreparedText:
-    """Map a file written by `PreparedText.save`; the arrays are read from the disk as they are used.
+    """Open a file written by `PreparedText.save`; its arrays are read from the disk when they are used.
 
     **Arguments**
-    - `check`: read the file once and compare it with its checksum.
-    - `expected`: the checksum that it must have, when another file names it.
+    - `check`: whether to read the file once and compare it with its checksum.
+    - `expected`: the checksum that it must have, if another file says so.
     """
     path = Path(path)
     try:
@@ -151,7 +152,7 @@ def load_prepared(path: str | Path, *, check: bool = True, expected: str | None 
                 np.memmap(path, dtype, "r", 8 + length + begin, shape) if end > begin else np.zeros(shape, dtype)
             )
         if check:
-            _compare(path, 8 + length, header, arrays, notes, claimed, expected)
+            _check_checksum(path, 8 + length, header, arrays, notes, claimed, expected)
         steps = tuple(Step(**step) for step in json.loads(notes["steps"]))
         return PreparedText(
             vocabulary=tuple(json.loads(notes["vocabulary"])),
@@ -167,7 +168,7 @@ def load_prepared(path: str | Path, *, check: bool = True, expected: str | None 
         ) from error
 
 
-def _compare(
+def _check_checksum(
     path: Path,
     first: int,
     header: Mapping[str, dict[str, tuple[int, int]]],
@@ -176,9 +177,9 @@ def _compare(
     claimed: str | None,
     expected: str | None,
 ) -> None:
-    """Compare a file, whose arrays begin at byte `first`, with its checksum, and that with the expected one.
+    """Raise unless a file, whose arrays begin at byte `first`, has the checksum that it claims and is expected.
 
-    The file is read, not mapped, so that no more than a block of it is in memory.
+    The file is read, not mapped, so that no more than one block of it is in memory.
     """
 
     def blocks(name: str) -> Iterator[bytes]:

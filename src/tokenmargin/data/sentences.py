@@ -1,7 +1,7 @@
-"""A built-in generator of labelled sentences: short reviews from a small grammar, for demonstrations and tests.
+"""Generate labelled sentences, short reviews from a small grammar, for demonstrations and tests.
 
-Most words say nothing about the label; a few opinion words do, with strengths that are known. So the tokens that a
-trained model should select are known too.
+Most words say nothing about the label. A few opinion words do, with known strengths, so it is known which tokens a
+trained model should select.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OPINIONS = {
     "shoddy": 0.05,
     "dreadful": 0.02,
 }
-"""Opinion words, and the probability that a sentence with one of them is positive, other things being equal."""
+"""Opinion words, each with the probability that a sentence with it is positive, other things being equal."""
 
 
 def make_sentences(n: int, rng: Rng, *, sentences: int = 4, verdicts: int = 1) -> LabelledText:

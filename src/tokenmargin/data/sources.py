@@ -1,7 +1,7 @@
 """Read labelled text: CSV, JSON, JSON lines, parquet, a folder of text files, a Hugging Face dataset.
 
-A row that cannot be used is set aside with its line number and the reason; it does not stop the reading. So is a row
-of a CSV file in which an open quote has swallowed the rows after it.
+A row that cannot be used does not stop the reading: it is set aside with its line number and the reason. So is a row
+of a CSV file that holds the rows after it because a quote was left open.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tokenmargin.data.table_files import (
 )
 
 KNOWN_PAIRS = (("-1", "1"), ("0", "1"), ("neg", "pos"), ("negative", "positive"), ("false", "true"), ("ham", "spam"))
-UNDECODED = re.compile("[\ud800-\udfff]")  # halves of characters, and what stands for bytes that are not UTF-8
+UNDECODED = re.compile("[\ud800-\udfff]")  # surrogates: halves of characters, or in the place of bytes not in UTF-8
 csv.field_size_limit(1 << 27)
 
 Row = tuple[int, object, object]
@@ -63,14 +63,14 @@ def read_labelled(
     encoding: str | None = None,
     delimiter: str | None = None,
 ) -> LabelledText:
-    """Texts and labels of a source.
+    """Read the texts and labels of a source.
 
     **Arguments**
     - `source`: a `.csv`, `.tsv`, `.jsonl`, `.json` (each also with `.gz`) or `.parquet` file; a folder with one folder
         of `.txt` files per label; a folder written by Hugging Face's `save_to_disk`; or `hf:owner/name` or
         `hf:owner/name:split`, for which the package `datasets` is needed.
     - `text`, `label`: names of the two columns.
-    - `encoding`, `delimiter`: of a .csv or .tsv file; UTF-8, and a comma or a tab, unless said.
+    - `encoding`, `delimiter`: of a .csv or .tsv file; by default UTF-8, and a comma or a tab.
     """
     if isinstance(source, str) and source.startswith("hf:"):
         return _collect(source, _hugging_face(source[3:], text, label))
@@ -97,7 +97,7 @@ def read_labelled(
 
 
 def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[Array, " n"]:
-    """Labels as -1 and +1; which value is +1 is known for the usual pairs, else say it.
+    """Labels as -1 and +1. For the usual pairs it is known which label is +1; else give it as `positive`.
 
     >>> binary_labels(["pos", "neg"]).tolist(), binary_labels(["cat", "dog"], positive="dog").tolist()
     ([1, -1], [-1, 1])
@@ -118,7 +118,7 @@ def binary_labels(labels: Sequence[str], *, positive: str | None = None) -> Int[
 
 
 def _collect(source: object, rows: Iterable[Row | RejectedRow]) -> LabelledText:
-    """Keep what is a text with a label; say why the rest is not."""
+    """The rows that have a text and a label, and the others with the reason."""
     texts: list[str] = []
     labels: list[str] = []
     rejected: list[RejectedRow] = []
@@ -126,7 +126,7 @@ def _collect(source: object, rows: Iterable[Row | RejectedRow]) -> LabelledText:
         if isinstance(row, RejectedRow):
             rejected.append(row)
             continue
-        found = usable(row)
+        found = text_and_label(row)
         if isinstance(found, RejectedRow):
             rejected.append(found)
         else:
@@ -135,15 +135,19 @@ def _collect(source: object, rows: Iterable[Row | RejectedRow]) -> LabelledText:
     if not texts:
         if not rejected:
             raise SourceError(f"{source}: no row; it needs a text and a label in each")
-        remedy = "; say it, such as --encoding latin-1 (encoding=) or cp1252" if "not UTF-8" in _first(rejected) else ""
-        raise SourceError(f"{source}: no usable row ({len(rejected)} rejected{_first(rejected)}){remedy}")
+        remedy = (
+            "; say it, such as --encoding latin-1 (encoding=) or cp1252"
+            if "not UTF-8" in _first_reason(rejected)
+            else ""
+        )
+        raise SourceError(f"{source}: no usable row ({len(rejected)} rejected{_first_reason(rejected)}){remedy}")
     return LabelledText(texts, labels, tuple(rejected))
 
 
-def usable(row: Row) -> tuple[str, str] | RejectedRow:
-    """Text and label of a row, or why it has none.
+def text_and_label(row: Row) -> tuple[str, str] | RejectedRow:
+    """The text and the label of a row, or the row as rejected if it lacks one.
 
-    >>> usable((3, "Good.", 1.0)), usable((4, " ", 1)).reason
+    >>> text_and_label((3, "Good.", 1.0)), text_and_label((4, " ", 1)).reason
     (('Good.', '1'), 'no text')
     """
     line, text, label = row
@@ -159,7 +163,7 @@ def usable(row: Row) -> tuple[str, str] | RejectedRow:
     return text, str(int(label)) if isinstance(label, bool | float) and label == int(label) else str(label)
 
 
-def _first(rejected: list[RejectedRow]) -> str:
+def _first_reason(rejected: list[RejectedRow]) -> str:
     return f", the first at {rejected[0].place}: {rejected[0].reason}" if rejected else ""
 
 
@@ -172,19 +176,21 @@ def _csv(path: Path, delimiter: str, text: str, label: str, encoding: str | None
     labels = {row[columns[1]] for _, _, row in rows if not isinstance(row, str)}
     for first, last, row in rows:
         if isinstance(row, str):
-            yield RejectedRow(_lines(first, last), row)
+            yield RejectedRow(_line_range(first, last), row)
             continue
         swallowed = (
             sum(_swallowed_rows(field, columns, delimiter, len(row), labels) for field in row) if last > first else 0
         )
         if swallowed:
-            yield RejectedRow(_lines(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)")
+            yield RejectedRow(
+                _line_range(first, last), f"an open quote has swallowed the rows after it ({swallowed} found)"
+            )
         else:
             yield first, row[columns[0]], row[columns[1]]
 
 
 def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, int, list[str] | str]]:
-    """First line, last line, and the fields of each row or what is wrong with it."""
+    """For each row its first line, its last line, and its fields or what is wrong with it."""
     while True:
         first = reader.line_num + 1
         try:
@@ -200,12 +206,12 @@ def _csv_rows(reader: Any, width: int) -> Iterator[tuple[int, int, list[str] | s
             yield first, reader.line_num, row
 
 
-def _lines(first: int, last: int) -> str:
+def _line_range(first: int, last: int) -> str:
     return f"line {first}" if last <= first else f"lines {first} to {last}"
 
 
 def _swallowed_rows(field: str, columns: Sequence[int], delimiter: str, width: int, labels: set[str]) -> int:
-    """How many lines inside a field look like rows of the table (width, a known label): a quote was left open."""
+    """How many lines inside a field look like rows, with the width of the table and a known label."""
     count = 0
     for line in field.splitlines()[1:]:
         row = next(csv.reader([line], delimiter=delimiter), [])
@@ -248,7 +254,7 @@ def _parquet(path: Path, text: str, label: str) -> Iterator[Row]:
 
 
 def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
-    """A dataset on disk, as `datasets.save_to_disk` writes it; label names come from its own description."""
+    """The rows of a dataset written by `datasets.save_to_disk`; the names of labels come from its description."""
     import pyarrow as pa
 
     info = shards[0].parent / "dataset_info.json"
@@ -269,7 +275,7 @@ def _arrow(shards: list[Path], text: str, label: str) -> Iterator[Row]:
 
 
 def _class_names(info: Path, label: str) -> list[str]:
-    """The names of the labels 0, 1, ..., as far as the description of a dataset gives them."""
+    """The names of the labels 0, 1, ... in the description of a dataset; empty if it gives none."""
     try:
         features = json.loads(read_plain(info))["features"]
         names = features[label].get("names") or []
@@ -313,3 +319,70 @@ def _hugging_face(name: str, text: str, label: str) -> Iterator[Row]:
     for number, row in enumerate(dataset, start=1):
         value = row[label]
         yield number, row[text], names[value] if names and value is not None and value >= 0 else value
+
+
+@dataclass(frozen=True, eq=False)
+class TextRows:
+    """The columns of a table by name, all of the same length, and its texts (None where a row has none)."""
+
+    columns: dict[str, list[Any]]
+    texts: list[str | None]
+
+
+def read_text_rows(
+    source: str | Path, *, text: str = "text", encoding: str | None = None, delimiter: str | None = None
+) -> TextRows:
+    """All rows and columns of a table, in order, so that decisions can be written beside them.
+
+    Of a source that is no .csv, .tsv, .jsonl, .json or .parquet file, only the rows with a text are returned.
+
+    **Arguments**
+    - `text`: the column with the texts. `encoding`, `delimiter`: as for `read_labelled`.
+    """
+    path = Path(source)
+    suffix = table_kind(path)
+    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet") or not path.is_file():
+        found = read_labelled(source, text=text, label=text).texts
+        return TextRows({text: list(found)}, list(found))
+    if suffix in (".csv", ".tsv"):
+        columns = _read_delimited(path, delimiter or ("," if suffix == ".csv" else "\t"), text, encoding)
+    elif suffix == ".parquet":
+        columns = read_parquet(path)
+    else:
+        objects = read_json(path) if suffix == ".json" else _read_json_lines(path)
+        names = list(dict.fromkeys(name for row in objects for name in row))
+        columns = {name: [row.get(name) for row in objects] for name in names}
+    if text not in columns:
+        raise SourceError(f"{path}: no column {text!r}; it has {', '.join(map(repr, columns))}")
+    texts: list[str | None] = [value if _is_text(value) else None for value in columns[text]]
+    if not any(texts):
+        raise SourceError(f"{path}: no row has a text in the column {text!r}")
+    return TextRows(columns, texts)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and not UNDECODED.search(value)
+
+
+def _read_delimited(path: Path, delimiter: str, text: str, encoding: str | None) -> dict[str, list[Any]]:
+    """The columns of a file of delimited text; fields that a short row lacks are empty, those beyond the header go."""
+    with open_table(path, encoding, delimiter) as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        header = read_header(reader, path, (text,), delimiter)
+        rows = [row + [""] * len(header) for row in reader if row]
+    return {name: [row[k] for row in rows] for k, name in enumerate(header)}
+
+
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; a line with something else is an empty object."""
+    rows: list[dict[str, Any]] = []
+    with open_bytes(path) as file:
+        lines = file.read().splitlines()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{path}: line {number} is not JSON ({error})") from error
+            rows.append(row if isinstance(row, dict) else {})
+    return rows

@@ -1,4 +1,4 @@
-"""One table of text on disk: its kind by name, its columns, and what is wrong with it in one line."""
+"""Read the columns of one table on disk; an error says in one line what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SourceError(ValueError):
 
 
 def table_kind(path: Path) -> str:
-    """How the name of a table ends; of a compressed one, how it would without.
+    """The ending of a table's name, without the .gz of a compressed one.
 
     >>> table_kind(Path("Reviews.CSV.gz"))
     '.csv'
@@ -27,12 +27,12 @@ def table_kind(path: Path) -> str:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file to read, decompressed if its name ends in .gz."""
+    """A file opened to read bytes; it is decompressed if its name ends in .gz."""
     return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
-    """A file of delimited text; what is not in its encoding is kept and told with its row later."""
+    """A file of delimited text; bytes that are not in its encoding become surrogates, so that their row can be told."""
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise SourceError(f"{path}: the delimiter must be one character, such as ; or a tab, got {delimiter!r}")
     try:
@@ -53,7 +53,7 @@ def open_table(path: Path, encoding: str | None, delimiter: str) -> TextIO:
 
 
 def read_header(reader: Any, path: Path, wanted: Sequence[str], delimiter: str) -> list[str]:
-    """The names of the columns; where one is missing and another delimiter would help, the error says so."""
+    """The names of the columns; if one is missing and another delimiter would help, the error says which."""
     try:
         header = [str(name) for name in next(reader, [])]
     except (csv.Error, UnicodeError) as error:
@@ -86,7 +86,7 @@ def read_json(path: Path) -> list[dict[str, Any]]:
 
 
 def read_parquet(path: Path, wanted: Sequence[str] | None = None) -> dict[str, list[Any]]:
-    """The columns of a parquet file by name: those `wanted`, all of which must be there, or every one."""
+    """The columns of a parquet file by name: the `wanted` ones, which must all be there, or by default all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -101,6 +101,7 @@ def read_parquet(path: Path, wanted: Sequence[str] | None = None) -> dict[str, l
 
 
 def column_number(names: Sequence[str], name: str, source: object) -> int:
+    """The place of a column among `names`; SourceError if there is none of that name."""
     if name not in names:
         raise SourceError(f"{source}: no column {name!r}; it has {', '.join(map(repr, names))}")
     return list(names).index(name)

@@ -1,7 +1,7 @@
 """Find the words of many texts at once, and where each stands in the text it came from.
 
-Texts are joined, turned into an array of code points, and cut by array operations: no loop over words. Spelling is
-kept as written; what a later step does to a word (lower case, stem, pieces) is done once for each distinct word.
+Texts are joined, turned into an array of code points, and cut by array operations, without a loop over words. Words are
+kept as written; later steps (lower case, stems, pieces) are done once for each distinct word.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_words(
 
 
 def _chunks(texts: Sequence[str]) -> list[list[str]]:
-    """Consecutive texts, about `CHUNK` characters together."""
+    """Runs of consecutive texts with about `CHUNK` characters each."""
     chunks: list[list[str]] = []
     size = CHUNK
     for text in texts:
@@ -91,7 +91,7 @@ def _chunks(texts: Sequence[str]) -> list[list[str]]:
 
 @lru_cache(maxsize=1)
 def _kinds() -> UInt8[Array, " codepoints"]:
-    """For each code point whether it belongs to words, separates them, or is punctuation."""
+    """The kind of each code point: part of words, blank, or other (punctuation)."""
     kinds = np.full(0x110000, OTHER, np.uint8)
     for code in range(LAST_PLANE + 1):
         character = chr(code)
@@ -106,7 +106,7 @@ def _kinds() -> UInt8[Array, " codepoints"]:
 
 @lru_cache(maxsize=1)
 def _kinds_with_symbols() -> UInt8[Array, " codepoints"]:
-    """The same, with pictures, and what joins or colours them (variation selectors, joiners, shades of skin)."""
+    """The kinds with two more: pictures, and what joins or colours them (variation selectors, joiners, skin tones)."""
     kinds = _kinds().copy()
     for code in range(0x80, LAST_PLANE + 1):
         if kinds[code] == OTHER and unicodedata.category(chr(code)) == "So":
@@ -116,17 +116,17 @@ def _kinds_with_symbols() -> UInt8[Array, " codepoints"]:
 
 
 def _symbol_breaks(points: Array, kinds: Array) -> Bool[Array, " characters"]:
-    """Makes pictures and the `#` of a word letters; returns where a word ends although letters go on."""
+    """Turn pictures and the `#` before a word into letters, in `kinds`; returns where a word begins in any case."""
     hashes = np.flatnonzero(points == HASH)
     if len(hashes):
         after = kinds[np.minimum(hashes + 1, len(kinds) - 1)] == LETTER
         before = np.where(hashes > 0, kinds[hashes - 1], OTHER) == LETTER
         kinds[hashes[after & ~before & (hashes + 1 < len(kinds))]] = LETTER
-    cut = np.zeros(len(kinds), bool)  # whether a word begins here in any case
+    cut = np.zeros(len(kinds), bool)
     symbols, joiners = np.flatnonzero(kinds == SYMBOL), np.flatnonzero(kinds == JOINER)
     cut[symbols] = True
     cut[np.minimum(symbols + 1, len(kinds) - 1)] = True
-    for at in joiners.tolist():  # few: each goes with the picture before it, and a joiner takes in the next one
+    for at in joiners.tolist():  # few: each belongs to the picture before it, and U+200D also joins the next one
         joined = at > 0 and kinds[at - 1] in (SYMBOL, JOINER)
         kinds[at] = JOINER if joined else OTHER
         if joined:
@@ -138,8 +138,9 @@ def _symbol_breaks(points: Array, kinds: Array) -> Bool[Array, " characters"]:
 
 
 def _cut_chunk(texts: list[str], punctuation: str, markup: bool, symbols: bool) -> tuple[object, Array, Array, Array]:
-    """Dictionary-encoded words of a chunk, their first and last characters, and how many each text has."""
-    # All texts of the chunk as one array of code points; a word is a run of letters, `heads` to `tails` in `letters`.
+    """The words of a chunk as a dictionary array, their starts and ends, and how many words each text has."""
+    # All texts are one array of code points, and `letters` the places of letters in it. A word is a run of letters: in
+    # `letters` from entry `heads` to entry `tails`.
     joined = "\n".join(texts)
     points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = (_kinds_with_symbols() if symbols else _kinds())[points]
@@ -166,7 +167,7 @@ def _cut_chunk(texts: list[str], punctuation: str, markup: bool, symbols: bool) 
 
 
 def _encode(points: Array, heads: Array) -> object:
-    """Words given by their code points, end to end, and where each begins, as an Arrow dictionary array."""
+    """An Arrow dictionary array of words, given their code points end to end and where each begins."""
     import pyarrow as pa
 
     width = 1 + (points > 0x7F).astype(np.int32) + (points > 0x7FF) + (points > 0xFFFF)

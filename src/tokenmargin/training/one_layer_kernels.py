@@ -5,6 +5,8 @@ of p and v in partial sums; AdamW on p and v; AdamW on E with the rank-two gradi
 b and sets c and e to zero. The number of the batch is a counter on the device, so a captured graph of the step can be
 replayed without copying anything. There are two such counters, since no launch may write one that it reads: the first
 launch reads A, the second copies A to B, the third reads B and advances A, the fourth reads B.
+
+The parameters of a kernel come in three groups: arrays, sizes, and what is fixed when it is compiled.
 """
 
 from __future__ import annotations

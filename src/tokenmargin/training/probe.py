@@ -11,7 +11,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._statistics import spearman
-from tokenmargin.problem.corpus import TokenCorpus
+from tokenmargin.problem.corpus import CountedByLabel, TokenCorpus
 from tokenmargin.training.batches import Sequences, TokenData, truncate
 from tokenmargin.training.config import TrainingConfig
 from tokenmargin.training.one_layer import Model
@@ -32,19 +32,6 @@ if TYPE_CHECKING:
 
 
 CLEAR = 2.0  # the sign of a posterior difference is clear from so many standard deviations on
-
-
-@runtime_checkable
-class Frequencies(Protocol):
-    """How often each token occurs under each label: a corpus in memory has it, and one in shards."""
-
-    @property
-    def counts(self) -> Array:
-        """Occurrences in negative (row 0) and in positive (row 1) sequences."""
-
-    @property
-    def posterior_difference(self) -> Array:
-        """`p(+1|s) - p(-1|s)` by counting (37)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ def token_scores(model: Model) -> Float[Array, "2 m"]:
     return model.scores().detach().cpu().double().numpy()
 
 
-def alignment(scores: Float[Array, "2 m"], corpus: Frequencies) -> Alignment:
+def alignment(scores: Float[Array, "2 m"], corpus: CountedByLabel) -> Alignment:
     """Compare the scores of a model with the frequencies of a corpus; tokens that never occur are left out.
 
     >>> corpus = TokenCorpus.of([["good"] * 9 + ["film"], ["bad"] * 9 + ["film"]], [1, -1])

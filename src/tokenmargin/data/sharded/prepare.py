@@ -7,7 +7,7 @@ them as `prepare` does; the second writes one shard of ids per slice. The result
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,9 @@ from tokenmargin.data.sharded.worker import (
     Numbering,
     Plan,
     SliceCount,
-    add_up,
     count_slice,
     number_slice,
+    sum_by_key,
     sums_path,
     words_path,
     write_table,
@@ -64,14 +64,14 @@ def prepare_sharded(
 ) -> ShardedText:
     """Prepare a folder of parquet files or JSON lines in bounded memory.
 
-    A call that was stopped goes on where it was: slices that are done are not done again.
+    If a call was stopped, the next one goes on from there: slices that are done are not done again.
 
     **Arguments**
-    - `out`: folder for the shards; on a cluster one that all machines see, as they see the source.
-    - `engine`: where slices are worked on; this process by default.
-    - `slice_bytes`: text in a slice, which bounds the memory of a worker.
+    - `out`: the folder for the shards; on a cluster all machines must see it and the source.
+    - `engine`: where slices are worked on; by default in this process.
+    - `slice_bytes`: how much text a slice has, which bounds the memory of a worker.
     - `columns`: names of the columns with the text and the label.
-    - `positive`: the label that counts as +1, when it is not plain.
+    - `positive`: the label that counts as +1, if the labels are not one of the usual pairs.
     - `progress`: called with the pass, the slices done, and how many there are.
     """
     tell = progress or (lambda step, done, of: None)
@@ -91,14 +91,14 @@ def _write_corpus(
     positive: str | None,
     tell: Progress,
 ) -> None:
-    """Count, choose the vocabulary, number; the caller holds the folder's lock."""
+    """Count words, choose the vocabulary, and number the tokens. The caller holds the folder's lock."""
     of, work = len(slices), place / ".work"
     plan = Plan(tuple(slices), pipeline, columns).save(work)
     counted = _run_all(partial(count_slice, plan), of, engine, progress=lambda done: tell("counting", done, of))
     names = sorted({name for count in counted for name in count.labels})
     sides = dict(zip(names, binary_labels(names, positive=positive).tolist(), strict=True))
     words = _merge_parts([words_path(work, i) for i in range(of)], work, engine, name="words")
-    chosen, counts = _choose(words, sides, pipeline)
+    chosen, counts = _choose_vocabulary(words, sides, pipeline)
     if not chosen.vocabulary:
         raise SourceError(no_token_left(chosen.steps, pipeline))
 
@@ -109,7 +109,7 @@ def _write_corpus(
     shards = _run_all(task, of, engine, progress=lambda done: tell("numbering", done, of))
     texts = [count for count, _ in shards]
     sums = _merge_parts([sums_path(work, i) for i in range(of)], work, engine, name="tokens")
-    write_table(_statistics(chosen.vocabulary, counts, sums, sum(texts)), place / STATISTICS)
+    write_table(_token_statistics(chosen.vocabulary, counts, sums, sum(texts)), place / STATISTICS)
     manifest = {
         "format": FORMAT,
         "texts": texts,
@@ -119,10 +119,10 @@ def _write_corpus(
         "choices": pipeline.describe(),
         "source": {"labels": sides, **_unused_rows(slices, counted)},
     }
-    _finish(place, work, manifest)
+    _write_manifest(place, work, manifest)
 
 
-def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[Tokens, Array]:
+def _choose_vocabulary(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> tuple[Tokens, Array]:
     """The vocabulary, and how often each of its tokens occurs in negative and in positive texts."""
     import polars as pl
 
@@ -145,11 +145,11 @@ def _choose(words: pl.DataFrame, sides: dict[str, int], pipeline: Pipeline) -> t
     return chosen, counts
 
 
-def _statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, texts: int) -> pl.DataFrame:
-    """A row per token: occurrences by label, and the signed share.
+def _token_statistics(vocabulary: tuple[str, ...], counts: Array, sums: pl.DataFrame, texts: int) -> pl.DataFrame:
+    """A table with a row for each token: its occurrences by label, and its signed share.
 
-    Both passes have counted the occurrences. Fractions 1/T were rounded down to units of `4^-BITS`, so a sum within
-    one unit per occurrence of zero may be zero, and is then called so.
+    The fractions 1/T were rounded down to multiples of `4^-BITS`. So a sum that is within one such unit for each
+    occurrence of zero may be zero in truth, and is set to zero. Both passes must have counted the same occurrences.
     """
     import polars as pl
 
@@ -179,20 +179,20 @@ def _unused_rows(slices: Sequence[Slice], counted: Sequence[SliceCount]) -> dict
     return {"rejected": sum(count.rejected for count in counted), "reasons": reasons}
 
 
-def _finish(place: Path, work: Path, manifest: dict[str, Any]) -> None:
-    """The manifest makes it a corpus; then what is not part of it goes."""
+def _write_manifest(place: Path, work: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, which makes the folder a corpus, then remove everything that is not part of it."""
     write_json(place / MANIFEST, seal_record(plain(manifest)))
     ours = {shard_path(place, i) for i in range(len(manifest["texts"]))}
     for extra in set(place.glob("shard-*.safetensors")) - ours:
         extra.unlink()
     remove_leftovers(place)
-    for plan in work.glob("plan-*.json"):  # first, so that nobody goes on with what is half removed
+    for plan in work.glob("plan-*.json"):  # first: without a plan nobody goes on from a folder that is half removed
         plan.unlink()
     shutil.rmtree(work)
 
 
 def _merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *, name: str) -> pl.DataFrame:
-    """The sum of all parts, merged by the engine some at a time until they are few."""
+    """The sum of the tables of all parts; the engine adds up some at a time until few are left."""
     import polars as pl
 
     level = 0
@@ -202,22 +202,22 @@ def _merge_parts(parts: Sequence[Path], folder: Path, engine: AbstractEngine, *,
         outs = [folder / f"{name}-merged-{level}-{i:06d}.parquet" for i in range(len(groups))]
         _run_all(partial(_merge_some, groups, outs), len(groups), engine)
         parts = outs
-    return add_up(pl.concat([pl.read_parquet(part) for part in parts]))
+    return sum_by_key(pl.concat([pl.read_parquet(part) for part in parts]))
 
 
 def _merge_some(groups: list[tuple[Path, ...]], outs: list[Path], piece: range) -> None:
     import polars as pl
 
     for i in piece:
-        write_table(add_up(pl.concat([pl.read_parquet(part) for part in groups[i]])), outs[i])
+        write_table(sum_by_key(pl.concat([pl.read_parquet(part) for part in groups[i]])), outs[i])
 
 
 def _run_all(
     task: Callable[[range], Any], count: int, engine: AbstractEngine, *, progress: Callable[[int], None] | None = None
 ) -> list[Any]:
-    """`task` on every one of `count` pieces, in order, however they were done."""
+    """The results of `task` on each of `count` pieces, in order."""
     found: dict[int, Any] = {}
-    for piece, outcome in engine.map(task, _each(count)):
+    for piece, outcome in engine.map(task, (range(i, i + 1) for i in range(count))):
         if isinstance(outcome, LostTask):
             raise SourceError(
                 f"part {piece.start} of {count} was lost with its worker ({outcome.reason}); "
@@ -229,7 +229,3 @@ def _run_all(
     if len(found) < count:
         raise SourceError(f"only {len(found)} of {count} parts came back; run the same command again")
     return [found[i] for i in range(count)]
-
-
-def _each(count: int) -> Iterator[range]:
-    return (range(i, i + 1) for i in range(count))

@@ -1,9 +1,9 @@
-"""Large sources as slices, each read on its own; and what is made of them, a corpus in shards.
+"""Cut large sources into slices, and open the corpus in shards that is made of them.
 
-A slice is a run of rows of a parquet file, or of bytes of JSON lines. It is the unit of work on a cluster and the bound
-on memory on one machine: it is read in batches of a few million characters, by whoever does the work, from where the
-file lies. Slices in order hold the rows in order. The prepared corpus is a folder: shards of ids that are mapped as
-they are used, and statistics of all of them.
+A slice is a run of rows of a parquet file, or of bytes of a file of JSON lines. It is the unit of work on a cluster,
+and bounds the memory on one machine: a worker reads it from the source in batches of a few million characters. Slices
+in order hold the rows in order. The prepared corpus is a folder with shards of ids, which are mapped when they are
+used, and statistics of all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, open_sealed, read_plain
 from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
-from tokenmargin.data.sources import RejectedRow, Row, json_rows, usable
+from tokenmargin.data.sources import RejectedRow, Row, json_rows, text_and_label
 from tokenmargin.data.table_files import SourceError
 from tokenmargin.problem.corpus import CountedByLabel
 
@@ -41,7 +41,7 @@ class Slice:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some rows: what could be used, what could not, and how many lines both came from."""
+    """Some rows: the texts and labels that could be used, the rows that could not, and how many lines both take."""
 
     texts: list[str]
     labels: list[str]
@@ -50,7 +50,7 @@ class Batch:
 
 
 def find_slices(source: str | Path, *, size: int, text: str = "text", label: str = "label") -> list[Slice]:
-    """Cut a file or a folder of files into slices of about `size` bytes of text, in order of file name."""
+    """Cut a file, or the files of a folder in the order of their names, into slices of about `size` bytes of text."""
     path = Path(source).resolve()
     files = sorted(file for file in path.iterdir() if _is_shard(file)) if path.is_dir() else [path]
     if not files or not all(file.is_file() and _is_shard(file) for file in files):
@@ -62,14 +62,14 @@ def find_slices(source: str | Path, *, size: int, text: str = "text", label: str
 
 
 def read_slice(part: Slice, *, text: str = "text", label: str = "label") -> Iterator[Batch]:
-    """The rows of a slice, some at a time. Lines are counted from 1 at the beginning of the slice."""
+    """The rows of a slice, some at a time. Lines are counted from 1 at the start of the slice."""
     source = _JsonLines(part) if Path(part.path).suffix in JSON_LINES else _ParquetRows(part)
     texts: list[str] = []
     labels: list[str] = []
     rejected: list[tuple[int, str]] = []
     size = before = 0
     for row in source.rows(text, label):
-        found = row if isinstance(row, RejectedRow) else usable(row)
+        found = row if isinstance(row, RejectedRow) else text_and_label(row)
         if isinstance(found, RejectedRow):
             rejected.append((int(found.place.removeprefix("line ")), found.reason))
         else:
@@ -111,7 +111,7 @@ def _slices_of(path: Path, size: int, columns: tuple[str, str]) -> Iterator[Slic
 
 
 def _line_start(path: Path, place: int) -> int:
-    """The first beginning of a line at or after a byte."""
+    """The first place at or after a byte where a line begins."""
     if place == 0:
         return 0
     with path.open("rb") as file:
@@ -161,15 +161,14 @@ MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 @dataclass(frozen=True, eq=False)
 class ShardedText(CountedByLabel, WithVocabulary):
-    """What `PreparedText` holds, for a corpus that need not fit into memory.
+    """A prepared corpus that need not fit into memory; it holds what `PreparedText` holds.
 
     **Attributes**
     - `vocabulary`: the tokens, the most frequent first.
     - `counts`: occurrences of each token in negative (row 0) and in positive (row 1) texts.
     - `signed_share`: the mean over texts of label times share of the token.
-    - `texts`: how many texts each shard holds.
-    - `checksums`: of each shard.
-    - `steps`, `choices`: what the pipeline did, and its settings.
+    - `texts`: how many texts each shard holds. `checksums`: of each shard.
+    - `steps`, `choices`: how many tokens each step left, and the settings of the pipeline.
     - `source`: the labels that count as -1 and +1, and the rows that could not be used.
     """
 
@@ -195,7 +194,7 @@ class ShardedText(CountedByLabel, WithVocabulary):
 
     @cached_property
     def shards(self) -> tuple[PreparedText, ...]:
-        """The shards, compared with their checksums and mapped; their vocabularies are empty, since they share one."""
+        """The shards, whose checksums are compared here. Their vocabularies are empty, since they share one."""
         shards = tuple(
             load_prepared(shard_path(self.folder, i), expected=checksum) for i, checksum in enumerate(self.checksums)
         )
@@ -206,12 +205,12 @@ class ShardedText(CountedByLabel, WithVocabulary):
 
 
 def shard_path(folder: Path, i: int) -> Path:
-    """Where shard `i` is."""
+    """The file of shard `i`."""
     return folder / f"shard-{i:06d}.safetensors"
 
 
 def load_sharded(folder: str | Path) -> ShardedText:
-    """Open a folder written by `prepare_sharded`; the shards are mapped when they are first used."""
+    """Open a folder written by `prepare_sharded`; its shards are opened when they are first used."""
     import pyarrow.parquet as pq
 
     folder = Path(folder)

@@ -1,8 +1,8 @@
-"""What workers do with a slice of a large corpus: count its words, then write its shard and the sums of its tokens.
+"""The work on one slice of a large corpus: count its words, then write its shard and the sums of its tokens.
 
-Workers and driver share a folder and nothing else: plans, and results that are whole or not there. A result depends on
-its slice and the plan alone, so doing a slice twice, because a machine was lost, changes nothing. Counts are integers:
-their sum does not depend on how the corpus was cut, where it was counted, or in what order.
+Workers and driver share a folder and nothing else. It holds plans, and results that are whole or absent. A result
+depends on its slice and the plan alone, so a slice may be worked on twice, as when a machine is lost. Counts are
+integers: their sum does not depend on how the corpus was cut, where it was counted, or in what order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokenmargin._files import atomic_path, json_digest, write_json
-from tokenmargin.data.pipeline import Pipeline, cut_words, fold, number
+from tokenmargin.data.pipeline import Pipeline, cut_words, fold_word, number_tokens
 from tokenmargin.data.prepared import ARRAYS, PreparedText
 from tokenmargin.data.sharded.slices import FORMAT, Slice, read_slice, shard_path
 from tokenmargin.data.table_files import SourceError
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 BITS = 30  # of a fraction 1/T in each of two integers; sums over 2^33 tokens stay exact
 MERGED_AT_ONCE = 16
-SHOWN = 20  # rejected rows remembered of a slice
+SHOWN = 20  # rejected rows of which the reason is kept, for each slice
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The first pass: which slices there are, and how they are read."""
+    """What the first pass needs: the slices, and how they are read."""
 
     slices: tuple[Slice, ...]
     pipeline: Pipeline
     columns: tuple[str, str]
 
     def save(self, work: Path) -> Path:
-        """Write the plan; what another plan left in the folder is removed."""
+        """Write the plan, and remove what another plan has left in the folder."""
         stamps = {part.path: Path(part.path).stat() for part in self.slices}
         words = self.pipeline.vocabulary
         content = {
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Numbering:
-    """The second pass: the vocabulary, the labels as -1 and +1, and the number of each slice's first text."""
+    """What the second pass needs: vocabulary, labels as -1 and +1, and the number of each slice's first text."""
 
     vocabulary: tuple[str, ...]
     sides: Mapping[str, int]
@@ -78,7 +78,7 @@ class Numbering:
 
 
 @lru_cache(maxsize=1)
-def _plan(path: Path) -> Plan:
+def _read_plan(path: Path) -> Plan:
     content = json.loads(path.read_text(encoding="utf-8"))
     chosen = content["pipeline"]
     stops, words = chosen["stop_words"], chosen["vocabulary"]
@@ -107,42 +107,42 @@ def sums_path(work: Path, i: int) -> Path:
 
 
 def count_slice(plan_path: Path, piece: range) -> SliceCount:
-    """Count the words of slice `piece.start`, unless that is done."""
-    plan, i, work = _plan(plan_path), piece.start, plan_path.parent
+    """Count the words of slice `piece.start`, unless that was done before."""
+    plan, i, work = _read_plan(plan_path), piece.start, plan_path.parent
     note = words_path(work, i).with_suffix(".json")
     if note.is_file():
         return SliceCount(**json.loads(note.read_text(encoding="utf-8")))
     text, label = plan.columns
-    found = count_words(plan.slices[i], words_path(work, i), plan.pipeline, text=text, label=label)
+    found = write_word_counts(plan.slices[i], words_path(work, i), plan.pipeline, text=text, label=label)
     write_json(note, vars(found))
     return found
 
 
 def number_slice(plan_path: Path, numbering_path: Path, piece: range) -> tuple[int, str]:
-    """Write the shard and the sums of slice `piece.start`, unless that is done; returns its texts and its checksum."""
-    plan, (numbering, rank), i = _plan(plan_path), _read_numbering(numbering_path), piece.start
+    """Write the shard and the sums of slice `piece.start`, unless that was done; its number of texts and checksum."""
+    plan, (numbering, rank), i = _read_plan(plan_path), _read_numbering(numbering_path), piece.start
     note = numbering_path.with_name(f"{numbering_path.stem}-{i:06d}.json")
     if note.is_file():
         texts, checksum = json.loads(note.read_text(encoding="utf-8"))
         return int(texts), str(checksum)
     work = plan_path.parent
-    shard = _shard(plan, i, numbering, rank)
+    shard = _number_texts(plan, i, numbering, rank)
     checksum = shard.save(shard_path(work.parent, i))
-    write_table(_sums(shard, len(rank)), sums_path(work, i))
+    write_table(_token_sums(shard, len(rank)), sums_path(work, i))
     write_json(note, [shard.n, checksum])
     return shard.n, checksum
 
 
-def _shard(plan: Plan, i: int, numbering: Numbering, rank: dict[str, int]) -> PreparedText:
-    """The ids of a slice, with rows numbered through the whole corpus."""
+def _number_texts(plan: Plan, i: int, numbering: Numbering, rank: dict[str, int]) -> PreparedText:
+    """The token ids of a slice; its texts are numbered as in the whole corpus."""
     text, label = plan.columns
     chosen, first = plan.pipeline, numbering.firsts[i]
     parts: list[PreparedText] = []
     for batch in read_slice(plan.slices[i], text=text, label=label):
         words = find_words(batch.texts, punctuation=chosen.punctuation, markup=chosen.markup)
-        pieces = cut_words([fold(word) for word in words.distinct], chosen)
+        pieces = cut_words([fold_word(word) for word in words.distinct], chosen)
         labels = np.array([numbering.sides[name] for name in batch.labels], np.int8)
-        part = number(words, labels, pieces, rank)
+        part = number_tokens(words, labels, pieces, rank)
         parts.append(replace(part, rows=part.rows + first))
         first += len(batch.texts)
     joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS}
@@ -150,15 +150,15 @@ def _shard(plan: Plan, i: int, numbering: Numbering, rank: dict[str, int]) -> Pr
     return replace(parts[0], **joined)
 
 
-def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
-    """Integer sums over the texts of a shard, for each token in it.
+def _token_sums(shard: PreparedText, m: int) -> pl.DataFrame:
+    """Sums over the texts of a shard, for each token in it, as integers.
 
-    Besides occurrences by label: the sum of label/T over occurrences, in units of `4^-BITS`, as a high and a low part.
+    These are the occurrences by label, and the sum of label/T over the occurrences in units of `4^-BITS`, in two parts.
     """
     import polars as pl
 
     lengths = np.diff(shard.offsets)
-    # 1/T as an integer, in two halves that are summed apart: sums stay below 2^63 and are the same in any order.
+    # 1/T is an integer of 2 BITS bits. Its halves are summed separately: so sums stay below 2^63 and are exact.
     share = (1 << 2 * BITS) // np.maximum(lengths, 1)
     y = shard.labels.astype(np.int64)
     terms = {"negative": y < 0, "positive": y > 0, "high": y * (share >> BITS), "low": y * (share & (1 << BITS) - 1)}
@@ -171,11 +171,11 @@ def _sums(shard: PreparedText, m: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class SliceCount:
-    """What counting found in a slice, besides its words.
+    """What is known of a slice after counting, besides its words.
 
     **Attributes**
     - `labels`: how many texts have each label.
-    - `rejected`: how many rows could not be used; `reasons` are the first of them, by line of the slice.
+    - `rejected`: how many rows could not be used; `reasons` are those of the first, with their lines in the slice.
     """
 
     lines: int
@@ -189,8 +189,8 @@ class SliceCount:
         return sum(self.labels.values())
 
 
-def count_words(part: Slice, out: Path, pipeline: Pipeline, *, text: str, label: str) -> SliceCount:
-    """Write how often each word of a slice occurs under each label; lower case, before stop words and stems."""
+def write_word_counts(part: Slice, out: Path, pipeline: Pipeline, *, text: str, label: str) -> SliceCount:
+    """Count how often each word of a slice, in lower case, occurs under each label, and write the table."""
     import polars as pl
 
     tables: list[pl.DataFrame] = []
@@ -205,15 +205,15 @@ def count_words(part: Slice, out: Path, pipeline: Pipeline, *, text: str, label:
         if len(labels) > 2:
             shown = ", ".join(sorted(labels)[:6])
             raise SourceError(f"{part.path}: labels must have exactly two values, got {shown}; keep two of them")
-        tables.append(_words(batch.texts, batch.labels, pipeline))
+        tables.append(_count_words(batch.texts, batch.labels, pipeline))
         if len(tables) == MERGED_AT_ONCE:
-            tables = [add_up(pl.concat(tables))]
-    write_table(add_up(pl.concat(tables)), out)
+            tables = [sum_by_key(pl.concat(tables))]
+    write_table(sum_by_key(pl.concat(tables)), out)
     return SliceCount(lines, dict(labels), rejected, tuple(reasons))
 
 
-def _words(texts: list[str], labels: list[str], pipeline: Pipeline) -> pl.DataFrame:
-    """Words of some texts with their counts under each label."""
+def _count_words(texts: list[str], labels: list[str], pipeline: Pipeline) -> pl.DataFrame:
+    """A table of the words of some texts with their counts under each label."""
     import polars as pl
 
     found = find_words(texts, punctuation=pipeline.punctuation, markup=pipeline.markup)
@@ -221,17 +221,17 @@ def _words(texts: list[str], labels: list[str], pipeline: Pipeline) -> pl.DataFr
     columns = len(names)
     cells = found.codes.astype(np.int64) * columns + np.repeat(side, np.diff(found.offsets))  # word, then label
     counts = np.bincount(cells, minlength=len(found.distinct) * columns)
-    lower = pl.Series("word", [fold(word) for word in found.distinct], dtype=pl.String)
+    lower = pl.Series("word", [fold_word(word) for word in found.distinct], dtype=pl.String)
     tables = [
         pl.DataFrame({"word": lower, "label": pl.repeat(name, len(lower), eager=True), "count": counts[k::columns]})
         for k, name in enumerate(names.tolist())
     ]
     empty = pl.DataFrame(schema={"word": pl.String, "label": pl.String, "count": pl.Int64})
-    return add_up(pl.concat([empty, *tables]).filter(pl.col("count") > 0))
+    return sum_by_key(pl.concat([empty, *tables]).filter(pl.col("count") > 0))
 
 
-def add_up(table: pl.DataFrame) -> pl.DataFrame:
-    """Rows with the same keys (columns of text, or ids) become one; everything else is added up."""
+def sum_by_key(table: pl.DataFrame) -> pl.DataFrame:
+    """Add up the rows that have the same keys, which are the columns `word`, `label` and `token`."""
     import polars as pl
 
     keys = [name for name in table.columns if name in ("word", "label", "token")]

@@ -83,9 +83,9 @@ class TrainedEmbeddings(AbstractExperiment):
         return found.prepared.corpus(), found.notes
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.data.datasets import corpus_inputs
+        from tokenmargin.data.datasets import cached_digests
 
-        return corpus_inputs(self.dataset)
+        return cached_digests(self.dataset, "bert-vocabulary")
 
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.problem.instances import balanced, subset

@@ -65,9 +65,9 @@ class VisionAttention(VisionSettings, AbstractExperiment):
         return VisionConfig(**{name: getattr(self, name) for name in names}, precision=precision)
 
     def inputs(self) -> Mapping[str, str]:
-        from tokenmargin.data.images import image_inputs
+        from tokenmargin.data.datasets import cached_digests
 
-        return image_inputs()
+        return cached_digests("cifar10")
 
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.data.images import find_images

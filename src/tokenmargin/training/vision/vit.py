@@ -25,7 +25,6 @@ class ViTShape:
     patch: int = 2
     image: int = 32
     classes: int = 10
-    ratio: int = 4
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -90,13 +89,13 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a perceptron, each behind a layer norm and added to its input."""
 
-    def __init__(self, width: int, heads: int, ratio: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.widen = nn.Linear(width, ratio * width)
-        self.narrow = nn.Linear(ratio * width, width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -118,7 +117,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Linear(inputs, shape.width)
         self.cls = nn.Parameter(torch.empty(1, 1, shape.width))
         self.positions = nn.Parameter(torch.empty(1, shape.tokens + 1, shape.width))
-        self.blocks = nn.ModuleList(Block(shape.width, shape.heads, shape.ratio) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, eps=1e-6)
         self.head = nn.Linear(shape.width, shape.classes)
         if not self.cls.is_meta:
