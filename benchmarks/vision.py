@@ -29,7 +29,7 @@ from tokenmargin.training.vision.vit import ViTShape
 def flops(shape: ViTShape) -> float:
     """Floating-point operations of a training step for one image: forward, and twice that backward."""
     tokens, width = shape.tokens + 1, shape.width
-    linear = (4 + 2 * shape.ratio) * width**2 * tokens
+    linear = (4 + 2 * 4) * width**2 * tokens  # attention, and a perceptron four times as wide
     attention = 2 * tokens**2 * width
     return 3 * 2 * shape.depth * (linear + attention)
 
