@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
+from tests.oracles.by_arcs import atlas_by_arcs
 
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_of
-from tokenmargin.margin import max_margin, plane_atlas
+from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.forward import descent_weights
 from tokenmargin.objective.losses import LOSSES
@@ -127,7 +128,7 @@ def compare(asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None
 
 
 def _compare_limits(objective: PromptObjective, asked: dict[str, Any], answer: dict[str, Any], tally: Tally) -> None:
-    found = plane_atlas(objective.problem, loss=objective.loss)
+    found = atlas_by_arcs(objective.problem, loss=objective.loss)
     ours = {_sets(np.flatnonzero(row).tolist() for row in limit.chosen): limit for limit in found.limits}
     theirs = {_sets(limit["sets"]): limit for limit in answer["limits"]}
     tally.compared["limits"] += 1

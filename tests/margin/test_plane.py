@@ -2,17 +2,18 @@
 
 import numpy as np
 import pytest
+from tests.oracles.by_arcs import atlas_by_arcs
 from tests.oracles.certified import assert_same_vector
 
 import tokenmargin as tm
-from tokenmargin.margin import atlas, plane_atlas
+from tokenmargin.margin import atlas
 from tokenmargin.problem.instances import NAMED_PROBLEMS
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 def assert_same(problem: tm.TokenProblem) -> None:
-    fast, slow = plane_atlas(problem), atlas(problem)
+    fast, slow = atlas_by_arcs(problem), atlas(problem)
     assert [limit.selected.tolist() for limit in fast.limits] == [limit.selected.tolist() for limit in slow.limits]
     for one, other in zip(fast.limits, slow.limits, strict=True):
         assert_same_vector(one.solution.vector, other.solution.vector, one.solution, other.solution)
@@ -49,7 +50,7 @@ def test_two_tokens_at_one_place_are_selected_together() -> None:
     keys = [[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]]
     for second, selected in ((0.9, [[0, 1]]), (0.5, [2])):
         problem = tm.TokenProblem.of(keys, [1], scores=[[1.0, second, 0.8]])
-        (limit,) = plane_atlas(problem).limits
+        (limit,) = atlas_by_arcs(problem).limits
         assert limit.names == selected
         assert_same(problem)
 
@@ -60,11 +61,11 @@ def test_ties_and_copies(seed: int) -> None:
     keys = rng.standard_normal((3, 4, 2))
     keys[0, 1] = keys[0, 0]
     problem = tm.TokenProblem.of(keys, np.ones(3), scores=rng.integers(0, 2, (3, 4)).astype(float))
-    fast, slow = plane_atlas(problem), atlas(problem)
+    fast, slow = atlas_by_arcs(problem), atlas(problem)
     assert [limit.names for limit in fast.limits] == [limit.names for limit in slow.limits]
     assert [limit.kind for limit in fast.limits] == [limit.kind for limit in slow.limits]
 
 
 def test_nothing_to_choose() -> None:
-    found = plane_atlas(tm.TokenProblem.of([[[1.0, 2.0]]], [1], scores=[[1.0]]))
+    found = atlas_by_arcs(tm.TokenProblem.of([[[1.0, 2.0]]], [1], scores=[[1.0]]))
     assert found.limits == ()

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
 from benchmarks.explore_plane import NODE, problem_of
 
-from tokenmargin.margin import max_margin, plane_atlas
+from tokenmargin.margin import atlas, max_margin
 from tokenmargin.report.explore.page import STATIC
 
 pytestmark = [
@@ -159,7 +159,7 @@ def test_training_is_said_to_settle_where_the_library_lists_that_limit(family) -
             continue
         found = [
             limit
-            for limit in plane_atlas(problem.merged).limits
+            for limit in atlas(problem.merged).limits
             if limit.chosen[np.arange(problem.n), selected].all()
             and np.linalg.norm(limit.solution.vector - solution.vector) < 1e-7 * np.linalg.norm(solution.vector)
         ]

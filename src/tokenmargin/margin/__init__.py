@@ -24,7 +24,7 @@ from tokenmargin.margin.limit_directions import limit_constraints, limit_directi
 from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
 from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
 from tokenmargin.margin.normed.solve import solve_in_norm
-from tokenmargin.margin.plane import Arc, is_planar, plane_atlas, selection_arcs
+from tokenmargin.margin.plane import Arc, is_planar, selection_arcs
 from tokenmargin.margin.several_optima import choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
@@ -61,7 +61,6 @@ __all__ = [
     "limit_direction",
     "max_margin",
     "max_margin_batch",
-    "plane_atlas",
     "relaxed_max_margin",
     "selected_pairs",
     "selection_arcs",

@@ -1,4 +1,4 @@
-"""Keys in the plane: which directions select which tokens, as exact arcs of the circle, and the atlas read off them.
+"""Keys in the plane: which directions select which tokens, as exact arcs of the circle.
 
 A selection is feasible exactly when some direction selects it strictly, that is, when it owns an arc of the circle.
 There are at most n T (T - 1) arcs where there are T^n selections, and they are known exactly.
@@ -6,61 +6,15 @@ There are at most n T (T - 1) arcs where there are T^n selections, and they are 
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin.margin.held_ties import held_ties
-from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global
-from tokenmargin.margin.limit_results import Atlas, selections_that_are
-from tokenmargin.margin.single.solver import solve
-from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
-
-TIES = 256
-"""Convex problems solved to decide ties of equals: a fraction of a second."""
-
-
-def plane_atlas(problem: TokenProblem, *, loss: AbstractLoss | None = None) -> Atlas:
-    """The limits of `atlas` for keys in the plane, fast enough to follow a moving token.
-
-    Selections are counted as feasible when they own an arc; the others are infeasible by geometry, and no Farkas vector
-    is computed for them (`max_margin` gives one). Copies of one key are one token.
-
-    >>> from tokenmargin.problem.instances import figure8
-    >>> for limit in plane_atlas(figure8()).limits:
-    ...     print(limit.selected, limit.solution.vector.round(6) + 0.0, limit.is_global)
-    [0 0] [1. 3.] True
-    [0 1] [1. 0.] False
-    """
-    began = time.perf_counter()
-    chosen = np.unique([arc.selected for arc in selection_arcs(problem)], axis=0)
-    found = [name_direction(problem, alpha, solve(limit_constraints(problem, alpha)), loss) for alpha in chosen]
-    seen = {limit.chosen.tobytes(): limit for limit in found if limit.is_limit and limit.solution.vector.any()}
-    distinct = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
-    selections = math.prod(distinct.sum(axis=1).tolist())
-    undecided = selections_that_are("inaccurate", found)
-    feasible = sum(limit.kind not in ("infeasible", "inaccurate") for limit in found)
-    ties = held_ties(problem, loss, listed=seen.values(), most=TIES)
-    return Atlas(
-        limits=name_global(problem, seen.values(), ties.held),
-        selections=selections,
-        feasible=feasible,
-        infeasible=selections - feasible - len(undecided),
-        undecided=undecided,
-        solves=len(chosen) + ties.solves,
-        ties_undecided=ties.unknown,
-        ties_left=ties.left,
-        balanced=selections_that_are("balanced", found),
-        unsettled=selections_that_are("undecided", found),
-        seconds=time.perf_counter() - began,
-    )
 
 
 @dataclass(frozen=True, eq=False)

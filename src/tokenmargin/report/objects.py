@@ -16,7 +16,7 @@ from numpy import ndarray as Array
 from tokenmargin.dynamics import FlowPath, Trajectory
 from tokenmargin.experiments import Table
 from tokenmargin.limits import Basins, Limit
-from tokenmargin.margin import Atlas, LimitDirection, is_planar, limit_direction, plane_atlas
+from tokenmargin.margin import Atlas, LimitDirection, atlas, is_planar, limit_direction
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.report.planes import Disc
@@ -34,6 +34,8 @@ from tokenmargin.report.style import (
 from tokenmargin.selection import angle, optimal_tokens, selection_text
 
 MOST_BARS = 20
+MOST_SOLVED = 1000
+"""Max-margin problems solved, at most, to give the limits of a problem in the plane their colours."""
 
 
 def plot(item: Any, ax: Axes | None = None, **settings: Any) -> Axes:
@@ -167,7 +169,7 @@ def _draw_paths(problem: TokenProblem, paths: list[Float[Array, "k D"]], ax: Axe
 
 def _colours(limits: Sequence[LimitDirection], problem: TokenProblem | None = None) -> list[str]:
     """The GMM has the first colour, the others follow by margin: among all limits of a problem in the plane."""
-    every = plane_atlas(problem).limits if problem is not None and is_planar(problem) else limits
+    every = atlas(problem, budget=MOST_SOLVED).limits if problem is not None and is_planar(problem) else limits
     ranked = sorted((one for one in every if one.is_limit and not one.is_global), key=lambda one: -one.solution.margin)
     shades = {one.chosen.tobytes(): LIMIT_COLOURS[1 + k % (len(LIMIT_COLOURS) - 1)] for k, one in enumerate(ranked)}
     return [GLOBAL if one.is_global else shades.get(one.chosen.tobytes(), MUTED) for one in limits]
