@@ -23,7 +23,7 @@ MATHEMATICS = ("plane.js", "limits.js", "finite.js", "paths.js", "worker.js")
 """Modules that also run in the worker, each after those it imports."""
 PAGE = (
     *("words.js", "drawing.js", "charts.js", "model.js", "state.js", "keep.js", "wordmodel.js", "sentence.js"),
-    *("page.js", "yourwords.js", "own.js", "controls.js"),
+    *("page.js", "yourwords.js", "own.js", "controls.js", "hands.js", "opening.js"),
 )
 
 

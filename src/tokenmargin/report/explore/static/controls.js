@@ -1,19 +1,17 @@
-// Hands on the page: dragging, keys, play, sections, stories, the address, and what can be kept.
+// What is done on the page: changes of the state and their undoing, play, panels, the text's own buttons.
 
-import { $, DATA, SECTIONS, colourOf, compute, disc, draw, groundAt, openTools, paintGround, promptNow, promptOfCell, selectionButtons, storyState, thumbnail, view } from "./page.js";
-import { element } from "./charts.js";
-import { keyAtPlace, promptAtPlace, RIM, viewOf } from "./drawing.js";
-import { bestOf, selectionAt } from "./model.js";
+import { $, SECTIONS, compute, disc, draw, openTools, promptOfCell, selectionButtons, storyState, view } from "./page.js";
+import { viewOf } from "./drawing.js";
+import { bestOf, countSelections, numberOf, selectionAt } from "./model.js";
 import { verdictOn } from "./limits.js";
 import { nameOf } from "./plane.js";
-import { limitWords, tokensOf, tokenWords } from "./words.js";
-import { decode, DEFAULTS, encode, readAddress } from "./state.js";
-import { asPng, asPython, asSvg, copyText, download } from "./keep.js";
-import { beginWords, drawWords, say, sentence, sentencePython } from "./yourwords.js";
-import { askOwn, drawOwn, own, ownPython, OWN_ACTS, problemFile } from "./own.js";
+import { DEFAULTS, encode } from "./state.js";
+import { drawWords, sentence } from "./yourwords.js";
+import { askOwn, drawOwn, own, OWN_ACTS } from "./own.js";
+import { legend, openStory, tell, toast } from "./opening.js";
 
-const states = new Map(); // what a reader has made of each section
-const history_ = { past: [], future: [], group: null };
+export const states = new Map(); // what a reader has made of each section
+export const history_ = { past: [], future: [], group: null };
 const opening = (id) => { const { story, patch } = SECTIONS.find((one) => one.id === id); return storyState(story, patch); };
 
 /** Change the state. What happens under one `group` (a drag) is undone in one step. */
@@ -30,7 +28,7 @@ export function change(edit, { group = null, moving = false, keepFrame = false }
   if (!moving) settled();
 }
 
-function travel(from, to) {
+export function travel(from, to) {
   if (!from.length) return;
   to.push([view.section, structuredClone(view.state)]);
   const [section, state] = from.pop();
@@ -48,11 +46,21 @@ function offerTravel() {
 let writing = 0;
 function settled() {
   fillPanels();
+  writeAddress();
+}
+
+export function writeAddress() {
   clearTimeout(writing);
   writing = setTimeout(() => window.history.replaceState(null, "", address()), 250);
 }
 
-const address = () => {
+/** The address now, as a place to come back to. */
+export function pushAddress() {
+  clearTimeout(writing);
+  window.history.pushState(null, "", address());
+}
+
+export const address = () => {
   if (view.section === "words") return sentence.text === sentence.opening ? "#words" : `#words/${encodeURIComponent(sentence.text)}`;
   if (view.section === "own") return "#own";
   const same = encode(view.state) === encode(opening(view.section));
@@ -108,7 +116,7 @@ function arrive({ scroll, push }) {
 // --- play ---------------------------------------------------------------------------------------------------------
 
 let clock = 0, carried = 0, waits = 0;
-function play() {
+export function play() {
   const last = Number($("time").max);
   if (view.frame >= last) view.frame = 0;
   view.playing = true;
@@ -153,7 +161,7 @@ function turnTo([x, y], frames) {
   $("time").value = frame;
 }
 
-function pause() {
+export function pause() {
   cancelAnimationFrame(clock);
   clearTimeout(waits);
   view.playing = false;
@@ -188,148 +196,15 @@ $("time").addEventListener("input", () => {
   else showFrame();
 });
 
-// --- dragging -----------------------------------------------------------------------------------------------------
-
-const at = (event) => {
-  const box = $("disc").getBoundingClientRect();
-  return [((event.clientX - box.left) / box.width - 0.5) * 580, ((event.clientY - box.top) / box.height - 0.5) * 580];
-};
-let held = null, drawing = 0;
-
-$("disc").addEventListener("pointerdown", (event) => {
-  if (event.button > 0 || view.section === "own") return;
-  const grip = event.target.closest(".grip"), ray = event.target.closest(".ray");
-  if (grip) held = { what: grip.dataset.token ?? "start", id: event.pointerId };
-  else if (ray && view.section !== "proofs") return focusOn(Number(ray.dataset.limit));
-  else if (event.pointerType === "mouse" && ["settle", "margin", "training", "tokens"].includes(view.section) && Math.hypot(...at(event)) < RIM) held = { what: "start", id: event.pointerId };
-  else return;
-  event.preventDefault();
-  pause();
-  view.hinted = true;
-  hideCard();
-  if (held.what !== "start") choose(held.what);
-  (held.what === "start" ? disc.handle : disc.nodes.get(held.what)).focus({ preventScroll: true });
-  $("disc").setPointerCapture(event.pointerId);
-  held.group = `drag ${event.timeStamp}`;
-  if (!grip) moveTo(at(event));
-});
-$("disc").addEventListener("pointermove", (event) => {
-  if (held?.id !== event.pointerId) return held ? undefined : hover(event);
-  held.to = at(event);
-  if (!drawing) drawing = requestAnimationFrame(() => { drawing = 0; if (held?.to) moveTo(held.to); });
-});
-for (const name of ["pointerup", "pointercancel"]) {
-  $("disc").addEventListener(name, (event) => {
-    if (held?.id !== event.pointerId) return;
-    cancelAnimationFrame(drawing);
-    drawing = 0;
-    if (held.to) moveTo(held.to);
-    const { group } = held;
-    held = null;
-    change(() => {}, { group, keepFrame: view.section !== "training" });
-  });
-}
-
-function moveTo(place) {
-  const { what, group } = held;
-  change((state) => {
-    if (what === "start") state.start = promptAtPlace(place, view.scales);
-    else {
-      const [i, t] = what.split(",").map(Number);
-      [state.inputs[i].tokens[t].x, state.inputs[i].tokens[t].y] = keyAtPlace(place, view.scales);
-      state.story = "";
-    }
-  }, { group, moving: true });
-}
-
-// --- hover --------------------------------------------------------------------------------------------------------
-
-function hover(event) {
-  const token = event.target.closest?.("[data-token]"), ray = event.target.closest?.(".ray");
-  if (token) return card(event, tokenCard(token.dataset.token));
-  const word = event.target.closest?.(".word-token");
-  if (word) return card(event, word.getAttribute("aria-label").split(/[:,] /));
-  if (ray && view.section !== "own") {
-    const limit = view.picture.limits[Number(ray.dataset.limit)];
-    return card(event, [tokensOf(limit.sets), ...limitWords(limit, view.state.inputs, view.shares?.get(Number(ray.dataset.limit)))]);
-  }
-  if (event.target.closest?.("#prompt")) return card(event, [view.section === "tokens" ? "The prompt p" : "The start of training", `(${view.state.start.map((z) => z.toFixed(2)).join(", ")}), |p| = ${Math.hypot(...view.state.start).toFixed(2)}`]);
-  if (view.section === "settle" && Math.hypot(...at(event)) < RIM) {
-    const p = promptAtPlace(at(event), view.scales), limit = view.picture.limits[groundAt(p)];
-    return card(event, [limit ? `From here training ends on ${tokensOf(limit.sets)}` : "From here training comes to rest, or settles on no limit", `p = (${p.map((z) => z.toFixed(2)).join(", ")})`]);
-  }
-  return hideCard();
-}
-
-function tokenCard(key) {
-  const [i, t] = key.split(",").map(Number);
-  if (view.section === "own") return [nameOf(i, t), `score ${own.answer.inputs[i].tokens[t].score.toPrecision(4)}`];
-  const p = promptNow();
-  return [nameOf(i, t), ...tokenWords(view.state.inputs, [i, t], { logits: view.picture.plane.logits(...p), weights: view.picture.plane.weights(...p), limit: ["margin", "settle"].includes(view.section) ? view.picture.limits[view.shown] : null })];
-}
-
-function card({ clientX, clientY, pointerType }, [title, ...lines]) {
-  if (pointerType === "touch") return;
-  const box = $("card");
-  box.replaceChildren(element("b", { textContent: title }), ...lines.map((words) => element("span", { textContent: words })));
-  box.hidden = false;
-  const { width, height } = box.getBoundingClientRect();
-  box.style.left = `${Math.min(clientX + 14, innerWidth - width - 8)}px`;
-  box.style.top = `${clientY + 18 + height > innerHeight ? clientY - height - 12 : clientY + 18}px`;
-}
-
-const hideCard = () => { $("card").hidden = true; };
-$("disc").addEventListener("pointerleave", hideCard);
-addEventListener("scroll", hideCard, { passive: true });
-
-// --- keys ---------------------------------------------------------------------------------------------------------
-
-const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-$("disc").addEventListener("keydown", (event) => {
-  const grip = event.target.closest(".grip"), arrow = ARROWS[event.key];
-  if (!grip || view.section === "own") return;
-  const key = grip.dataset.token, far = event.shiftKey ? 5 : 1;
-  if (arrow) {
-    event.preventDefault();
-    view.hinted = true;
-    change((state) => {
-      if (!key) return void (state.start = state.start.map((z, j) => z + 0.1 * far * view.scales.unit * arrow[j]));
-      const [i, t] = key.split(",").map(Number), token = state.inputs[i].tokens[t], reach = (RIM - 16) / view.scales.scale;
-      const [x, y] = [token.x + (0.02 * far * arrow[0]) / view.scales.unit, token.y + (0.02 * far * arrow[1]) / view.scales.unit], shrink = Math.min(1, reach / Math.hypot(x, y));
-      [token.x, token.y] = [x * shrink, y * shrink];
-      state.story = "";
-    }, { group: `keys ${key}` });
-  } else if (key && ["+", "=", "-"].includes(event.key)) {
-    event.preventDefault();
-    const [i, t] = key.split(",").map(Number);
-    change((state) => { state.inputs[i].tokens[t].score = Math.round(100 * (state.inputs[i].tokens[t].score + (event.key === "-" ? -0.05 : 0.05))) / 100; state.story = ""; }, { group: `score ${key}` });
-  } else if (key && event.key === "Delete") removeToken(key);
-  else if (key && event.key === "Enter") choose(key);
-});
-$("disc").addEventListener("focusin", (event) => { const key = event.target.closest("[data-token]")?.dataset.token; if (key && view.section !== "own") choose(key); });
-
-addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
-    hideCard();
-    for (const menu of document.querySelectorAll("details.menu[open]")) { menu.open = false; menu.querySelector("summary").focus(); }
-  }
-  if (event.target.closest?.("input, select, textarea, summary, button, a")) return;
-  if (event.key === " " && !["words", "own"].includes(view.section)) { event.preventDefault(); if (view.playing) pause(); else play(); }
-  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") { event.preventDefault(); if (event.shiftKey) travel(history_.future, history_.past); else travel(history_.past, history_.future); }
-});
-addEventListener("pointerdown", (event) => { for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false; });
-$("undo").addEventListener("click", () => travel(history_.past, history_.future));
-$("redo").addEventListener("click", () => travel(history_.future, history_.past));
-
 // --- panels -------------------------------------------------------------------------------------------------------
 
-function focusOn(k) {
+export function focusOn(k) {
   view.focus = view.focus === k ? -1 : k;
   draw();
 }
 $("limits").addEventListener("click", (event) => { const row = event.target.closest(".limit"); if (row && view.section === "own") tell(askOwn({ asked: own.overview.limits[Number(row.dataset.limit)].selected })); else if (row) focusOn(Number(row.dataset.limit)); });
 
-function choose(key) {
+export function choose(key) {
   view.chosen = key;
   fillEditor();
 }
@@ -370,7 +245,7 @@ for (const name of ["x", "y", "score"]) {
   });
 }
 
-function removeToken(key) {
+export function removeToken(key) {
   const [i, t] = key.split(",").map(Number);
   if (view.state.inputs[i].tokens.length === 1 && view.state.inputs.length === 1) return toast("The last token stays.");
   return change((state) => {
@@ -414,6 +289,7 @@ function setMethod(method) {
 
 // --- the text's own buttons ---------------------------------------------------------------------------------------
 
+const LOOKED_AT = 20000; // selections, a second or so
 const ACTS = {
   play,
   longer: () => change((state) => { state.start = state.start.map((z) => 2 * z); }),
@@ -447,11 +323,12 @@ const ACTS = {
   },
   best: () => change((state) => { state.asked = null; }),
   impossible: () => {
-    const all = view.state.inputs.reduce((lists, { tokens }) => lists.flatMap((list) => tokens.map((_, t) => [...list, t])), [[]]);
-    const ruled = all.map((selected) => verdictOn(view.state.inputs, selected)).filter((verdict) => verdict.status === "infeasible");
-    if (!ruled.length) return toast("Every selection is possible here.");
-    const next = ruled[(ruled.findIndex(({ selected }) => `${selected}` === `${view.state.asked}`) + 1) % ruled.length];
-    return change((state) => { state.asked = next.selected; });
+    const { inputs, asked } = view.state, count = countSelections(inputs), here = numberOf(inputs, asked ?? bestOf(inputs));
+    for (let k = 1; k <= Math.min(count, LOOKED_AT); k++) {
+      const selected = selectionAt(inputs, (here + k) % count);
+      if (verdictOn(inputs, selected).status === "infeasible") return change((state) => { state.asked = selected; });
+    }
+    return toast(count > LOOKED_AT ? `The next ${LOOKED_AT} selections are all possible.` : "Every selection is possible here.");
   },
   ties: () => openStory("ties"),
   "own-move": () => {
@@ -464,141 +341,3 @@ $("article").addEventListener("click", (event) => {
   if (act in ACTS) { view.hinted = true; ACTS[act](); }
   if (act in OWN_ACTS) tell(OWN_ACTS[act]());
 });
-
-// --- stories, sections, address -----------------------------------------------------------------------------------
-
-function openStory(name) {
-  pause();
-  const kept = { method: view.state.method, ...(view.section === "tokens" ? { start: view.state.start } : {}) };
-  view.ground = view.shares = null;
-  view.focus = -1;
-  view.colours.clear();
-  $("ground").getContext("2d").clearRect(0, 0, 768, 768);
-  change((state) => { const fresh = storyState(name, kept); for (const key of Object.keys(state)) delete state[key]; Object.assign(state, fresh); });
-  if (view.section === "training") { view.frame = 0; play(); }
-  clearTimeout(writing);
-  window.history.pushState(null, "", address());
-}
-
-function legend() {
-  const swatch = (shape) => `<svg viewBox="-11 -8 22 16" aria-hidden="true">${shape}</svg>`, c = disc.c;
-  const items = {
-    star: ["best score", `<text text-anchor="middle" y="5" font-size="13" fill="${c.score}">★</text>`],
-    weight: ["halo: weight", `<circle r="8" fill="${c.key}" opacity=".3"/><circle r="4" fill="${c.token}" stroke="${c.ink}"/>`],
-    foot: ["foot on p: logit", `<path d="M-9 6L9 -6" stroke="${c.prompt}" stroke-dasharray="2 2"/><path d="M4 6L0 0" stroke="${c.key}" stroke-width="1.5"/><circle r="3" fill="${c.key}"/>`],
-    start: ["start", `<path d="M0 -6L6 0L0 6L-6 0Z" fill="${c.prompt}"/>`],
-    pull: ["downhill", `<path d="M-9 0H5" stroke="${c.ink}" stroke-width="2"/><path d="M10 0L3 -4V4Z" fill="${c.ink}"/>`],
-    path: ["path of p", `<path d="M-10 5Q-2 -8 10 -4" fill="none" stroke="${c.limit(1)}" stroke-width="2.5"/>`],
-    dotted: ["how it goes on", `<path d="M-10 5Q-2 -8 10 -4" fill="none" stroke="${c.limit(1)}" stroke-width="2" stroke-dasharray="1 4" stroke-linecap="round"/>`],
-    ray: ["direction to settle on", `<path d="M-10 0H5" stroke="${c.limit(0)}" stroke-width="3"/><circle cx="6" r="5" fill="${c.limit(0)}"/>`],
-    band: ["margin", `<rect x="-6" y="-7" width="12" height="14" fill="${c.limit(0)}" opacity=".25"/><path d="M6 -7V7" stroke="${c.limit(0)}"/><path d="M-6 -7V7" stroke="${c.limit(0)}" stroke-dasharray="3 2"/>`],
-    holds: ["holds it", `<circle r="6" fill="${c.token}" stroke="${c.limit(0)}" stroke-width="2" stroke-dasharray="3 2"/>`],
-    chosen: ["selected", `<circle r="6" fill="${c.token}" stroke="${c.limit(0)}" stroke-width="3"/>`],
-    ground: ["ground: where it ends", `<rect x="-10" y="-6" width="10" height="12" fill="${c.limit(0)}" opacity=".4"/><rect y="-6" width="10" height="12" fill="${c.limit(1)}" opacity=".4"/>`],
-  };
-  const shown = { tokens: ["star", "weight", "foot"], training: ["start", "path", "dotted", "pull", "weight"], margin: ["ray", "band", "chosen", "holds"], settle: ["ground", "ray", "start", "path"], proofs: ["chosen", "holds", "band", "ray"], own: ["chosen", "holds", "band"], words: ["foot", "weight"] }[view.section];
-  $("legend").innerHTML = shown.map((name) => `<li>${swatch(items[name][1])}${items[name][0]}</li>`).join("");
-}
-
-function watchSections() {
-  const near = () => {
-    const wide = innerWidth > 860, line = wide ? innerHeight * 0.45 : $("stage").getBoundingClientRect().bottom + 60;
-    let now = SECTIONS[0].id;
-    for (const { id } of SECTIONS) if ($(id).getBoundingClientRect().top <= line) now = id;
-    if (innerHeight + scrollY >= document.documentElement.scrollHeight - 4 && scrollY > 0) now = SECTIONS.at(-1).id;
-    if (now !== view.section) show(now);
-  };
-  let due = false;
-  addEventListener("scroll", () => { if (!due) { due = true; requestAnimationFrame(() => { due = false; near(); }); } }, { passive: true });
-}
-
-function follow({ first = false } = {}) {
-  const { section, state, text, broken } = readAddress(location.hash);
-  if (text !== undefined) say(text);
-  const known = SECTIONS.some(({ id }) => id === section) ? section : first ? "tokens" : view.section;
-  if (state) states.set(known, state);
-  else if (section === known && !first) states.delete(known);
-  if (broken) toast("The link could not be read; this is the picture of the text.");
-  show(known, { scroll: section === known && !(first && section === "tokens") });
-}
-
-let hiding = 0;
-export function toast(words) {
-  $("toast").textContent = words;
-  $("toast").hidden = false;
-  clearTimeout(hiding);
-  hiding = setTimeout(() => { $("toast").hidden = true; }, 3500);
-}
-
-const link = () => { const full = address().includes("/") ? address() : `#${view.section}`; return `${location.href.split("#")[0]}${full}`; };
-const kept = async (text, words) => toast((await copyText(text)) ? words : "This browser does not let the page copy; use the address bar.");
-$("copy-link").addEventListener("click", () => kept(link(), DATA.own ? "Link copied. It opens on this computer while the playground runs; pages that can be sent are written by tokenmargin explore." : "Link copied."));
-$("copy-embed").addEventListener("click", () => kept(`<iframe src="${link().replace("#", "?embed#")}" width="900" height="620" style="border:0" title="See attention choose"></iframe>`, "Code copied."));
-$("copy-python").addEventListener("click", () => kept(view.section === "words" ? sentencePython() : view.section === "own" ? ownPython() : asPython(view.state), "Python copied."));
-$("save-problem").addEventListener("click", () => download("problem.json", JSON.stringify(view.section === "own" ? own.problem : problemFile(view.state)), "application/json"));
-$("open-problem").addEventListener("click", () => OWN_ACTS["own-open"]());
-$("problem-file").addEventListener("change", async ({ target }) => {
-  const [file] = target.files;
-  const text = await file.text();
-  target.value = "";
-  await tell(openFile(file.name, text));
-});
-
-async function openFile(name, text) {
-  let problem;
-  try {
-    problem = JSON.parse(text);
-  } catch {
-    throw new Error(`${name} is not JSON: save the problem with problem.save("problem.json").`);
-  }
-  if (view.section !== "own") show("own", { scroll: true, push: true });
-  return askOwn({ problem, name });
-}
-
-/** Wait for the server; what goes wrong is said. */
-const tell = (work) => Promise.resolve(work).catch((error) => toast(error.message));
-$("typed").addEventListener("input", () => {
-  if (view.section !== "words") show("words");
-  say($("typed").value);
-  clearTimeout(writing);
-  writing = setTimeout(() => window.history.replaceState(null, "", address()), 250);
-});
-$("examples").addEventListener("click", () => window.history.replaceState(null, "", address()));
-$("save-svg").addEventListener("click", () => download("attention.svg", picture(), "image/svg+xml"));
-$("save-png").addEventListener("click", async () => download("attention.png", await asPng(picture()), "image/png"));
-const picture = () => asSvg($("disc"), $("ground"), view.section === "settle", disc.c, $("caption").textContent);
-
-function begin() {
-  document.body.classList.toggle("embed", new URLSearchParams(location.search).has("embed"));
-  $("contents").replaceChildren(...SECTIONS.map(({ id, title }, k) => element("li", {}, element("a", { href: `#${id}`, title }, `${k + 1} `, element("span", { textContent: title })))));
-  $("contents").addEventListener("click", (event) => {
-    const to = event.target.closest("a");
-    if (!to) return;
-    event.preventDefault();
-    show(to.hash.slice(1), { scroll: true, push: true });
-  });
-  stories();
-  beginWords();
-  if (!DATA.own) for (const node of document.querySelectorAll("[data-served]")) node.remove();
-  addEventListener("popstate", () => follow());
-  follow({ first: true });
-  watchSections();
-  const redraw = () => { disc.theme(); if (view.section === "words") drawWords(); else if (view.section === "own") drawOwn(); else draw(); };
-  const again = () => { redraw(); stories(); legend(); paintGround(); };
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  addEventListener("resize", redraw);
-  requestAnimationFrame(() => setTimeout(() => { performance.mark("painted"); document.documentElement.dataset.painted = ""; }, 0));
-}
-
-function stories() {
-  $("stories").replaceChildren(...DATA.stories.map((story) => {
-    const button = element("button", { className: "story", title: story.title }, thumbnail(story));
-    button.setAttribute("aria-label", story.title);
-    button.dataset.story = story.name;
-    button.addEventListener("click", () => openStory(story.name));
-    return button;
-  }));
-}
-
-begin();
-window.explore = { view, own, show, change, decode, encode, asPython: () => asPython(view.state), colourOf, picture, asPng };
