@@ -97,6 +97,22 @@ def test_tables_become_frames_and_html(made):
         assert "<script" not in page
 
 
+def test_a_path_that_kept_points_alone_has_their_norms():
+    path = tm.evolve(tm.random_problem(2, 3, 4, rng=1), tm.NormalizedGradientDescent(0.5), steps=4, keep=("point",))
+    frame = path.to_frame()
+    assert frame["step"].tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(frame["norm"], np.linalg.norm(path["point"], axis=1), rtol=rounding(8))
+
+
+def test_an_explanation_shows_its_decision_above_the_text():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed; it is in the extra classify")
+    from tokenmargin.classifier.explanation import Explanation
+
+    nothing = {"words": (), "baseline": 0.0, "shift": 0.0, "selected": None, "span": None, "competitor": None}
+    one = Explanation("a <b>", "x<y", 1.5, 0.8176, **nothing, margin=np.inf, find_tokens=tuple)
+    assert one._repr_html_() == "<p><b>x&lt;y</b> (81.8%), decision +1.50<br>a &lt;b&gt;</p>"
+
+
 def test_a_frame_holds_what_the_object_says(made):
     problem = made["problem"].to_frame()
     assert problem["token"].tolist() == ["A1", "A2", "A3", "A4", "B1", "B2", "B3", "B4"]

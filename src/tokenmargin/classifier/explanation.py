@@ -107,7 +107,7 @@ class Explanation:
         return f"<Explanation {str(self.label)!r} {self.probability:.1%}: {words}>"
 
     def _repr_html_(self) -> str:
-        """The text with its words coloured: green speaks for the decision's sign +, orange for -."""
+        """The decision, and the text with its words coloured: green speaks for the decision's sign +, orange for -."""
         largest = max((abs(word.shown_contribution) for word in self.words), default=0.0) or 1.0
         out, place = [], 0
         for word in self.words:
@@ -119,7 +119,8 @@ class Explanation:
             chosen = ";outline:2px solid" if self.span and self.span[0] <= word.start < self.span[1] else ""
             out.append(f'<mark style="background:{colour};color:inherit{chosen}" title="{note}">{shown}</mark>')
             place = word.end
-        return f"<p>{''.join(out)}{html.escape(self.text[place:])}</p>"
+        head = f"<b>{html.escape(str(self.label))}</b> ({self.probability:.1%}), decision {self.decision:+.2f}"
+        return f"<p>{head}<br>{''.join(out)}{html.escape(self.text[place:])}</p>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

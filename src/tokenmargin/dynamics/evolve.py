@@ -105,14 +105,11 @@ class Trajectory(Tabular, Drawable):
         """A row a kept step and start; what was kept as one number a run, or what is known of the end."""
         lead = self.final.shape[:-1]
         kept = {name: array for name, array in self.kept.items() if array.shape == (len(self.at), *lead)}
-        at = self.at
-        if not kept:
-            at = np.array([self.steps])
+        at, points = self.at, self.kept.get("point")
+        if not kept and points is None:
+            at, points = np.array([self.steps]), self.final[None]
             kept = {name: OBSERVABLES[name](self.objective, self.final)[None] for name in ("loss", "saturation")}
-        if (
-            "norm" not in kept
-            and (points := self.kept.get("point", self.final[None] if at is not self.at else None)) is not None
-        ):
+        if "norm" not in kept and points is not None:
             kept = {
                 "norm": np.sqrt((self.objective.norms(points) ** 2).reshape(len(at), *lead, -1).sum(axis=-1))
             } | kept
