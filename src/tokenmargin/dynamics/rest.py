@@ -22,7 +22,6 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Attention, attend
 from tokenmargin.objective.local_scores import AbstractLocalObjective
 from tokenmargin.objective.losses import CorrelationLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -215,7 +214,7 @@ class _LiftedEvent(AbstractEvent):
 def finite_part(unit_field: UnitField, y: Float[Array, " r"]) -> FinitePart | None:
     """The finite part of the limit near whose path `y` lies; None where the others' pull cancels, or no tokens tie."""
     objective = unit_field.objective
-    if not isinstance(objective, PromptObjective | AbstractLocalObjective | HeadObjective):
+    if not isinstance(objective, PromptObjective | AbstractLocalObjective):
         return None
     problem, state = objective.problem, objective.forward(y)
     keys = in_coordinates(problem.keys)
@@ -249,7 +248,7 @@ def finite_part(unit_field: UnitField, y: Float[Array, " r"]) -> FinitePart | No
 
 
 def _tied_mask(
-    objective: PromptObjective | AbstractLocalObjective | HeadObjective,
+    objective: PromptObjective | AbstractLocalObjective,
     state: Attention,
     tied: Bool[Array, "n T"],
     distance: Float[Array, "n T"],
@@ -264,13 +263,6 @@ def _tied_mask(
         return tied
     spread = np.where(tied, scores, -np.inf).max(axis=1) - np.where(tied, scores, np.inf).min(axis=1)
     return np.where((spread > 0)[:, None], tied, tied & (distance <= _SAME * distance.max()))
-
-
-def _scores(
-    objective: PromptObjective | AbstractLocalObjective | HeadObjective, state: Attention
-) -> Float[Array, "n T"]:
-    around = objective if isinstance(objective, HeadObjective) else objective.problem
-    return np.asarray(around.around(state.weights).scores)
 
 
 def _certificate(alone: AbstractObjective, w: Float[Array, " r"], within: Float[Array, "s r"]) -> tuple[float, float]:
@@ -291,7 +283,7 @@ def _never_pulls(alone: AbstractObjective, w: Float[Array, " r"], within: Float[
 
 
 def _divergent(
-    objective: PromptObjective | AbstractLocalObjective | HeadObjective,
+    objective: PromptObjective | AbstractLocalObjective,
     w: Float[Array, " r"],
     tied: Bool[Array, "n T"],
     across: Float[Array, "q r"],
@@ -308,13 +300,12 @@ def _divergent(
     away = keys - keys[state.pivot][:, None]
     kept = (problem.mask & ~tied) | state.pivot
     # The logits of the new problem are z's alone; w, the summed weights of the tied and c_i go into the offset.
-    reached = alone.outputs(w) if isinstance(alone, HeadObjective) else state.output
-    ahead = state.log_weights[state.pivot] + objective.loss.log_slope(reached)
+    ahead = state.log_weights[state.pivot] + objective.loss.log_slope(state.output)
     lean = away @ (w - across.T @ (across @ w)) + ahead[:, None]
     if isinstance(objective, DivergentRisk):
         lean = lean + objective.offset - objective.offset[state.pivot][:, None]
     offset = np.where(state.pivot, 0.0, lean)
-    scores = np.where(state.pivot, state.output[:, None], _scores(objective, state))
+    scores = np.where(state.pivot, state.output[:, None], objective.around(state.weights).scores)
     merged = Coordinates.of(np.where(kept[..., None], away @ across.T, 0.0), kept)
     return DivergentRisk(TokenProblem(merged, problem.labels, scores=scores), CorrelationLoss(), offset=offset)
 

@@ -30,7 +30,6 @@ from tokenmargin.objective.attention_maps import MapObjective
 from tokenmargin.objective.factored import MultiHeadObjective
 from tokenmargin.objective.local_scores import AbstractLocalObjective, prompt_objective
 from tokenmargin.objective.losses import AbstractLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective
 from tokenmargin.objective.products import ProductObjective
 from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.token_problem import TokenProblem
@@ -38,7 +37,7 @@ from tokenmargin.selection import angle, copies_of, selection_text, tokens_of_eq
 
 Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding", "undecided"]
 
-Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective | HeadObjective
+Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective
 """Objectives of p alone, or of the prompts of several heads, which are one side by side."""
 
 FALLING = 1e-4, 1e-6

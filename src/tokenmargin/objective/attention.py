@@ -68,9 +68,13 @@ class AbstractObjective(abc.ABC):
         """Mean over the inputs of the selected weight; tokens that training cannot tell apart count together."""
         return selected_share(self.problem.keys, self.weights(theta), self.constant_scores)
 
+    def around(self, weights: Float[Array, "n T"]) -> TokenProblem:
+        """The problem with fixed scores that agrees with this one to first order at some attention weights."""
+        return self.problem.around(weights)
+
     def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
         """The problem with fixed scores that agrees with this one to first order at a point."""
-        return self.problem
+        return self.around(self.weights(theta))
 
     @property
     def degree(self) -> int:

@@ -2,7 +2,7 @@
 
 To first order around a point such an output is linear, with *local scores* of the tokens as its coefficients, and the
 stable gradient of a linear head is right for them as well. The curvature of the output enters the derivative of the
-field alone. Many classes and real labels are of this kind.
+field alone. Many classes, real labels and nonlinear heads are of this kind.
 """
 
 from __future__ import annotations
@@ -99,9 +99,6 @@ class ClassObjective(AbstractLocalObjective):
             apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
         block = with_balance_against(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
         return join_blocks((block,), self.problem.n)
-
-    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
-        return self.problem.around(softmax(self.problem.keys.logits(theta), axis=-1))
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,16 @@ from numpy import ndarray as Array
 from scipy.special import softmax
 
 from tokenmargin._notebook import one_line
-from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import (
     Attention,
-    Descent,
     Linearisation,
     PivotedAttention,
     attend,
     from_pivot,
     join_blocks,
     prompt_block,
-    prompt_descent,
 )
-from tokenmargin.objective.local_scores import with_balance_against
+from tokenmargin.objective.local_scores import AbstractLocalObjective, with_balance_against
 from tokenmargin.objective.losses import LogSigned, signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
@@ -89,7 +86,7 @@ def optimal_sets(problem: TokenProblem, head: NonlinearHead, *, tolerance: float
 
 
 @dataclass(frozen=True)
-class HeadObjective(AbstractObjective):
+class HeadObjective(AbstractLocalObjective):
     """The risk as a function of p with a nonlinear head; the values must be coordinates.
 
     >>> from tokenmargin.problem.instances import figure1a
@@ -101,29 +98,19 @@ class HeadObjective(AbstractObjective):
 
     head: NonlinearHead = field(kw_only=True)
 
-    def outputs(self, theta: Float[Array, "... D"]) -> Float[Array, "... n"]:
-        return self._state(theta)[1]
-
-    def descent(self, theta: Float[Array, "... D"]) -> Descent:
-        state, output, _ = self._state(theta)
-        return prompt_descent(self.problem.keys, state, self.loss.log_slope(output))
-
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
-        """The forward pass with the scores that tokens have around it, to first order; its output is theirs."""
         return self._state(theta)[0]
 
     def around(self, weights: Float[Array, "n T"]) -> TokenProblem:
-        """The problem with fixed scores that this one is to first order around some weights."""
         problem, values = self.problem, _values(self.problem.values)
-        gradient = problem.labels[:, None] * self.head.gradient(np.einsum("nt,ntd->nd", weights, values))
-        return TokenProblem(problem.keys, problem.labels, scores=np.einsum("nd,ntd->nt", gradient, values))
-
-    def local_problem(self, theta: Float[Array, " D"]) -> TokenProblem:
-        return self.around(self.forward(theta).weights)
+        attended = np.einsum("nt,ntd->nd", weights, values)
+        gradient, output = self.head.gradient(attended), self.head.function(attended)
+        scores = output[:, None] + np.einsum("nd,ntd->nt", gradient, values - attended[:, None])
+        return TokenProblem(problem.keys, problem.labels, scores=problem.labels[:, None] * scores)
 
     def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state, output, attended = self._state(theta)
-        seen = PivotedAttention.of(self.problem.keys, state._replace(output=output), self.loss)
+        state, attended = self._state(theta)
+        seen = PivotedAttention.of(self.problem.keys, state, self.loss)
         offsets = from_pivot(_values(self.problem.values), state.pivot)
         spread = offsets - np.einsum("nt,ntd->nd", state.weights, offsets)[:, None]
         moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
@@ -136,7 +123,7 @@ class HeadObjective(AbstractObjective):
 
     def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
         problem, values = self.problem, _values(self.problem.values)
-        state, _, attended = self._state(theta)
+        state, attended = self._state(theta)
         alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
         chosen = alone.argmax(axis=1) if selected is None else selected
         inputs = np.arange(problem.n)
@@ -148,14 +135,14 @@ class HeadObjective(AbstractObjective):
         reference = alone[inputs, chosen]
         return signed_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
 
-    def _state(self, theta: Float[Array, "... D"]) -> tuple[Attention, Float[Array, "... n"], Float[Array, "... n d"]]:
-        """The forward pass with local scores, the outputs, and the attended vectors."""
+    def _state(self, theta: Float[Array, "... D"]) -> tuple[Attention, Float[Array, "... n d"]]:
+        """The forward pass with local scores, and the attended vectors."""
         problem, values = self.problem, _values(self.problem.values)
         logits = problem.keys.logits(theta)
         attended = np.einsum("...nt,ntd->...nd", softmax(logits, axis=-1), values)
         gradient = problem.labels[:, None] * self.head.gradient(attended)
         scores = np.einsum("...nd,ntd->...nt", gradient, values)
-        return attend(logits, scores), problem.labels * self.head.function(attended), attended
+        return attend(logits, scores)._replace(output=problem.labels * self.head.function(attended)), attended
 
 
 def _values(geometry: AbstractGeometry) -> Float[Array, "n T d"]:
