@@ -5,48 +5,33 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeAlias
 
 from tokenmargin.dynamics.methods.method import AbstractMethod, MirrorDescent, Schedule, StepSize
 from tokenmargin.dynamics.methods.with_memory import Adam, Momentum, SteepestDescent
-from tokenmargin.norms import L1, L2, LINF, SPECTRAL, norm_named
+from tokenmargin.norms import L1, L2, LINF, SPECTRAL, AbstractNorm, norm_named
 from tokenmargin.plugins import PluginError, find, kind_in_words, names
 
 BETA = 0.9
+Preset: TypeAlias = Callable[..., AbstractMethod]
 
 
-def momentum(step: StepSize = 0.1) -> AbstractMethod:
-    """Normalised descent along a velocity."""
-    return SteepestDescent(L2, step, BETA)
+def _preset(kind: Callable[..., AbstractMethod], *norm: AbstractNorm, step: float = 0.1, **settings: Any) -> Preset:
+    """What makes a method of one kind: its settings are fixed, and its step may be given."""
+
+    def make(step: StepSize = step) -> AbstractMethod:
+        return kind(*norm, step=step, **settings)
+
+    return make
 
 
-def nesterov(step: StepSize = 0.1) -> AbstractMethod:
-    """Nesterov's variant of the heavy ball, with the gradient's own length."""
-    return Momentum(step, BETA, nesterov=True)
-
-
-def sign(step: StepSize = 0.1) -> AbstractMethod:
-    """The signs of the gradient."""
-    return SteepestDescent(LINF, step)
-
-
-def coordinate(step: StepSize = 0.1) -> AbstractMethod:
-    """The coordinate of the largest slope."""
-    return SteepestDescent(L1, step)
-
-
-def spectral(step: StepSize = 0.1) -> AbstractMethod:
-    """The polar factor of the gradient of a matrix."""
-    return SteepestDescent(SPECTRAL, step)
-
-
-def muon(step: StepSize = 0.1) -> AbstractMethod:
-    """The polar factor of Nesterov's velocity."""
-    return SteepestDescent(SPECTRAL, step, 0.95, nesterov=True)
-
-
-def adamw(step: StepSize = 0.01) -> AbstractMethod:
-    """Adam with torch's default of a weight decay."""
-    return Adam(step, weight_decay=0.01)
+momentum = _preset(SteepestDescent, L2, momentum=BETA)  # normalised descent along a velocity
+nesterov = _preset(Momentum, beta=BETA, nesterov=True)  # with the gradient's own length
+sign = _preset(SteepestDescent, LINF)  # the signs of the gradient
+coordinate = _preset(SteepestDescent, L1)  # the coordinate of the largest slope
+spectral = _preset(SteepestDescent, SPECTRAL)  # the polar factor of the gradient of a matrix
+muon = _preset(SteepestDescent, SPECTRAL, momentum=0.95, nesterov=True)  # that of Nesterov's velocity
+adamw = _preset(Adam, step=0.01, weight_decay=0.01)  # torch's default of a weight decay
 
 
 def method_named(name: str, step: float | None = None, *, decay: float = 0.0) -> AbstractMethod:

@@ -78,14 +78,15 @@ class RegularisationPath(Tabular):
     @property
     def points(self) -> Float[Array, "radii D"]:
         """The minimiser over the ball at each radius: the regularisation path of Theorem 1."""
-        stacked = np.stack([branch.points for branch in self.branches])
-        return np.asarray(stacked[self.lowest, np.arange(len(self.radii))])
+        return self._of_lowest([branch.points for branch in self.branches])
 
     @property
     def residuals(self) -> Float[Array, " radii"]:
         """Departure from stationarity along `points`."""
-        stacked = np.stack([branch.residuals for branch in self.branches])
-        return np.asarray(stacked[self.lowest, np.arange(len(self.radii))])
+        return self._of_lowest([branch.residuals for branch in self.branches])
+
+    def _of_lowest(self, of_branches: list[Array]) -> Array:
+        return np.asarray(np.stack(of_branches)[self.lowest, np.arange(len(self.radii))])
 
     @property
     def selected(self) -> Int[Array, " n"]:
