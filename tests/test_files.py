@@ -28,6 +28,7 @@ from tokenmargin._files import (
     read_plain,
     read_table,
     remove_leftovers,
+    write_arrays,
     write_json,
 )
 from tokenmargin.data.prepared import load_prepared
@@ -203,3 +204,11 @@ def test_no_text_is_read_or_written_by_the_locale() -> None:
     )
     bare = [f"{name}:{node.lineno}" for name, node in calls if "encoding" not in {k.arg for k in node.keywords}]
     assert not bare
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_arrays_are_written_as_numpy_writes_them(tmp_path: Path, compressed: bool) -> None:
+    arrays = {"keys": np.arange(6.0).reshape(2, 3), "words": np.array(["a", "b\u00e9"]), "whole": np.array(3)}
+    write_arrays(tmp_path / "ours.npz", arrays, compressed=compressed)
+    (np.savez_compressed if compressed else np.savez)(tmp_path / "theirs.npz", **arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()

@@ -182,11 +182,10 @@ def save_run(path: Path, arrays: Mapping[str, Array], settings: Settings) -> Non
     """Write arrays and settings as a `.npz` file, whole or not at all."""
     import numpy as np
 
-    from tokenmargin._files import arrays_digest, atomic_path, seal_record
+    from tokenmargin._files import arrays_digest, seal_record, write_arrays
 
     record = json.dumps(seal_record({**settings, "sha256": arrays_digest(arrays)}))
-    with atomic_path(path) as beside, beside.open("wb") as file:
-        np.savez_compressed(file, **arrays, settings=np.array(record))  # type: ignore[arg-type]
+    write_arrays(path, {**arrays, "settings": np.array(record)})
     print_message(f"wrote {path}")
 
 

@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from tokenmargin._files import atomic_path, file_digest, json_digest
+from tokenmargin._files import atomic_path, file_digest, json_digest, write_arrays
 from tokenmargin.data.pipeline import PAPER, PLAIN, Pipeline, prepare
 from tokenmargin.data.prepared import PreparedText, load_prepared
 from tokenmargin.data.sentences import make_sentences
@@ -220,8 +220,7 @@ def _convert_cifar10(source: Path, target: Path) -> None:
         raise SourceError("its batches are not made of 3073-byte records")
     rows = rows.reshape(-1, 3073)
     images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    with atomic_path(target) as beside, beside.open("wb") as file:
-        np.savez(file, images=images, labels=rows[:, 0].astype(np.int64))
+    write_arrays(target, {"images": images, "labels": rows[:, 0].astype(np.int64)}, compressed=False)
 
 
 def _write_texts(target: Path, texts: list[str], labels: list[int]) -> None:

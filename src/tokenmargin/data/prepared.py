@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray as Array
 
-from tokenmargin._files import arrays_digest, atomic_path, check_plain, json_digest
+from tokenmargin._files import arrays_digest, atomic_path, check_plain, json_digest, write_arrays
 from tokenmargin.problem.corpus import TokenCorpus
 
 ARRAYS = ("ids", "offsets", "labels", "starts", "ends", "rows")
@@ -96,14 +96,14 @@ class PreparedText(WithVocabulary):
     def save_ids(self, path: str | Path) -> None:
         """Write a small `.npz` to train from elsewhere: ids, lengths and labels, without words and characters."""
         small = np.uint16 if self.m <= 1 << 16 else np.uint32
-        with atomic_path(path) as beside, beside.open("wb") as file:
-            np.savez_compressed(
-                file,
-                ids=self.ids.astype(small),
-                lengths=np.diff(self.offsets).astype(np.uint32),
-                labels=self.labels,
-                vocabulary=np.array(self.m),
-            )
+        lengths = np.diff(self.offsets).astype(np.uint32)
+        kept = {
+            "ids": self.ids.astype(small),
+            "lengths": lengths,
+            "labels": self.labels,
+            "vocabulary": np.array(self.m),
+        }
+        write_arrays(path, kept)
 
     def save(self, path: str | Path) -> str:
         """Write one `.safetensors` file, whole or not at all; returns its checksum."""

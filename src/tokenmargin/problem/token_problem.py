@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin._files import atomic_path
+from tokenmargin._files import atomic_path, write_arrays
 from tokenmargin._notebook import Drawable, Tabular
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
@@ -245,8 +245,7 @@ class TokenProblem(Tabular, Drawable):
         path = Path(path)
         match path.suffix:
             case ".npz":
-                with atomic_path(path) as beside, beside.open("wb") as file:
-                    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+                write_arrays(path, arrays)
             case ".json":
                 text = json.dumps({name: array.tolist() for name, array in arrays.items()})
                 with atomic_path(path) as beside:

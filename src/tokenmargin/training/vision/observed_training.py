@@ -14,7 +14,7 @@ import torch
 from numpy import ndarray as Array
 from torch import Tensor
 
-from tokenmargin._files import atomic_path
+from tokenmargin._files import write_arrays
 from tokenmargin.data.images import ImageSet
 from tokenmargin.training.epochs import Progress, TrainingHistory, run_epochs
 from tokenmargin.training.probe import machine
@@ -69,8 +69,7 @@ class VisionProbe:
         }
 
     def _keep(self, name: str, **arrays: Array) -> None:
-        with atomic_path(self.folder / name) as beside, beside.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        write_arrays(self.folder / name, arrays, compressed=False)
 
     def _load_kept(self, name: str) -> dict[str, Array]:
         with np.load(self.folder / name) as file:
