@@ -198,6 +198,12 @@ def test_theorem_1_holds_for_negative_scores_too():
     assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "vacuous"
 
 
+def test_directional_neighbours_are_counted_by_inner_products_too():
+    problem = random_problem(2, 3, 4, rng=np.random.default_rng(0))
+    for posed in (problem, problem.as_gram()):
+        assert claim("B.lemma10").on(ProblemInstance(posed)).verdict == "holds"
+
+
 def test_general_position():
     apart = TokenProblem.of([[[0.0, 0.0], [1.0, 0.1], [0.2, 1.0]]], [1], scores=[[0.0, 1, 2]])
     assert general_position(apart, np.array([0])).proven

@@ -88,6 +88,13 @@ class Constraints:
         return self.geometry.combine(coefficients)
 
 
+def row_constraints(rows: Float[Array, "k d"]) -> Constraints:
+    """`<row_j, p> >= 1` for vectors that belong to no problem; row j is token 0 of input j."""
+    every = np.arange(len(rows))
+    token = np.stack([every, np.zeros_like(every)], axis=1)
+    return Constraints(Coordinates(rows, every[:, None]), every, None, np.ones(len(rows)), token)
+
+
 def attention_constraints(problem: TokenProblem, selected: Selection) -> Constraints:
     """ATT-SVM: `<k_{i alpha_i} - k_it, p> >= 1` for every other token t of every input i."""
     alpha = checked_selection(problem, selected)

@@ -75,6 +75,7 @@ class Slack:
 
     @property
     def holds(self) -> bool:
+        """Whether the measured number meets the bound, within its tolerance."""
         if self.relation == "=":
             return self.slack >= 0
         return self.slack > -self.tolerance if self.relation in "<>" else self.slack >= -self.tolerance
@@ -148,14 +149,17 @@ class Findings:
 
     @property
     def applies(self) -> bool:
+        """Whether all hypotheses hold."""
         return all(slack.holds for slack in self.hypotheses)
 
     @property
     def concludes(self) -> bool:
+        """Whether all of the conclusion holds."""
         return all(slack.holds for slack in self.conclusion)
 
     @property
     def verdict(self) -> Verdict:
+        """One of the four verdicts above, by what is proven and what is refuted."""
         if any(slack.refuted for slack in self.hypotheses):
             return "vacuous"
         if self.applies and self.concludes:

@@ -171,6 +171,8 @@ def _leave(space, i):
     last = space.size[0] - 1
     for t in range(last + 1):
         column[t] = inverse[i, t] if t <= i else inverse[t, i]
+    # Without row i the inverse is what it was less column column' over its diagonal entry; the aim with constraint i
+    # given up follows from the old one, since only its own equation is dropped.
     step = aim[i] / column[i]
     _raise(inverse, last + 1, column, -1 / column[i])
     for t in range(last + 1):
@@ -216,7 +218,9 @@ def _enter(rows, space, j, short):
         own += row[t] * row[t]
     _times(rows, space.work, a, row, space.products)
     _solve(inverse, a, space.products, aim)
-    left = own  # of the squared length, outside the span of the working set
+    # `aim` is the combination of the working set that comes nearest to the row: adding the row to y and taking so much
+    # of the combination away keeps the other equations, and `left` is the squared length of what remains of the row.
+    left = own
     for i in range(a):
         left -= aim[i] * space.products[i]
     gained, changes = 0.0, 1
@@ -232,11 +236,13 @@ def _enter(rows, space, j, short):
         gained += length
         if blocking < 0:
             break
+        # A constraint has reached zero and leaves. The row keeps what that one alone covered of it.
         short -= length * max(left, 0.0)
         left += aim[blocking] * aim[blocking] / inverse[blocking, blocking]
         _leave(space, blocking)
         a -= 1
         changes += 1
+    # The inverse with one more row: `left` is its Schur complement.
     _raise(inverse, a, aim, 1 / left)
     for i in range(a):
         inverse[a, i] = -aim[i] / left

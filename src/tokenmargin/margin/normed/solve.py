@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin.certificate import Systems, rescale_exactly
-from tokenmargin.margin.constraints import Constraints
+from tokenmargin.margin.constraints import Constraints, row_constraints
 from tokenmargin.margin.normed.certificate import CertifiedVector, judge_proposal
 from tokenmargin.margin.normed.conic import Proposal, matrix_proposals
 from tokenmargin.margin.normed.faces import Face
@@ -133,11 +133,7 @@ def _move_inwards(systems: Systems, proposals: list[Proposal]) -> Iterator[Propo
     """The proposals moved into the feasible set by as little as rounding took: where bounds differ by many orders of
     magnitude, scaling a vector until it satisfies the smallest would lengthen it too much."""
     rows, bound = systems.rows[0], systems.bound[0]
-    every = np.arange(len(rows))
-    posed = Constraints(
-        Coordinates(rows, every[None]), every, None, np.ones(len(rows)), np.stack([every, every], axis=1)
-    )
-    if systems.equality is not None or (inner := solve(posed)).status != "optimal":
+    if systems.equality is not None or (inner := solve(row_constraints(rows))).status != "optimal":
         return
     for vector, multipliers in proposals:
         rounding = (rows.shape[1] + 8) * EPS * (np.abs(rows) @ np.abs(vector))

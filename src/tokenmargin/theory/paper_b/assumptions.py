@@ -15,7 +15,8 @@ from numpy import ndarray as Array
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from tokenmargin.margin import Constraints, MarginSolution, relaxed_max_margin, solve
+from tokenmargin.margin import MarginSolution, relaxed_max_margin, solve
+from tokenmargin.margin.constraints import row_constraints
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.geometry import Coordinates
@@ -113,9 +114,7 @@ def values_of(problem: TokenProblem) -> Coordinates:
 
 def _svm(signed: Float[Array, "k d"]) -> MarginSolution:
     """The max-margin head of vectors `Y_i r_i`."""
-    rows = np.arange(len(signed))
-    geometry = Coordinates(signed, rows[:, None])
-    return solve(Constraints(geometry, rows, None, np.ones(len(rows)), np.stack([rows, 0 * rows], axis=1)))
+    return solve(row_constraints(signed))
 
 
 def _certified_fall(

@@ -143,7 +143,7 @@ def _dimension(problem: TokenProblem) -> int:
     """d: the dimension of the keys; in Gram space that of their span."""
     if isinstance(problem.keys, Coordinates):
         return problem.keys.dimension
-    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.rows), None)))
+    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.n_vectors), None)))
 
 
 def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:

@@ -16,6 +16,7 @@ from tokenmargin.problem.bilinear import Bilinear
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, searched, seen, true
+from tokenmargin.theory.paper_b.gradients import equal_scores_problem
 from tokenmargin.theory.paper_b.prompt_limits import (
     one_optimum,
     path_to,
@@ -155,6 +156,7 @@ def nuclear_path(x: ProblemInstance) -> Findings:
 
 
 def _shortfall(x: ProblemInstance, objective: FactoredObjective, theta: np.ndarray, solution: MarginSolution) -> float:
+    """1 - share of the largest nuclear margin that the W of these factors has; infinite where they ran away."""
     if not np.isfinite(theta).all():
         return np.inf
     W, inputs = objective.matrix(theta), np.arange(x.problem.n)
@@ -199,12 +201,14 @@ def local_convergence(x: ProblemInstance) -> Findings:
 
 
 def _two_optima() -> ProblemInstance:
+    """Two tokens of the highest score, of which the second is cheaper to select."""
     tokens = [[[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]]
     problem = cross_attention(tokens, [[1.0, 0.5]], [1], scores=[[1.0, 1.0, 0.0]])
     return ProblemInstance(problem, "two optimal tokens in W")
 
 
 def _equal_others() -> ProblemInstance:
+    """Two inputs of random tokens and queries, in each of which all but the optimal token score 0."""
     rng = np.random.default_rng(3)
     tokens, queries = rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 2))
     return ProblemInstance(
@@ -213,14 +217,11 @@ def _equal_others() -> ProblemInstance:
 
 
 def _one_input() -> ProblemInstance:
+    """One input of random tokens, of which all but the optimal one score 0."""
     keys = np.random.default_rng(5).standard_normal((1, 4, 3))
     return ProblemInstance(
         TokenProblem.of(keys, [1], scores=[[0.0, 1.0, 0.0, 0.0]]), "one input, others alike", norm=1e3
     )
-
-
-def _two_inputs() -> ProblemInstance:
-    return _of_one_query(ProblemInstance(figure8(), "fig8"))
 
 
 def _of_one_query(x: ProblemInstance) -> ProblemInstance:
@@ -229,8 +230,8 @@ def _of_one_query(x: ProblemInstance) -> ProblemInstance:
 
 
 def _nothing_to_gain() -> ProblemInstance:
-    problem = cross_attention([[[1.0, 0.0], [0.0, 0.0]]], [[1.0]], [1], scores=[[1.0, 1.0]])
-    return ProblemInstance(problem, "two tokens of one score in W")
+    """Two tokens of one score: the gradient is zero everywhere."""
+    return _of_one_query(equal_scores_problem())
 
 
 def _behind_a_neighbour() -> ProblemInstance:
@@ -261,7 +262,11 @@ CLAIMS = (
     Claim("C.global", global_convergence, "sampled",
         about="one input, others score alike: descent on W to the max-margin W",
         example=lambda: _of_one_query(_one_input()),
-        outside=(_nothing_to_gain, lambda: _of_one_query(start_to_local()), _two_inputs),
+        outside=(
+            _nothing_to_gain,
+            lambda: _of_one_query(start_to_local()),
+            lambda: _of_one_query(ProblemInstance(figure8(), "fig8")),
+        ),
         unneeded={"the optimal tokens are separable": NO_SUBJECT}),
     Claim("C.local", local_convergence, "sampled", about="local convergence of descent on W",
         example=lambda: random_matrix_problem(4, 1, 3, 2, name="random, in W"), outside=(_behind_a_neighbour,),

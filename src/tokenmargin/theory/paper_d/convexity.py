@@ -27,6 +27,7 @@ known to a few eps."""
 
 
 def risk_hessian(objective: PromptObjective, W: Float[Array, " D"]) -> Float[Array, "D D"]:
+    """The Hessian of the risk at W."""
     descent, relative, _ = objective.linearise(W)
     return np.asarray(-(relative + relative.T) / 2 * np.exp(descent.log_norm[0]))
 
@@ -106,6 +107,7 @@ def lemma10(x: NextTokenInstance) -> Findings:
 
 
 def with_embeddings(problem: NextTokenProblem, rows: Float[Array, "K d"]) -> NextTokenProblem:
+    """The same sequences with other embeddings."""
     return NextTokenProblem(problem.tokens, problem.lengths, problem.labels, problem.vocabulary, rows)
 
 

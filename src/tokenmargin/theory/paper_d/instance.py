@@ -243,10 +243,12 @@ def head_of_1(x: NextTokenInstance) -> Slack:
 
 
 def log_loss(x: NextTokenInstance) -> Slack:
+    """That the loss is -log."""
     return true("the loss is -log", isinstance(x.loss, LogLoss))
 
 
 def feasible(x: NextTokenInstance) -> Slack:
+    """That (Graph-SVM) has a solution."""
     return true("(Graph-SVM) is feasible", x.graph_solution.is_optimal)
 
 

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from numpy import ndarray as Array
 
 from tokenmargin.dynamics import regularisation_path
-from tokenmargin.margin import Constraints, solve
+from tokenmargin.margin import solve
+from tokenmargin.margin.constraints import row_constraints
 from tokenmargin.margin.graph_margin import svm_subspace
 from tokenmargin.objective.losses import CorrelationLoss, ExponentialLoss
-from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.selection import angle
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, below, sampled, seen, true
 from tokenmargin.theory.paper_d.instance import (
@@ -59,9 +59,7 @@ def _fall_ratio(x: NextTokenInstance, part: Float[Array, " D"]) -> Slack:
     orders = _orders(x, slope, outputs)[x.problem.sequence[~x.problem.with_label]]
     inside = svm_subspace(x.problem)
     rows = (x.rows_behind @ inside.T) * orders[:, None]
-    number = np.arange(len(rows))
-    geometry = Coordinates(rows, number[:, None])
-    best = solve(Constraints(geometry, number, None, np.ones(len(rows)), np.stack([number, 0 * number], axis=1)))
+    best = solve(row_constraints(rows))
     along = inside @ x.svm
     rates = [float((rows @ u).min()) / float(np.linalg.norm(u)) for u in (best.vector, along)]
     # Both are known to the residuals of certificates, 1e-10.

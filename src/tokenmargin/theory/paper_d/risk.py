@@ -32,6 +32,8 @@ from tokenmargin.theory.paper_d.instance import (
 ASSUMPTION1 = "Assumption 1: largest |<c_y, e_k> - [k = y]|"
 SURELY = 60.0
 """What a token that is behind by this has is less than 1e-26 of the weight."""
+RISK_ERROR = 1e-6
+"""Of a risk at R W_svm: ties hold to 1e-10 relative, logits are some hundreds, slopes of -log at most e^20."""
 
 
 def _lemma3_hypotheses(x: NextTokenInstance) -> tuple[Slack, ...]:
@@ -82,11 +84,6 @@ def _limit_risk(x: NextTokenInstance, W: Float[Array, " D"]) -> float:
     return float(x.objective.value(W + reach * x.svm))
 
 
-def _tolerance(x: NextTokenInstance) -> float:
-    """Of a risk at R W_svm: its ties hold to 1e-10 relative, logits are some hundreds, slopes of -log at most e^20."""
-    return 1e-6
-
-
 def lemma5(x: NextTokenInstance) -> Findings:
     """The risk of the cyclic subdataset depends on the part of W in the cyclic subspace alone. (At 20 points.)"""
     off = 0.0
@@ -102,7 +99,7 @@ def lemma6(x: NextTokenInstance) -> Findings:
     if not x.graph_solution.is_optimal or not x.has_risk:
         return Findings(hypotheses)
     off = max(abs(_limit_risk(x, W) - x.cyclic_risk(W)) for W in x.points())
-    return Findings(hypotheses, (sampled(equal("largest |lim L - L_cyc|", off, 0, tolerance=_tolerance(x))),))
+    return Findings(hypotheses, (sampled(equal("largest |lim L - L_cyc|", off, 0, tolerance=RISK_ERROR)),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +174,11 @@ def lemma7(x: NextTokenInstance) -> Findings:
     slacks = [
         sampled(above("(13): smallest sign of the difference", sign, 0, strict=True)),
         sampled(above("(14a): smallest L(W' + W) less the infimum", lowest, 0, tolerance=1e-9)),
-        sampled(equal("(14a): largest difference of the limit", off, 0, tolerance=_tolerance(x))),
+        sampled(equal("(14a): largest difference of the limit", off, 0, tolerance=RISK_ERROR)),
     ]
     if isinstance(x.loss, LogLoss):
         best = abs(_limit_risk(x, x.limit.finite.point) - x.limit.finite.risk)
-        slacks.append(equal("(14b): difference of lim L(W_fin + R W_svm)", best, 0, tolerance=_tolerance(x)))
+        slacks.append(equal("(14b): difference of lim L(W_fin + R W_svm)", best, 0, tolerance=RISK_ERROR))
     return Findings(hypotheses, tuple(slacks))
 
 

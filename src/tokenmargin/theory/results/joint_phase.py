@@ -11,6 +11,7 @@ from tokenmargin.dynamics import FlowPath, FlowSettings, flow, ridge_path
 from tokenmargin.dynamics.paths.joint import head_landscape
 from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import JointPhases, Phase, joint_phases
+from tokenmargin.margin.graph_margin import unit_rows
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure3b
@@ -81,7 +82,7 @@ def _convexity(x: ProblemInstance) -> Slack:
     for r in (1.0, 3.0, 6.0):
         head, margins = _best_head(x, r)
         slope = np.exp(x.loss.log_slope(margins))
-        for v, p in zip(r * _unit(rng.normal(size=(40, head.size))), 4 * x.sphere(40, rng), strict=True):
+        for v, p in zip(r * unit_rows(rng.normal(size=(40, head.size))), 4 * x.sphere(40, rng), strict=True):
             v = 0.5 * (v + head) if rng.integers(2) else v
             scores = problem.labels[:, None] * problem.values.logits(v)
             weights = attention_weights(problem.keys, p)
@@ -90,10 +91,6 @@ def _convexity(x: ProblemInstance) -> Slack:
             room = float((risk - x.loss.value(margins) - slope * lost).sum())
             least = min(least, room / float(np.abs(slope * lost).sum() + risk.sum()))
     return sampled(above("(3) of the proof: least room, over the size of its terms", least, 0, tolerance=1e-12))
-
-
-def _unit(rows: Float[Array, "k d"]) -> Float[Array, "k d"]:
-    return rows / np.linalg.norm(rows, axis=1)[:, None]
 
 
 def _falls_like_inverse(name: str, angles: list[float], norms: tuple[float, ...]) -> tuple[Slack, ...]:
