@@ -54,7 +54,7 @@ def steps_of(ranks: Ranks, case: Case, split: str) -> dict[str, Any]:
     """A few steps by our model; the first is not timed."""
     data, chosen = case.data(), SPLITS[split](ranks)
     before = peak_memory()
-    state = initial_state(case.m, case.d, seed=0, columns=chosen.columns(case.d))
+    state = initial_state(case.m, case.d, seed=0, columns=chosen.own_columns(case.d))
     model = OneLayer(data, state, SETTINGS, split=chosen)
     order = torch.arange(data.n)
     model.run(order, case.batch, first=0, last=1, rate=SETTINGS.rate)

@@ -72,7 +72,7 @@ def replicate(n: int, T: int, seed: int) -> Replication:
         grew=limit.path.stop == "norm",
         selected=bool(limit.chosen[important].all()),
         only=bool((limit.chosen == important).all()),
-        lacking=one_minus_cosine(limit.angle),
+        one_minus_cosine=one_minus_cosine(limit.angle),
         slope=limit.slope,
         eta=x.step,
         d=float(x.dimension),
@@ -91,7 +91,7 @@ def row(n: int, T: int, runs: list[Replication]) -> str:
     cells = (
         *(n, T, f"{runs[0].eta:g}", f"{runs[0].d:.2g}", len(runs), len({run.structure for run in runs})),
         *(sum(getattr(run, name) for run in runs) for name in ("unequal", "repeats", "grew", "selected", "only")),
-        f"{max(run.lacking for run in runs):.1e}",
+        f"{max(run.one_minus_cosine for run in runs):.1e}",
         f"\\|p\\|^({min(slopes):.3f}) to \\|p\\|^({max(slopes):.3f})",
     )
     return f"| {' | '.join(map(str, cells))} |"
@@ -107,7 +107,9 @@ def main() -> int:
     for n, T in SIZES:
         with ProcessPoolExecutor(options.jobs) as pool:
             runs = list(pool.map(partial(replicate, n, T), range(options.count)))
-        failed += sum(not (run.grew and run.selected and run.only and run.lacking <= MISALIGNED) for run in runs)
+        failed += sum(
+            not (run.grew and run.selected and run.only and run.one_minus_cosine <= MISALIGNED) for run in runs
+        )
         print(row(n, T, runs), flush=True)
     print(f"\n{time.perf_counter() - began:.0f} s; the conclusion fails on {failed} corpora")
     return 1 if failed else 0

@@ -2,8 +2,10 @@
 
 import pytest
 from benchmarks.claims_audit import audit, families
+from benchmarks.theorem5_corpora import HEAD, replicate, row
 
 from tokenmargin.theory import CLAIMS, claim
+from tokenmargin.theory.paper_a.flow import MISALIGNED
 
 SLOW = (
     "B.lemma12",
@@ -24,3 +26,15 @@ def test_no_claim_fails_that_is_not_listed_as_false(name):
 
 def test_every_claim_of_paper_b_has_families():
     assert all(families(known) for known in CLAIMS if known.name.startswith("B."))
+
+
+def test_a_replication_of_theorem_5():
+    """`python -m benchmarks.theorem5_corpora` draws a hundred of each size; its table has a line for them."""
+    found = replicate(2, 2, 0)
+    assert found.grew
+    assert found.selected
+    assert found.only
+    assert 0 <= found.one_minus_cosine < MISALIGNED
+    cells = row(2, 2, [found]).strip("| ").split(" | ")
+    assert len(cells) == len(HEAD)
+    assert cells[:6] == ["2", "2", "64", "3.3e+44", "1", "1"]
