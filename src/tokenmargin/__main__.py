@@ -17,10 +17,10 @@ def program() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Streams that the caller has closed (`>&-`) lead nowhere.
+    """Open the null device in place of streams that the caller has closed (`>&-`).
 
-    The lowest free descriptor is taken, which is the closed one: no file that is opened later can take its place, and
-    be written to by whoever prints.
+    It gets the lowest free descriptor, which is that of the closed stream. Otherwise a file opened later could get it,
+    and what is printed would be written into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,6 +1,6 @@
 """What results offer in a notebook: one line, a small table, a data frame, a picture.
 
-The rooms that hold results know neither matplotlib nor pandas; both are asked for when somebody calls `plot` or
+The modules of the results import neither matplotlib nor pandas; these are imported when somebody calls `plot` or
 `to_frame`. The drawings themselves live in `tokenmargin.report.objects`, the only room that draws.
 """
 

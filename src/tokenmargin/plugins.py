@@ -175,7 +175,7 @@ def _import_place(place: str) -> Any:
 
 
 def _as_kind(group: str, found: Any, name: str | None) -> Any:
-    """The object (or what its class or function makes), checked: of the group's kind, and with the name asked for."""
+    """The object, or what its class or function makes, after a check that kind and name are right."""
     kind = _import_place(KIND[group])
     if group in CLASSES:
         fits = isinstance(found, type) and issubclass(found, kind) and not inspect.isabstract(found)

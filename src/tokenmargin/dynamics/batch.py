@@ -109,7 +109,7 @@ def evolve_many(
     - `loss`: logistic by default.
     - `until_saturation`: a run is finished, and leaves the batch, once its mean selected weight is this (looked at
       every 25 steps).
-    - `batch`, `rng`: go by the gradient of so many inputs, drawn afresh for every step and run.
+    - `batch`, `rng`: size of the minibatches that gradients are taken of, drawn anew for every step and run.
     - `progress`: called with the share of the work that is done.
 
     Memory stays bounded: runs are taken in chunks. Ctrl-C ends early and returns what was reached.

@@ -133,7 +133,7 @@ class BatchState:
     - `points`, `memory`: where the runs are and what their method remembers; for methods that go not only along the
       gradient.
     - `taken`: steps that each run has taken.
-    - `batch`, `rng`: how many inputs a step goes by, drawn afresh for every step and run; None for all.
+    - `batch`, `rng`: how many inputs the gradient of a step is of, drawn anew for every step and run; None for all.
     """
 
     tokens: Tokens
@@ -197,7 +197,7 @@ class BatchState:
         self.logits = np.where(np.isneginf(self.logits), -np.inf, logits)
 
     def _left_out_inputs(self) -> Bool[Array, "n lanes"] | None:
-        """The inputs that the next step does not go by; None where it goes by all."""
+        """The inputs that are not in the minibatch of the next step; None without minibatches."""
         if self.batch is None or self.rng is None:
             return None
         return np.asarray(self.rng.random((len(self.logits), len(self.taken))).argsort(axis=0) >= self.batch)

@@ -1,4 +1,4 @@
-"""evolve: run a descent method on an objective and keep what was asked for."""
+"""evolve: run a descent method on an objective, and record quantities on the way."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Trajectory(Tabular, Drawable):
         )
 
     def _columns(self) -> dict[str, Array]:
-        """A row a kept step and start; what was kept as one number a run, or what is known of the end."""
+        """A row for each recorded step and start, with the quantities that are one number; else the end alone."""
         lead = self.final.shape[:-1]
         kept = {name: array for name, array in self.kept.items() if array.shape == (len(self.at), *lead)}
         at, points = self.at, self.kept.get("point")
@@ -154,7 +154,7 @@ def evolve(
     - `start`: first point; the objective's own start by default.
     - `keep`: what to record, at step 0, every `every` steps, and at the end: names of `OBSERVABLES`, and functions of
       the point, each recorded under its own name.
-    - `batch`, `rng`: go by the gradient of so many inputs, drawn afresh for every step.
+    - `batch`, `rng`: size of the minibatches that gradients are taken of, drawn anew for every step.
     - `memory`: of the run that is gone on with, from its `Trajectory`.
     - `progress`: called with the number of steps done, about a hundred times in all.
 

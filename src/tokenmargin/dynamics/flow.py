@@ -114,7 +114,7 @@ class FlowPath(Tabular, Drawable):
 
     @property
     def log_gradient(self) -> float:
-        """Logarithm of the gradient norm at the end; beside a finite part, of what is left of it."""
+        """Logarithm of the gradient norm at the end; beside a finite part, of the gradient across the tied span."""
         if self.tail is not None:
             return self.tail.log_gradient - float(np.log(self.unit))
         with np.errstate(invalid="ignore"):  # "flat" ends may have no gradient
@@ -191,14 +191,14 @@ class FlowPath(Tabular, Drawable):
     def _rests_unstably(self) -> bool:
         """Whether some direction leads down from the stationary point, by the Hessian there.
 
-        The point is known to a balance of 1e-12, and so is the Hessian; the square root of that is told from zero.
+        The point and the Hessian are known to a balance of 1e-12, so that eigenvalues count from its square root on.
         """
         relative = self._field.objective.linearise(self._field.reduce(self.final)).jacobian
         rates = np.linalg.eigvals(relative).real
         return bool(rates.max(initial=0.0) > np.sqrt(STATIONARY) * np.abs(rates).max(initial=0.0))
 
     def _continue_past_rest(self, until_norm: float, events: tuple[AbstractEvent, ...], progress: Progress) -> FlowPath:
-        """Go on where nothing but the finite part has come to rest."""
+        """The path with what follows after its finite part has come to rest, while the rest of p still grows."""
         if self.finite_part is None or self.stop != "finite part":
             return self
         whole = self._with_tail(
@@ -336,9 +336,7 @@ def flow(
     """
     settings = FlowSettings() if settings is None else settings
     objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
-    if (
-        type(objective) is PromptObjective
-    ):  # copies have one weight for ever: pulls between them must not have to cancel
+    if type(objective) is PromptObjective:  # copies keep equal weights: their pulls at each other are left out
         objective = replace(objective, problem=objective.problem.merged)
     theta = objective.start() if start is None else as_array("start", start, float).copy()
     if theta.shape != (objective.dimension,):

@@ -252,7 +252,7 @@ class Integration:
         return True
 
     def _solver(self, name: str, arc: float, *, longest: float = np.inf) -> OdeSolver:
-        """A solver that begins where the path has come to, with steps of at most the `longest`."""
+        """A solver that begins at the end of the path so far, with steps of at most `longest`."""
         if name == "Euler":
             tokens = max(float(span.tokens.token_norms.max()) for span in self.field.reduced.spans)
             step = 1 / max(2 * tokens, np.finfo(float).tiny)  # as long a p changes no logit by more than 1
@@ -286,7 +286,7 @@ class Integration:
 
     def _step(self, solver: OdeSolver, knots: list[float]) -> bool:
         """Take one step of the solver, unless it leaps over a point where the field turns back; False at the end."""
-        with np.errstate(invalid="ignore", over="ignore"):  # of trials that lead nowhere; what is taken is looked at
+        with np.errstate(invalid="ignore", over="ignore"):  # of trials that are rejected; an accepted step is checked
             solver.step()
         if solver.status == "failed":
             if not self._at_rest(solver.y, cornered=self.field.original.has_kinks):
@@ -351,9 +351,7 @@ class Integration:
         if self.field.objective.has_exact_weights(y):
             self.stop = "saturated"
             return True
-        if (
-            self.field.original.has_kinks and not cornered
-        ):  # the steps are long: they come to no rest before they shrink
+        if self.field.original.has_kinks and not cornered:  # Euler's steps are long, and shrink before a point of rest
             return False
         self._balance = float(self.field.objective.linearise(y).balance.max())
         if not cornered and self._balance > NEAR_FINITE:

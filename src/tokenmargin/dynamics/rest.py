@@ -204,7 +204,7 @@ class _LiftedEvent(AbstractEvent):
     part: FinitePart
 
     @property
-    def stops(self) -> bool:  # type: ignore[override]  # what is a field there is read through here
+    def stops(self) -> bool:  # type: ignore[override]  # a field there, a property here
         return self.event.stops
 
     def label(self, objective: AbstractObjective, theta: Float[Array, " D"]) -> Hashable:
@@ -256,7 +256,7 @@ def _tied_mask(
     """The tied tokens of the inputs in which they score differently; of the others that of largest weight, with copies.
 
     Tokens of one score do not pull at one another: beside tokens that rest they may still be parting, at any pace.
-    Where scores depend on the weights, those that rest have come to one score, and hold one another.
+    Where scores depend on the weights, tokens that rest have reached equal scores and balance one another.
     """
     scores = objective.constant_scores
     if scores is None:

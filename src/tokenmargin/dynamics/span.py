@@ -46,7 +46,7 @@ class Span:
     def of(cls, geometry: AbstractGeometry, *, exact: bool = False) -> Span:
         """The span of the rows that some token points to.
 
-        Coordinates no more than the tokens serve as they are, unless the `exact` span is asked for.
+        Where there are no more coordinates than tokens they are kept as they are, unless `exact`.
         """
         used = np.unique(geometry.index[geometry.mask])
         if isinstance(geometry, Coordinates):

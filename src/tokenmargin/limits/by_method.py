@@ -107,7 +107,7 @@ class MethodLimit(NamedLimit, Tabular):
 
 
 def size_in(norm: AbstractNorm, problem: TokenProblem, p: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """The size of a parameter in a norm: the Euclidean is the geometry's own, a norm of matrices is told the shape."""
+    """The size of a parameter in a norm, in either geometry for the Euclidean one."""
     return problem.keys.norm(p) if norm == L2 else norm.of_shape(problem.keys.matrix_shape).value(p)
 
 
@@ -211,7 +211,7 @@ def exact_weights(objective: MapObjective, p: Float[Array, " D"], solution: Marg
 def separating_direction(objective: MapObjective, p: Float[Array, " D"]) -> LimitDirection:
     """The shortest p with `<k_it, p> >= 1` for the tokens that are attended to at `p`, and `<= -1` for the others.
 
-    Tokens of score zero do not pull, and are not asked about. It is a limit ("LMM") when every token at distance
+    Tokens of score zero do not pull, and have no constraint. It is a limit ("LMM") when every token at distance
     exactly 1 stands on the side to which its score pulls it, and the best one ("GMM") when all tokens do.
     """
     problem = objective.problem

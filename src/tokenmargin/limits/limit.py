@@ -56,8 +56,8 @@ class Limit(NamedLimit, Tabular, Drawable):
       "finite part" when it diverges along a direction while tied tokens of different scores keep their weights
       (`path.finite_part`); "rounding" when the path left an unstable one (an axis of symmetry, say) only where rounding
       had grown to order one, so that what is named is one of several limits; "undecided" when nothing was settled.
-    - `reason`: what is to be said about it in words: why it is undecided, where rounding decides, what keeps its
-      weight; empty where the outcome says all.
+    - `reason`: why it is undecided, where rounding decides, or which tokens keep their weights; empty where the outcome
+      needs no explanation.
     - `named`: the direction of the tokens of largest weight at the end: solved with its certificate, and what it is.
     - `angle`: between the end of the path and that direction, in radians; NaN without one.
     - `rate`: fitted exponent of the angle as a power of the norm over the last three decades; NaN where the angle is
@@ -289,13 +289,13 @@ def _objective_and_problem(
 def _outcome_of_path(
     path: FlowPath, named: LimitDirection, off: float, tolerance: float, *, shares: bool = True
 ) -> tuple[Outcome, str]:
-    """What was settled, and what was not."""
+    """The outcome of a path that was compared with a direction, and the reason where it needs one."""
     if path.decided_by_rounding:
         return "rounding", _where_rounding_decides(path)
     if path.stop == "stationary":
         return "bounded", ""
     stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
-    # Where a path that stalls is already as near to its direction as is asked for, the direction is known.
+    # A path that stalls has its direction all the same if it is within the tolerance of it.
     if path.stop != "norm" and not (stalled and off <= tolerance):
         flat = "its gradient cancels, but no point of rest and no finite part is found near it"
         if path.pulls_cancel:

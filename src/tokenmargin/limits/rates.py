@@ -247,7 +247,7 @@ def _log_time(method: methods.AbstractMethod, at: Int[Array, " k"]) -> Float[Arr
 
 
 def _norm_exponent(method: methods.AbstractMethod | None) -> float:
-    """With which power of the steps the norm grows; NaN where nobody knows."""
+    """The power of the number of steps with which the norm grows; NaN where it is not known."""
     step = getattr(method, "step", None)
     if isinstance(step, methods.Schedule):
         return max(1 - step.power, 0.0)
@@ -255,7 +255,7 @@ def _norm_exponent(method: methods.AbstractMethod | None) -> float:
 
 
 def _fall_per_step(method: methods.AbstractMethod | None, named: LimitDirection) -> float:
-    """By how much the logarithm of the unselected weight falls at a step far out; NaN where nobody knows."""
+    """By how much the logarithm of the unselected weight falls in a late step; NaN where it is not known."""
     step = getattr(method, "step", None)
     if not isinstance(step, float | int):
         return np.nan

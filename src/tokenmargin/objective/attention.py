@@ -53,7 +53,7 @@ class AbstractObjective(abc.ABC):
 
     @property
     def has_kinks(self) -> bool:
-        """Whether the field has kinks, so that gradient flow goes by plain steps."""
+        """Whether the field has kinks, at which stiff solvers fail; gradient flow then takes Euler's steps."""
         return False
 
     def has_exact_weights(self, theta: Float[Array, " D"]) -> bool:

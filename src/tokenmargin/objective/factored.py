@@ -66,7 +66,7 @@ class FactoredObjective(ProductObjective):
 
     def __post_init__(self) -> None:
         if self.problem.keys.matrix_shape is None:
-            as_matrix(self.problem.keys, self.problem.keys.zero())  # says what is asked for
+            as_matrix(self.problem.keys, self.problem.keys.zero())  # raises with a remedy
         if self.rank == 0:
             object.__setattr__(self, "rank", min(self.shape))
         if self.rank < 1:
@@ -257,8 +257,8 @@ class MultiHeadObjective(AbstractObjective):
     """The risk of a sum of attention heads, as a function of all their prompts (or matrices) together.
 
     **Attributes**
-    - `problem`: the heads side by side: its input `h n + i` is input i as head h sees it. Selections, margins and limit
-      directions are asked of it, or of a head's own problem.
+    - `problem`: the heads side by side: its input `h n + i` is input i as head h sees it. Use it, or the problem of one
+      head, for selections, margins and limit directions.
     - `heads`: the problems of the heads.
 
     >>> from tokenmargin.problem.instances import figure1a, figure1b

@@ -54,7 +54,7 @@ class AbstractLoss(abc.ABC):
         gap = np.exp(np.minimum(log_gap, 0.0))[..., None]
         slopes = self.log_slope(np.asarray(best)[..., None] - gap * _NODES)
         top = slopes.max(axis=-1, keepdims=True)
-        top = np.where(np.isneginf(top), 0.0, top)  # a loss that is flat at `best`, and no gap to speak of
+        top = np.where(np.isneginf(top), 0.0, top)  # where every slope is zero
         with np.errstate(divide="ignore"):
             short = log_gap + top[..., 0] + np.log((np.exp(slopes - top) * _WEIGHTS).sum(axis=-1))
         if (log_gap <= np.log(_SHORT)).all():
@@ -192,7 +192,7 @@ class CustomLoss(AbstractLoss):
 
     **Arguments**
     - `function`: `loss(u)`, applied to arrays elementwise.
-    - `derivative`: `loss'(u)`, negative everywhere it is asked for.
+    - `derivative`: `loss'(u)`, negative at every output.
     - `second`: `loss''(u)`, used by the flow and the regularisation path; by default a central difference of
       `log(-loss')` over `eps^(1/3) max(1, |u|)`, right to about ten digits.
     - `lipschitz`, `bound`: `M0` and `M1` of Assumption A, needed only for the step-size rule.

@@ -1,7 +1,7 @@
 """Nonlinear prediction heads: `f(X_i) = psi(X_i' softmax(K_i p))`, with any differentiable psi (appendix D).
 
-Around the attended vector `x_i = X_i' s_i` a head acts through its gradient: the tokens have the local scores
-`gamma_it = Y_i <grad psi(x_i), x_it>`, and the stable gradient of the linear head applies to them as it stands.
+To first order around the attended vector `x_i = X_i' s_i` a head is linear: the tokens have the local scores
+`gamma_it = Y_i <grad psi(x_i), x_it>`, and the stable gradient of a linear head is right for these.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its fac
 class ProductObjective(AbstractObjective):
     """The risk as a function of two factors whose product is the attention parameter: the key's, then the query's.
 
-    `margin_norm` is the norm of the product that the Euclidean length of the factors is: the least
-    `(|K|^2 + |Q|^2) / 2` of all factors of a product. Which margin descent and flow maximise goes by it.
+    `margin_norm` is the norm of the product that corresponds to the Euclidean length of the factors: the least
+    `(|K|^2 + |Q|^2) / 2` over all factors of a product. Descent and flow maximise the margin in this norm.
     """
 
     margin_norm: ClassVar[AbstractNorm]
@@ -187,7 +187,7 @@ class DiagonalObjective(ProductObjective):
     def small_start(self, scale: float) -> Float[Array, " D"]:
         """`k = scale`, `q = 0`: p is zero, and every coordinate may take either sign.
 
-        Where k and q are equal in size they stay so, and the sign of their product is that of the start for ever.
+        Where k and q have equal size at the start they keep equal sizes, and their product never changes its sign.
         """
         d = self.problem.keys.dimension
         return self.point(np.full(d, scale), np.zeros(d))
@@ -211,5 +211,5 @@ class DiagonalObjective(ProductObjective):
 
 
 def plain_space(dimension: int) -> Coordinates:
-    """Euclidean space of so many dimensions; no token lies in it."""
+    """Euclidean space of a dimension, as the geometry of a parameter that has no tokens of its own."""
     return Coordinates(np.zeros((1, dimension)), np.zeros((1, 1), dtype=np.intp))

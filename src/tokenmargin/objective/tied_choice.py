@@ -31,7 +31,7 @@ class SoftPart(NamedTuple):
     - `gradient`: length of the gradient there.
     - `balance`: the same over the summed lengths of its terms.
     - `distance`: the minimum is proven to be no farther than this; infinite where that is not proven.
-    - `risk`: what the tied tokens leave of the mean loss for ever: its infimum.
+    - `risk`: the infimum of the mean loss, which the choices among tied tokens leave.
     - `unit`: length of a parameter that changes logits by about one: 1, unless embeddings are long or short.
     """
 

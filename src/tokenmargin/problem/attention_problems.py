@@ -1,7 +1,7 @@
 """Self-attention and cross-attention as problems in the matrix W: `f = sum_t softmax(z' W k_t) <v, x_t>`.
 
 Every output is an input of the problem: a sequence read from several positions, or by several queries, gives as many,
-all with the same tokens. `problem.as_matrix` makes matrices of what is found.
+all with the same tokens. `problem.as_matrix` turns solutions into matrices.
 
 The random data of *Transformers as Support Vector Machines* are here too, by the law and the seeds of its public code.
 They are drawn in single precision in the order v, Y, X, Z (or V, X, Y, Z), each vector divided by its length, and then
@@ -172,7 +172,7 @@ def _per_output(name: str, array: ArrayLike, outputs: tuple[int, int], tail: tup
 
 
 class TorchNormals:
-    """`torch.Generator().manual_seed(seed)`, asked for normal numbers.
+    """The normal numbers of `torch.Generator().manual_seed(seed)`.
 
     >>> TorchNormals(0).draw(2).round(4)
     array([ 1.541 , -0.2934], dtype=float32)

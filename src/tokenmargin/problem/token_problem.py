@@ -268,7 +268,7 @@ def mean_over_copies(keys: AbstractGeometry, tokens: Float[Array, "n T *k"]) -> 
 
 
 def checked_problem(item: object, asked_by: str) -> TokenProblem:
-    """The problem itself, or a line that says what was given instead."""
+    """The problem itself; TypeError with a remedy where something else was given."""
     if isinstance(item, TokenProblem):
         return item
     remedy = (
@@ -280,7 +280,7 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
 
 
 def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> TokenProblem:
-    """The problem itself, or a line that says why its scores will not do."""
+    """The problem itself; TypeError with a remedy where its scores depend on the attention weights."""
     if problem.has_fixed_scores:
         return problem
     raise TypeError(

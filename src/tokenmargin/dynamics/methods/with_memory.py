@@ -108,7 +108,7 @@ class SteepestDescent(AbstractMethod):
 
 
 def for_blocks(norm: AbstractNorm, objective: AbstractObjective) -> AbstractNorm:
-    """The norm for what is trained: one of matrices learns their shape."""
+    """The norm for the parameter of an objective; a norm of matrices is given their shape."""
     shapes = {geometry.matrix_shape for _, geometry in objective.blocks} - {None}
     if len(shapes) == 1:
         return norm.of_shape(shapes.pop())
@@ -132,7 +132,7 @@ def zero_velocity(theta: Float[Array, "... D"]) -> State:
 
 
 def velocity_after(state: State, descent: Descent, beta: float, *, nesterov: bool) -> tuple[Scaled, State]:
-    """Where to go by the velocity after a gradient, as a vector and the logarithm of its scale; and the velocity."""
+    """The step that the velocity gives after a gradient, as a vector and the logarithm of its scale; and the state."""
     log_beta = np.log(beta) if beta > 0 else -np.inf
     velocity = scaled_sum((state["velocity"], state["log_scale"] + log_beta), descent)
     ahead = scaled_sum((velocity[0], velocity[1] + log_beta), descent) if nesterov else velocity
