@@ -69,7 +69,7 @@ def test_evaluation_over_shards_is_that_in_memory(ragged):
 def test_a_model_that_has_diverged_has_no_loss(ragged):
     data = ragged()
     model = OneLayer(data, initial_state(data.m, 5, seed=2, dtype=torch.float64), AdamW())
-    model._scores[0, 3] = torch.inf
+    model.tensors()["scores"][0, 3] = torch.inf
     found = evaluate(model, data)
     assert np.isnan([found.loss, found.accuracy]).all()
     assert not found.selected.any()
