@@ -53,7 +53,7 @@ app = App(
 
 
 def _join_lines(doc: str) -> str:
-    """A docstring whose paragraphs are a line each, so that a terminal of any width can break them; examples stay."""
+    """A docstring with each paragraph in one line, so that a terminal of any width can wrap it; examples stay."""
     text, mark, parameters = inspect.cleandoc(doc).partition("\nParameters\n")
     text = re.sub(r"(?m)^\S.*(?:\n\S.*)+", lambda found: found[0].replace("\n", " "), text)
     return (
@@ -70,7 +70,7 @@ for _place, (_purpose, _verbs) in enumerate(VERBS.items()):
 
 @contextlib.contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Python drops a Ctrl-C that arrives while it frees an object: send it again, from outside, a moment later."""
+    """Send a Ctrl-C again that Python dropped because it arrived while an object was being freed."""
     before = sys.unraisablehook
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:

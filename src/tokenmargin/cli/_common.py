@@ -58,14 +58,14 @@ def print_message(message: str = "", *, markup: bool = False) -> None:
 
 
 def console_for(stream: TextIO) -> Console:
-    """A console that wraps between words at the width of a terminal, and nowhere in a file or a pipe."""
+    """A console that wraps lines at the width of a terminal, and does not wrap them in a file or a pipe."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, width=None if stream.isatty() else UNBOUNDED)
 
 
 def print_hanging(console: Console, markup: str) -> None:
-    """A line whose rest, where it is too long, goes on under its words: behind the indent, a first word and its gap."""
+    """Print a line; if it is too long, the rest is indented as far as the indent, the first word and its gap reach."""
     from rich.text import Text
 
     text = Text.from_markup(markup, emoji=False)
@@ -114,7 +114,7 @@ def show(message: str) -> None:
 
 
 def _wrap(message: str, stream: TextIO) -> str:
-    """For a terminal, lines broken between words alone (a path stays whole) and indented as they were."""
+    """The message with lines wrapped for a terminal, between words only; wrapped lines keep their indent."""
     if not stream.isatty():
         return message
     width = console_for(stream).width
@@ -156,7 +156,7 @@ def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[objec
 
 
 def _print_grid(grid: Table) -> None:
-    """A table without the blanks that fill its last column."""
+    """Print a table without trailing blanks."""
     console = console_for(sys.stdout)
     with console.capture() as captured:
         console.print(grid)
@@ -178,7 +178,7 @@ def print_error(message: str) -> None:
 
 
 def ended(*, interrupted: bool) -> int:
-    """The exit code of a command that keeps what it has reached when Ctrl-C ends it, and a line that says so."""
+    """The exit code of a command that keeps its results when Ctrl-C ends it; if it did, an error line says so."""
     if interrupted:
         print_error("interrupted: this is what was reached")
     return INTERRUPTED if interrupted else 0
@@ -186,7 +186,7 @@ def ended(*, interrupted: bool) -> int:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Validation errors of the library, raised on what the user gave, become bad usage."""
+    """Turn errors that the library raises about the user's input into `UsageError`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -200,7 +200,7 @@ def usage_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plugin_lines() -> Iterator[None]:
-    """Warnings about what other packages add, when it cannot be used, become one line each on standard error."""
+    """Print each warning about a plugin that cannot be used as one line on standard error."""
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **also: Any) -> None:
         if issubclass(category, PluginWarning):
@@ -216,7 +216,7 @@ def plugin_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """A missing optional dependency becomes a message that says what to install."""
+    """Turn a missing optional dependency into a message that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -252,7 +252,7 @@ def choose_engine(name: str, *, jobs: int, address: str | None) -> AbstractEngin
 
 
 def numbers(text: str, kind: Callable[[str], Number], option: str) -> list[Number]:
-    """Parse `1,2,3`."""
+    """The numbers of a text such as `1,2,3`."""
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Paths of training on the command line: what is said of where one went, and runs kept in a file (`--save`)."""
+"""Paths of training on the command line: the report of one, and runs kept in a file (`--save`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, str | float | None], Any]:
-    """What the end of a path is compared with: a solution, what it is, and its tokens."""
+    """What the end of a path is compared with: a max-margin solution, its kind, and its tokens."""
     import numpy as np
 
     from tokenmargin.dynamics import FlowPath
@@ -48,7 +48,7 @@ def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, 
 
 
 def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
-    """What a command says of a path, as plain values."""
+    """The report of a path as plain values."""
     from tokenmargin.dynamics import FlowPath
     from tokenmargin.selection import angle, cosine
 
@@ -92,7 +92,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
 
 
 def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dict[str, float | None] | None:
-    """For maps that give one token all the weight at a finite p, once every input has: how far ahead, and how long."""
+    """For maps that give one token all the weight at a finite p: by how much it is ahead, and the p that it takes."""
     from math import isfinite
 
     from tokenmargin.limits.by_method import exact_weights
@@ -107,7 +107,7 @@ def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dic
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the report of a path."""
     import numpy as np
 
     from tokenmargin.problem.names import token_name

@@ -99,20 +99,20 @@ def basins(
     before = None if resume is None else load_run(resume, settings)
     with usage_errors():
         rule = method_named(method, step)
-    found = _run(data, rule, starts, radius=radius, seed=seed, steps=steps, before=before)
+    found = _run_starts(data, rule, starts, radius=radius, seed=seed, steps=steps, before=before)
     if file is not None:
         ends = {"starts": found.starts, "finals": found.finals, "steps": found.runs.steps[0], "labels": found.labels}
         save_run(file, ends | {f"{MEMORY}{name}": array for name, array in found.runs.memory[0].items()}, settings)
     if picture is not None:
-        _draw(data, rule, picture, extent, resolution)
+        _draw_basin_map(data, rule, picture, extent, resolution)
     if json:
-        emit_json(_report(found))
+        emit_json(_basins_as_data(found))
     else:
-        _print(found)
+        _print_basins(found)
     return ended(interrupted=found.interrupted)
 
 
-def _run(
+def _run_starts(
     problem: TokenProblem,
     method: AbstractMethod,
     starts: int,
@@ -140,7 +140,7 @@ def _run(
         return replace(begun, runs=ended).resume(steps=steps, progress=progress)
 
 
-def _draw(problem: Any, method: AbstractMethod, picture: Path, extent: float, resolution: int) -> None:
+def _draw_basin_map(problem: Any, method: AbstractMethod, picture: Path, extent: float, resolution: int) -> None:
     from tokenmargin.limits.shares import basin_map
 
     with needs_extra("report"):
@@ -151,7 +151,7 @@ def _draw(problem: Any, method: AbstractMethod, picture: Path, extent: float, re
     print_message(f"wrote {picture}")
 
 
-def _report(found: Basins) -> dict[str, Any]:
+def _basins_as_data(found: Basins) -> dict[str, Any]:
     return {
         "starts": len(found.labels),
         "unsettled": found.unsettled,
@@ -172,7 +172,7 @@ def _report(found: Basins) -> dict[str, Any]:
     }
 
 
-def _print(found: Basins) -> None:
+def _print_basins(found: Basins) -> None:
     from tokenmargin.selection import selection_text
 
     rows: list[tuple[str, str, str, str]] = [

@@ -123,20 +123,20 @@ def evolve(
     settings |= {} if attention == "softmax" else {"attention": attention}
     before = {} if resume is None else load_run(resume, settings)
     with usage_errors():
-        objective = _objective(data, train, loss, head, attention)
+        objective = _objective_named(data, train, loss, head, attention)
         first = None if start is None else np.array(numbers(start, float, "--start"))
         first = before["point"][-1] if before else first
         path: Trajectory | FlowPath
         if method == "flow":
-            _check_no_steps(decay, batch)
-            path, kept = _flow(objective, first, until_norm, keep=file is not None)
+            _refuse_step_options(decay, batch)
+            path, kept = _follow_flow(objective, first, until_norm, keep=file is not None)
         else:
-            rule, draws = _steps_by(method, step, decay), _Draws(batch, seed)
-            path, kept = _descend(objective, rule, steps, first, draws, before, keep=file is not None or rates)
+            rule, draws = _method_with_step(method, step, decay), _BatchDraws(batch, seed)
+            path, kept = _follow_descent(objective, rule, steps, first, draws, before, keep=file is not None or rates)
     if file is not None:
         save_run(file, _append_run(before, kept), settings)
     report = path_report(path)
-    speeds = _rates(path) if rates else None
+    speeds = _fit_rates(path) if rates else None
     if json:
         emit_json(report if speeds is None else {**report, "rates": speeds.to_dict()})
     else:
@@ -146,14 +146,14 @@ def evolve(
     return ended(interrupted=path.interrupted)
 
 
-def _rates(path: Trajectory | FlowPath) -> Rates:
+def _fit_rates(path: Trajectory | FlowPath) -> Rates:
     from tokenmargin.limits.rates import rates
 
     with usage_errors():
         return rates(path)
 
 
-class _Draws(NamedTuple):
+class _BatchDraws(NamedTuple):
     """How the inputs of a step are drawn."""
 
     batch: int | None
@@ -171,12 +171,12 @@ class _Draws(NamedTuple):
         return rng
 
 
-def _descend(
+def _follow_descent(
     objective: AbstractObjective,
     method: AbstractMethod,
     steps: int,
     start: Array | None,
-    draws: _Draws,
+    draws: _BatchDraws,
     before: dict[str, Array],
     *,
     keep: bool,
@@ -228,7 +228,7 @@ def _memory_of(before: dict[str, Array], blocks: int) -> Memory | None:
     return Memory(int(before["at"][-1]), tuple(states))
 
 
-def _flow(
+def _follow_flow(
     objective: AbstractObjective, start: Array | None, until_norm: float | None, *, keep: bool
 ) -> tuple[FlowPath, dict[str, Array]]:
     import numpy as np
@@ -274,7 +274,7 @@ def _append_run(before: dict[str, Array], after: dict[str, Array]) -> dict[str, 
     }
 
 
-def _objective(problem: Any, train: str, loss: str | None, head: str | None, attention: str) -> AbstractObjective:
+def _objective_named(problem: Any, train: str, loss: str | None, head: str | None, attention: str) -> AbstractObjective:
     from tokenmargin.objective.attention import JointObjective, PromptObjective
     from tokenmargin.objective.attention_maps import MapObjective, attention_named
     from tokenmargin.objective.local_scores import prompt_objective
@@ -302,12 +302,12 @@ def _objective(problem: Any, train: str, loss: str | None, head: str | None, att
     return MapObjective(objective.problem, objective.loss, attention=attention_named(attention))
 
 
-def _check_no_steps(decay: float | None, batch: int | None) -> None:
+def _refuse_step_options(decay: float | None, batch: int | None) -> None:
     if decay is not None or batch is not None:
         raise UsageError("gradient flow has no steps: leave out --decay and --batch, or choose a method of descent")
 
 
-def _steps_by(method: str, step: float | None, decay: float | None) -> AbstractMethod:
+def _method_with_step(method: str, step: float | None, decay: float | None) -> AbstractMethod:
     from tokenmargin.dynamics import method_named
     from tokenmargin.plugins import names
 

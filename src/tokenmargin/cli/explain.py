@@ -75,36 +75,38 @@ def explain(
         raise UsageError("which text? give it in quotes after the model")
     classifier = open_model(model)
     with usage_errors():
-        found = list(classifier.explain(list(texts), target=_class(classifier, target)))
-    edits = _edits(classifier, texts, delete, replace)
+        found = list(classifier.explain(list(texts), target=_class_named(classifier, target)))
+    edits = _edited_texts(classifier, texts, delete, replace)
     if html is not None:
         with needs_extra("report"):
             from tokenmargin.report.model_page import ModelReport, write_model_report
         write_model_report(ModelReport(classifier, examples=found, command=command_line()), html)
     if json:
-        emit_json([one.to_dict() | ({"what_if": asdict(edit)} if edit else {}) for one, edit in _beside(found, edits)])
+        emit_json(
+            [one.to_dict() | ({"what_if": asdict(edit)} if edit else {}) for one, edit in _with_edits(found, edits)]
+        )
         return 0
     console = console_for(sys.stdout)
-    for number, (one, edit) in enumerate(_beside(found, edits)):
+    for number, (one, edit) in enumerate(_with_edits(found, edits)):
         if number:
             console.print()
         console.print(_colour_words(one))
         show(_decision_line(one))
         if len(classifier.classes_) == 2 and one.selected and one.abstains:
             show("no word here that decides: together they do not even double the odds")
-        _tell_words(one)
+        _print_words(one)
         for line in _edit_lines(classifier, edit) if edit else ():
             show(printable(line))
     return 0
 
 
-def _class(model: TokenSelectionClassifier, name: str | None) -> object:
+def _class_named(model: TokenSelectionClassifier, name: str | None) -> object:
     """The class that a word on the command line names."""
     named = {str(value): value for value in model.classes_.tolist()}
     return None if name is None else named.get(name, name)
 
 
-def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, replace: str) -> list[EditedText]:
+def _edited_texts(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, replace: str) -> list[EditedText]:
     if not delete and not replace:
         return []
     from tokenmargin.classifier import what_if
@@ -117,13 +119,13 @@ def _edits(model: TokenSelectionClassifier, texts: Sequence[str], delete: str, r
     return [what_if(model, text, delete=gone, replace=changes) for text in texts]
 
 
-def _beside(found: list[Explanation], edits: list[EditedText]) -> list[tuple[Explanation, EditedText | None]]:
+def _with_edits(found: list[Explanation], edits: list[EditedText]) -> list[tuple[Explanation, EditedText | None]]:
     beside: Sequence[EditedText | None] = edits or [None] * len(found)
     return list(zip(found, beside, strict=True))
 
 
 def _colour_words(one: Explanation) -> Text:
-    """The text on green where a word speaks for a positive decision, on red where against."""
+    """The text; words that speak for a positive decision stand on green, those that speak against it on red."""
     from rich.text import Text
 
     text = Text(printable(one.text))  # as long as it was: the places of words stay
@@ -145,8 +147,8 @@ def _decision_line(one: Explanation) -> str:
     return printable(f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {selected}")
 
 
-def _tell_words(one: Explanation) -> None:
-    """Where the decision starts, and the words with the largest parts in it beside what it loses without each."""
+def _print_words(one: Explanation) -> None:
+    """Print where the decision starts, and for the words with the largest contributions what is lost without them."""
     seen: dict[str, tuple[float, float]] = {}
     for word in one.words:
         name = one.text[word.start : word.end].lower()
@@ -211,7 +213,7 @@ def predict(
     empty = sum(one is None for one in rows.texts)
     if empty:
         print_message(f"{empty} of {len(rows.texts)} rows have no text that can be read: they have no prediction")
-    table = _table(classifier, rows)
+    table = _prediction_rows(classifier, rows)
     if out is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -229,7 +231,7 @@ def _open_output(path: Path) -> TextIO:
     return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
 
-def _table(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:
+def _prediction_rows(classifier: TokenSelectionClassifier, rows: TextRows) -> list[list[Any]]:
     """Row number, the row's own columns, then what the model says."""
     known = [k for k, one in enumerate(rows.texts) if one is not None]
     probabilities = classifier.predict_proba([rows.texts[k] for k in known])

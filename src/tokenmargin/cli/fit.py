@@ -84,7 +84,7 @@ def fit(
     with needs_extra("classify"):
         from tokenmargin.classifier import ModelFileError, TokenSelectionClassifier, save_model
     rows = read_rows(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
-    classes = _counted_classes(source, rows, label)
+    classes = _count_classes(source, rows, label)
     with progress_bar("training", 50) as advance, usage_errors():
         classifier = TokenSelectionClassifier(
             tokenizer,
@@ -108,7 +108,7 @@ def fit(
     except ModelFileError as error:
         print_error(str(error))
         return 1
-    _tell(classifier, len(rows.texts))
+    _print_fit(classifier, len(rows.texts))
     check = classifier.validation_
     if json:
         emit_json(
@@ -128,8 +128,8 @@ def fit(
     return 0
 
 
-def _counted_classes(source: str, rows: LabelledText, label: str) -> Counter[str]:
-    """How many texts each class has; refused where there is one class, or so many that they are no classes."""
+def _count_classes(source: str, rows: LabelledText, label: str) -> Counter[str]:
+    """How many texts each class has; UsageError if there is one class only, or as many as if they were no classes."""
     classes = Counter(rows.labels)
     if len(classes) < 2:
         raise UsageError(
@@ -140,8 +140,8 @@ def _counted_classes(source: str, rows: LabelledText, label: str) -> Counter[str
     return classes
 
 
-def _tell(classifier: TokenSelectionClassifier, texts: int) -> None:
-    """What was learned, for people."""
+def _print_fit(classifier: TokenSelectionClassifier, texts: int) -> None:
+    """Print what was learned."""
     check, tokens = classifier.validation_, len(classifier.vocabulary_)
     print_message(
         f"{texts} texts, {len(classifier.classes_)} classes, {tokens} tokens, {classifier.n_iter_} iterations"
@@ -222,7 +222,7 @@ def report(
         rng = np.random.default_rng(seed)
         groups = by_length(rows.texts)
         if slice is not None:
-            groups = name_slices(slice, _column(source, slice, rows, (text, label), encoding, delimiter))
+            groups = name_slices(slice, _column_values(source, slice, rows, (text, label), encoding, delimiter))
         content["trust"] = run_trust_tests(classifier, rows.texts, rows.labels, rng=rng, progress=print_message)
         names = [str(name) for name in classifier.classes_]
         codes = np.array([names.index(one) for one in rows.labels])
@@ -240,10 +240,10 @@ def report(
     return 0
 
 
-def _column(
+def _column_values(
     source: str, name: str, rows: LabelledText, columns: tuple[str, str], encoding: str | None, delimiter: str | None
 ) -> list[Any]:
-    """The values of one more column, of the rows that have a text and a label."""
+    """The values of another column in the rows that have a text and a label."""
     from tokenmargin.data.sources import RejectedRow, read_text_rows, text_and_label
 
     table = read_text_rows(source, text=columns[0], encoding=encoding, delimiter=delimiter).columns

@@ -63,21 +63,21 @@ def graph(
     checked_picture(picture)
     if limit < 1:
         raise UsageError(f"--limit must be at least 1, got {limit}")
-    problem = _read_problem(corpus, window)
-    shown = _last(problem, last)
+    problem = _read_next_tokens(corpus, window)
+    shown = _shown_last_token(problem, last)
     from tokenmargin.limits.next_token import next_token_limit
 
     found = next_token_limit(problem)
     if picture is not None:
-        _draw(found, shown, limit, picture)
+        _draw_graph(found, shown, limit, picture)
     if json:
-        emit_json(_report(found, shown))
+        emit_json(_limit_as_data(found, shown))
     else:
-        _print(found, shown, limit)
+        _print_limit(found, shown, limit)
     return 0 if found.is_certified else 1
 
 
-def _read_problem(corpus: str, window: int) -> NextTokenProblem:
+def _read_next_tokens(corpus: str, window: int) -> NextTokenProblem:
     from tokenmargin.cli._texts import read_corpus
     from tokenmargin.problem.next_token import load_next_token, next_token_windows
 
@@ -89,7 +89,7 @@ def _read_problem(corpus: str, window: int) -> NextTokenProblem:
         return next_token_windows(read.tokens, read.lengths, read.vocabulary, window=window)
 
 
-def _last(problem: NextTokenProblem, asked: str | None) -> int:
+def _shown_last_token(problem: NextTokenProblem, asked: str | None) -> int:
     import numpy as np
 
     seen = np.bincount(problem.last, minlength=problem.size)
@@ -123,7 +123,7 @@ def _components(found: NextTokenLimit, last: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["rank"], -row["count"], row["tokens"]))
 
 
-def _graph(found: NextTokenLimit, last: int) -> dict[str, Any]:
+def _graph_as_data(found: NextTokenLimit, last: int) -> dict[str, Any]:
     part, words = found.graph.graph_of(last), found.problem.vocabulary
     return {
         "last": words[last],
@@ -136,14 +136,18 @@ def _graph(found: NextTokenLimit, last: int) -> dict[str, Any]:
     }
 
 
-def _report(found: NextTokenLimit, shown: int) -> dict[str, Any]:
+def _limit_as_data(found: NextTokenLimit, shown: int) -> dict[str, Any]:
     import numpy as np
 
     graphs = np.unique(found.graph.last).tolist() if found.graph.nodes <= MANY else [shown]
-    return {**_counts(found), "limit": found.to_dict(), "graphs": [_graph(found, last) for last in graphs]}
+    return {
+        **_count_graphs(found),
+        "limit": found.to_dict(),
+        "graphs": [_graph_as_data(found, last) for last in graphs],
+    }
 
 
-def _counts(found: NextTokenLimit) -> dict[str, Any]:
+def _count_graphs(found: NextTokenLimit) -> dict[str, Any]:
     import numpy as np
 
     sizes = found.graph.sizes
@@ -159,8 +163,8 @@ def _counts(found: NextTokenLimit) -> dict[str, Any]:
     }
 
 
-def _print(found: NextTokenLimit, shown: int, limit: int) -> None:
-    counts, words = _counts(found), found.problem.vocabulary
+def _print_limit(found: NextTokenLimit, shown: int, limit: int) -> None:
+    counts, words = _count_graphs(found), found.problem.vocabulary
     print(
         f"{counts['sequences']} sequences, {counts['last_tokens']} last tokens, {counts['nodes']} nodes, "
         f"{counts['edges']} edges\n{counts['components']} components, {counts['components_of_several']} of several "
@@ -184,7 +188,7 @@ def _print(found: NextTokenLimit, shown: int, limit: int) -> None:
         print(f"      ... and {len(rows) - limit} more components (--limit, --json)")
 
 
-def _draw(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
+def _draw_graph(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
     with needs_extra("report"):
         from tokenmargin.report.results import draw_priority_graph
         from tokenmargin.report.style import paper_style

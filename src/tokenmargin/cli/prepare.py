@@ -110,7 +110,7 @@ def prepare(
         )
     if not out.suffix:
         return _prepare_shards(
-            _source(source),
+            _cached_source(source),
             out,
             chosen,
             engine=choose_engine(engine, jobs=jobs, address=address),
@@ -129,14 +129,14 @@ def prepare(
         raise UsageError(no_token_left(prepared.steps, chosen))
     (prepared.save_ids if out.suffix == ".npz" else prepared.save)(out)
     if json:
-        emit_json(_report(prepared, found))
+        emit_json(_prepared_as_data(prepared, found))
     else:
-        _print(prepared, found, out)
+        _print_prepared(prepared, found, out)
     return 0
 
 
-def _source(source: str) -> str | Path:
-    """A dataset of the cache by its name; anything else as it is."""
+def _cached_source(source: str) -> str | Path:
+    """The file in the cache if the source is the name of a dataset; else the source itself."""
     from tokenmargin.data.datasets import DATASETS, dataset_path
 
     if source not in DATASETS or Path(source).exists():
@@ -148,7 +148,7 @@ def _source(source: str) -> str | Path:
 
 
 def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: bool, **how: Any) -> int:
-    """Slice by slice into a folder."""
+    """Prepare a large source slice by slice into a folder of shards."""
     with needs_extra("cluster"), usage_errors():
         from tokenmargin.data.sharded.prepare import prepare_sharded
 
@@ -174,7 +174,7 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
         return 0
     _print_steps(found.steps)
     show(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
-    _say_unused([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
+    _print_rejected([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
     return 0
 
 
@@ -186,11 +186,11 @@ def _read_source(source: str, text: str, label: str) -> LabelledText:
 
     if source == "sentences":
         return make_sentences(4000, np.random.default_rng(0))
-    path = _source(source)
+    path = _cached_source(source)
     return read_labelled(path, text=text, label=label) if path == source else read_labelled(path)
 
 
-def _report(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
+def _prepared_as_data(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
     return {
         "texts": prepared.n,
         "tokens": len(prepared.ids),
@@ -203,11 +203,11 @@ def _report(prepared: PreparedText, found: LabelledText) -> dict[str, Any]:
     }
 
 
-def _print(prepared: PreparedText, found: LabelledText, out: Path) -> None:
+def _print_prepared(prepared: PreparedText, found: LabelledText, out: Path) -> None:
     _print_steps(prepared.steps)
     share = float((prepared.labels > 0).mean())
     show(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
-    _say_unused([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
+    _print_rejected([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
 
 
 def _print_steps(steps: tuple[Step, ...]) -> None:
@@ -216,8 +216,8 @@ def _print_steps(steps: tuple[Step, ...]) -> None:
         print(f"{step.name:32} {step.after:12,} {step.distinct_after:10,}")
 
 
-def _say_unused(rows: list[str], count: int) -> None:
-    """The first of the rows that were set aside."""
+def _print_rejected(rows: list[str], count: int) -> None:
+    """Print the first of the rows that were set aside."""
     if not count:
         return
     print_message(f"{count} rows set aside:")

@@ -74,9 +74,9 @@ def reproduce(
     """
     chosen = experiments_named(figures, scale=scale)
     if list_:
-        _list(chosen, with_settings=bool(figures))
+        _print_figures(chosen, with_settings=bool(figures))
         return 0
-    chosen = _apply(chosen, field_names(settings))
+    chosen = _apply_settings(chosen, field_names(settings))
     for experiment in chosen if figures else ():
         if reason := _what_is_missing(experiment):
             raise UsageError(f"{experiment.figure} {reason}")
@@ -84,7 +84,9 @@ def reproduce(
         from tokenmargin.report.figures import draw_figures
         from tokenmargin.report.page import write_reproduction
 
-    runs, left_out = _run_all(chosen, lambda experiment: _record(experiment, out, draw=draw_figures, again=again))
+    runs, left_out = _run_all(
+        chosen, lambda experiment: _record_figure(experiment, out, draw=draw_figures, again=again)
+    )
     words = ["tokenmargin reproduce", *(figures or ()), *([f"--scale {scale}"] if scale != "quick" else [])]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in settings.items()]
     page = write_reproduction(out / "reproduction.html", runs, left_out=left_out, command=" ".join(words))
@@ -101,7 +103,7 @@ def reproduce(
 def _run_all(
     chosen: list[AbstractExperiment], run_one: Callable[[AbstractExperiment], Run]
 ) -> tuple[list[tuple[AbstractExperiment, Run]], list[NotRun]]:
-    """Run one after the other; one that cannot run, or fails, is named and does not keep the others from running."""
+    """Run the experiments one after the other; one that cannot run or fails is named, and the others still run."""
     from rich.markup import escape
 
     from tokenmargin.report.page import NotRun
@@ -114,7 +116,7 @@ def _run_all(
             try:
                 run = run_one(experiment)
                 runs.append((experiment, run))
-                print_message(_verdict(run.result(experiment)), markup=True)
+                print_message(_findings_as_text(run.result(experiment)), markup=True)
             except Exception as error:
                 reason, failed = f"failed: {type(error).__name__}: {error}", True
         if reason:
@@ -133,7 +135,9 @@ def _what_is_missing(experiment: AbstractExperiment) -> str:
     return f"needs pip install 'tokenmargin[{','.join(missing)}]'" if missing else ""
 
 
-def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool) -> Run:
+def _record_figure(
+    experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result, Path], object], again: bool
+) -> Run:
     from tokenmargin.experiments import record
 
     with share_bar(experiment.figure) as progress:
@@ -149,7 +153,7 @@ def _record(experiment: AbstractExperiment, out: Path, *, draw: Callable[[Result
 
 
 def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[AbstractExperiment]:
-    """The experiments of these names, all when there are none, with the settings of the scale."""
+    """The experiments with these names, by default all, with the settings of a scale."""
     from tokenmargin import experiments
 
     with usage_errors():
@@ -158,12 +162,12 @@ def experiments_named(figures: Sequence[str] | None, *, scale: str) -> list[Abst
 
 
 def field_names(flags: Mapping[str, str]) -> dict[str, str]:
-    """Flags by the names of the fields they set."""
+    """The texts of flags by the names of the fields that they set."""
     return {name.replace("-", "_"): text for name, text in flags.items()}
 
 
-def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[AbstractExperiment]:
-    """Each setting goes to every chosen experiment that has it; one that none has is a mistake."""
+def _apply_settings(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[AbstractExperiment]:
+    """Give each setting to the chosen experiments that have it; UsageError if none of them has."""
     from tokenmargin.experiments.settings import setting_kinds, with_settings
 
     kinds = {experiment.figure: setting_kinds(type(experiment)) for experiment in chosen}
@@ -181,7 +185,7 @@ def _apply(chosen: list[AbstractExperiment], settings: dict[str, str]) -> list[A
         ]
 
 
-def _list(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
+def _print_figures(chosen: list[AbstractExperiment], *, with_settings: bool) -> None:
     from dataclasses import asdict
 
     from rich.table import Table as Grid
@@ -213,7 +217,7 @@ def _duration(seconds: float | None) -> str:
     return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
 
 
-def _verdict(result: Result) -> str:
+def _findings_as_text(result: Result) -> str:
     from rich.markup import escape
 
     lines = [f"\n[bold]{result.experiment.figure}[/bold]  {escape(result.title)}"]
@@ -318,7 +322,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
-    """A bar for people; for files a line now and then."""
+    """Show progress as a bar on a terminal, else as a line every `LINE_SECONDS`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -332,7 +336,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
         def show(progress: Progress) -> None:
             nonlocal last
             failed = f", {progress.failed} failed" if progress.failed else ""
-            words = f"{_clock(progress.seconds_left)} left{failed}"
+            words = f"{_as_clock(progress.seconds_left)} left{failed}"
             bar.update(task, completed=progress.done, description=words)
             if not console.is_terminal and time.monotonic() - last >= LINE_SECONDS:
                 last = time.monotonic()
@@ -341,7 +345,7 @@ def _progress_lines(total: int) -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _clock(seconds: float) -> str:
+def _as_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

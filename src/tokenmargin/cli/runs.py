@@ -64,19 +64,19 @@ def runs(
         chosen = find_runs(out, names) if names else runs_in(out)
         match action:
             case "list":
-                return _list(chosen, json=json)
+                return _list_runs(chosen, json=json)
             case "show":
-                return _show(chosen, table=table, json=json)
+                return _show_runs(chosen, table=table, json=json)
             case "compare":
-                return _compare(*chosen, json=json)
+                return _compare_two(*chosen, json=json)
             case "check":
-                return _check(chosen)
+                return _check_runs(chosen)
             case "remove":
-                return _remove(chosen)
+                return _remove_runs(chosen)
 
 
-def _list(chosen: list[Run], *, json: bool) -> int:
-    rows = [_row(run) for run in chosen]
+def _list_runs(chosen: list[Run], *, json: bool) -> int:
+    rows = [_run_as_row(run) for run in chosen]
     if json:
         emit_json(rows)
         return 0
@@ -93,7 +93,7 @@ def _list(chosen: list[Run], *, json: bool) -> int:
     return 0
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _run_as_row(run: Run) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
     if not run.finished:
         return {"id": run.id, "verdict": "unfinished", "seconds": None, "started": "", "bytes": size, "command": ""}
@@ -111,7 +111,7 @@ def _row(run: Run) -> dict[str, Any]:
     }
 
 
-def _show(chosen: list[Run], *, table: str | None, json: bool) -> int:
+def _show_runs(chosen: list[Run], *, table: str | None, json: bool) -> int:
     for run in chosen:
         if not run.finished:
             raise UsageError(f"{run.id} is unfinished; run its command again, or remove it")
@@ -160,7 +160,7 @@ def _print_details(details: dict[str, Any]) -> None:
     )
 
 
-def _compare(first: Run, second: Run, *, json: bool) -> int:
+def _compare_two(first: Run, second: Run, *, json: bool) -> int:
     from tokenmargin.experiments.records import compare_runs
 
     comparison = compare_runs(first, second)
@@ -177,14 +177,14 @@ def _compare(first: Run, second: Run, *, json: bool) -> int:
     return 0 if comparison["same_tables"] else 1
 
 
-def _check(chosen: list[Run]) -> int:
+def _check_runs(chosen: list[Run]) -> int:
     damaged = {run.id: run.damage() for run in chosen if run.finished}
     for name, tables in damaged.items():
         print(f"{name}  {'damaged: ' + ', '.join(tables) if tables else 'whole'}")
     return 1 if any(damaged.values()) else 0
 
 
-def _remove(chosen: list[Run]) -> int:
+def _remove_runs(chosen: list[Run]) -> int:
     for run in chosen:
         run.remove()
         print_message(f"removed {run.folder}")

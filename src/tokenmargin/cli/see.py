@@ -47,7 +47,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     counts = experiment.selection_counts(experiment.problem())
     with share_bar(f"descent from {experiment.circle} starts") as progress, whole_runs():
         result = experiment.run(progress)
-    _tell(result, counts)
+    _print_limits(result, counts)
     write_result(result, out)
     draw_figures(result, out / "figures")
     write_explore_page(out / "explore.html")
@@ -56,7 +56,7 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
         ("index.html", "the problem above: picture, limits, proofs"),
     ]
     if find_spec("sklearn") is not None:
-        _read_texts(out)
+        _classify_texts(out)
         pages.append(("report.html", "the words that decide, and how far to trust them"))
     write_demo_page(result, out / "index.html", counts=counts, pages=[name for name, _ in pages])
     if json:
@@ -68,8 +68,8 @@ def demo(*, out: Path = Path("out/demo"), json: bool = False) -> int:
     return 0 if result.holds else 1
 
 
-def _tell(result: Result, counts: dict[str, int]) -> None:
-    """What was found, in a line a limit."""
+def _print_limits(result: Result, counts: dict[str, int]) -> None:
+    """Print what was found, one line for each limit."""
     directions, limits = result.tables["directions"], result.tables["limits"]
     reached = Counter(limits["selected"].tolist())
     print_message(
@@ -87,7 +87,7 @@ def _tell(result: Result, counts: dict[str, int]) -> None:
     )
 
 
-def _read_texts(out: Path) -> None:
+def _classify_texts(out: Path) -> None:
     """A classifier of short reviews, what it says of a sentence, and its report."""
     import contextlib
     import io

@@ -125,18 +125,20 @@ def _print_solution(report: dict[str, Any]) -> None:
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
         facts += [
             ("margin", f"{report['margin']:.8g}{in_norm}"),
-            ("neighbours", _names(report["neighbours"])),
+            ("neighbours", _token_names(report["neighbours"])),
             ("locally optimal", "yes" if report["locally_optimal"] else "no"),
         ]
     facts.append(
         ("optimal tokens", "yes" if report["globally_optimal"] else "no, another token of an input scores higher")
     )
     if len(report["equals"]):
-        facts.append(("equal scores", f"{_names(report['equals'])}: training need not leave these behind, see `atlas`"))
+        facts.append(
+            ("equal scores", f"{_token_names(report['equals'])}: training need not leave these behind, see `atlas`")
+        )
     show_facts(facts)
 
 
-def _names(tokens: Any) -> str:
+def _token_names(tokens: Any) -> str:
     from tokenmargin.problem.names import token_name
 
     shown = " ".join(token_name(i, t) for i, t in tokens[:16].tolist())
@@ -178,13 +180,13 @@ def atlas(
     with usage_errors(), progress_bar("selections", math.prod(distinct.sum(axis=1).tolist())) as progress:
         found = chart(data, norm=norm, budget=budget, progress=progress)
     if json:
-        emit_json(found.to_dict() | _arcs(data))
+        emit_json(found.to_dict() | _arcs_as_data(data))
     else:
         _print_atlas(found, limit)
     return 0 if found.complete else 1
 
 
-def _arcs(problem: TokenProblem) -> dict[str, Any]:
+def _arcs_as_data(problem: TokenProblem) -> dict[str, Any]:
     """The arcs of the circle by selection, when the keys lie in the plane."""
     from tokenmargin.margin import is_planar, selection_arcs
     from tokenmargin.selection import copies_of, named_sets
@@ -208,7 +210,7 @@ def _print_atlas(found: Atlas, limit: int) -> None:
     rows = [
         (
             entry.kind, selection_text(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
-            f"{entry.solution.certificate.residual:.0e}", _direction(entry.solution.vector),
+            f"{entry.solution.certificate.residual:.0e}", _short_direction(entry.solution.vector),
         )
         for entry in found.limits[:limit]
     ]  # fmt: skip
@@ -220,11 +222,11 @@ def _print_atlas(found: Atlas, limit: int) -> None:
         show(f"... and {len(found.limits) - limit} more (--limit, --json)")
 
 
-def _direction(vector: Array) -> str:
+def _short_direction(vector: Array) -> str:
     """The first coordinates, in the plane where the vector lies in it.
 
     >>> import numpy as np
-    >>> _direction(np.array([1.0, 0.0, 0.0])), _direction(np.array([1.0, 0.0, 0.0, 0.0]))
+    >>> _short_direction(np.array([1.0, 0.0, 0.0])), _short_direction(np.array([1.0, 0.0, 0.0, 0.0]))
     ('(1, 0)', '(1, 0, 0, ...)')
     """
     shown = planar(vector)

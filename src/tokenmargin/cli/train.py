@@ -47,7 +47,7 @@ def _milestones(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LaptopConfig(TrainingConfig):
-    """The settings as flags, with defaults for a laptop; they are checked as the `TrainingConfig` that they become."""
+    """The settings as flags, with defaults for a laptop. `train` turns them into a `TrainingConfig`, which checks."""
 
     dimension: int = 256
     epochs: int = 10
@@ -58,7 +58,7 @@ class LaptopConfig(TrainingConfig):
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        """Nothing is refused while the command line is read."""
+        """Check nothing while the command line is read."""
 
 
 LAPTOP = LaptopConfig()
@@ -134,7 +134,7 @@ def train(
     with join_ranks(place) as ranks:
         shared = ByDimension(ranks) if split == "dimension" else ByTexts(ranks)
         with usage_errors():
-            whole, words, frequencies = _open(prepared, ranks.device)
+            whole, words, frequencies = _open_prepared(prepared, ranks.device)
             data = truncate(whole, config.max_tokens)
         result = _train_shown(
             data, config, out, shared, checkpoint_every=checkpoint_every, stop_loss=stop_loss, budget=budget
@@ -145,21 +145,21 @@ def train(
                 f"lower --rate or the scales; checkpoints before it are kept in {out}"
             )
             return 1
-        report = _report(result, data, words, frequencies, shared)
+        report = _training_as_data(result, data, words, frequencies, shared)
         scores = report.pop("scores")
         if ranks.is_first:
             if result.config.model == "one-layer" and not prepared.is_dir():
-                _keep_model(result, scores, prepared, out)
+                _save_classifier(result, scores, prepared, out)
             if margin and result.status != "interrupted":
-                report["margin"] = _margin(result, frequencies)
+                report["margin"] = _margin_as_data(result, frequencies)
             for note in result.notes:
                 print_message(note)
-            emit_json(report) if json else _print(report, out)
+            emit_json(report) if json else _print_training(report, out)
     return ended(interrupted=result.status == "interrupted")
 
 
 def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: AbstractSplit, **how: Any) -> TrainingRun:
-    """Train with a bar on the first rank; `how` are the limits of the run."""
+    """Train, with a progress bar on the first rank; `how` holds the limits of the run."""
     from tokenmargin.training.trainer import train as run
 
     with progress_bar("training", -(-data.n // config.batch) * config.epochs) as advance, usage_errors():
@@ -171,8 +171,8 @@ def _train_shown(data: Sequences, config: TrainingConfig, out: Path, split: Abst
         return run(data, config, folder=out, split=split, progress=show if split.ranks.is_first else None, **how)
 
 
-def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], CountedByLabel]:
-    """Training data, vocabulary and frequencies: of a prepared file, or of a folder of shards that stay on the disk."""
+def _open_prepared(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, ...], CountedByLabel]:
+    """The training data, vocabulary and frequencies of a prepared file, or of a folder of shards."""
     import numpy as np
 
     from tokenmargin.data.prepared import load_prepared
@@ -187,7 +187,7 @@ def _open(prepared: Path, device: torch.device) -> tuple[Sequences, tuple[str, .
     return data, text.vocabulary, text.corpus()
 
 
-def _margin(result: TrainingRun, corpus: CountedByLabel) -> dict[str, Any]:
+def _margin_as_data(result: TrainingRun, corpus: CountedByLabel) -> dict[str, Any]:
     """The certified max-margin direction of what the trained p selects in every text."""
     import numpy as np
 
@@ -213,7 +213,7 @@ def _margin(result: TrainingRun, corpus: CountedByLabel) -> dict[str, Any]:
     }
 
 
-def _report(
+def _training_as_data(
     result: TrainingRun, data: Sequences, vocabulary: tuple[str, ...], frequencies: CountedByLabel, split: AbstractSplit
 ) -> dict[str, Any]:
     """Loss, accuracy, alignment, the tokens with the largest products, and what the ranks exchanged."""
@@ -249,7 +249,7 @@ def _report(
     }
 
 
-def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> None:
+def _save_classifier(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> None:
     """Leave a classifier in the run's folder that decides as the trained model does."""
     import numpy as np
 
@@ -275,7 +275,7 @@ def _keep_model(result: TrainingRun, scores: Any, prepared: Path, out: Path) -> 
     save_model(found, out / "model", notes=notes)
 
 
-def _print(report: dict[str, Any], out: Path) -> None:
+def _print_training(report: dict[str, Any], out: Path) -> None:
     show(f"{report['status']} after {report['epochs']} epochs")
     show(f"loss {report['loss']:.4g}, accuracy {report['accuracy']:.2%}")
     show(

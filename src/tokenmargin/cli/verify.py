@@ -149,7 +149,7 @@ def verify(
         _print_list(chosen, json=json)
         return 0
     if claim is None and corpus is not None:
-        _tell_corpus(corpus, json=json)
+        _print_corpus_facts(corpus, json=json)
         return 0
     if d is not None and not 1 <= d < float("inf"):
         raise UsageError(f"--d must be a finite dimension of 1 or more, got {d:g}")
@@ -160,37 +160,37 @@ def verify(
         if idle := [name for name, value in options.items() if value is not None]:
             raise UsageError(f"{idle[0]} is for a given instance: name a problem, --corpus, or --n and --T")
         with whole_runs():
-            reports = tuple(_own(chosen))
+            reports = tuple(_check_own_instances(chosen))
     elif claim is None:
         raise UsageError("say which claim to check on it: tokenmargin verify CLAIM ...")
     else:
         with usage_errors(), whole_runs():
             delta = 0.25 if delta is None else delta
             number = enough_draws(delta) if draws is None else draws
-            instance = _instance(chosen[0], problem, size, select, q, delta=delta, draws=number, seed=seed)
+            instance = _given_instance(chosen[0], problem, size, select, q, delta=delta, draws=number, seed=seed)
             reports = (chosen[0].on(instance),)
     if json:
         emit_json([report.as_dict() for report in reports])
     else:
-        _print(reports, full=claim is not None)
+        _print_reports(reports, full=claim is not None)
     return 0 if all(report.as_expected and (not given or report.verdict != "fails") for report in reports) else 1
 
 
-def _tell_corpus(corpus: str, *, json: bool) -> None:
+def _print_corpus_facts(corpus: str, *, json: bool) -> None:
     from tokenmargin.cli._texts import corpus_statistics, print_corpus, read_corpus
 
     statistics = corpus_statistics(read_corpus(corpus))
     emit_json(statistics) if json else print_corpus(statistics)
 
 
-def _own(claims: tuple[Claim, ...]) -> Iterator[Report]:
+def _check_own_instances(claims: tuple[Claim, ...]) -> Iterator[Report]:
     with progress_bar("checking", len(claims)) as progress:
         for done, claim in enumerate(claims):
             yield from claim.own()
             progress(done + 1)
 
 
-def _instance(
+def _given_instance(
     claim: Claim, problem: str | None, size: dict[str, Any], select: str | None, q: str | None, **options: Any
 ) -> Any:
     """A given instance: a problem for claims like those of paper B, sizes for claims like those of paper A."""
@@ -208,7 +208,7 @@ def _instance(
             raise UsageError(f"{claim.name} is about a problem: leave out --corpus, --n, --T, --d and --eta")
         chosen = None if select is None else tuple(selected_tokens(select))
         given = read_problem(problem)
-        return ProblemInstance(given, problem, selected=chosen, q=_direction(q, given), seed=options["seed"])
+        return ProblemInstance(given, problem, selected=chosen, q=_parse_direction(q, given), seed=options["seed"])
     if q is not None:
         raise UsageError(f"{claim.name} is about a corpus and has no direction q: leave --q out")
     if problem is not None:
@@ -238,7 +238,7 @@ def _selection(claim: Claim, select: str) -> str:
     return select
 
 
-def _direction(q: str | None, problem: TokenProblem) -> Any:
+def _parse_direction(q: str | None, problem: TokenProblem) -> Any:
     """A direction of the keys' space, from its coordinates."""
     if q is None:
         return None
@@ -252,7 +252,7 @@ def _direction(q: str | None, problem: TokenProblem) -> Any:
     return values
 
 
-def _print(reports: tuple[Report, ...], *, full: bool) -> None:
+def _print_reports(reports: tuple[Report, ...], *, full: bool) -> None:
     """For people: one line per inequality. In the short form, hypotheses appear only where they are not met."""
     from rich.markup import escape
 

@@ -1,4 +1,4 @@
-"""What an experiment is: a frozen config, a run that returns tables, and what was expected beside what was measured."""
+"""What an experiment is: a frozen config, and a run that returns tables and findings (expected beside measured)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """As expected, different for a reason that is known, different, or measured and not judged."""
+        """The verdict on this number, as `Verdict` explains."""
         if not self.has_bounds:
             return "measured"
         return "as expected" if self.holds else "explained" if self.explanation else "not as expected"
@@ -76,7 +76,7 @@ class Finding:
         return BASES[self.basis] if self.has_bounds else ""
 
     def without_bounds(self) -> Finding:
-        """The number without bounds, which are for the paper's data and not for what stood in; `source` names them."""
+        """The finding without bounds, which are for the paper's data, not for other data; `source` still names them."""
         return replace(self, low=-np.inf, high=np.inf, source=f"on the paper's data: {self.expected}", explanation="")
 
     @property
@@ -101,7 +101,7 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """Expected against measured, as columns."""
+    """Findings as a table with a row for each."""
     kinds = {"measured": float, "low": float, "high": float}
     names = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
     return {
@@ -112,7 +112,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found: tables (data first), and findings.
+    """What a run found: tables and findings.
 
     `stand_in` says which data stand in for the paper's, when they do; then every face of the result says so.
     """

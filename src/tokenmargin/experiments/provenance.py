@@ -1,4 +1,4 @@
-"""Where a number comes from: the code, the packages and the machine that made it."""
+"""The origin of a number: the code, the packages and the machine that computed it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @functools.cache
 def code_digest(experiment: type) -> str:
-    """A digest of every source file that can change a result: the package less its command line and its pages, and,
-    when the experiment lies elsewhere, its module or the whole package around it.
+    """A digest of every source file that can change a result.
+
+    These are the files of this package without its command line and pages, and, if the experiment lies elsewhere, its
+    module or the package that holds it.
     """
     files = sorted(
         path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in SHOWN_ONLY
@@ -54,7 +56,7 @@ def _package_files(module: Path) -> list[Path]:
 
 
 def missing_extras(needs: Iterable[str]) -> list[str]:
-    """Those extras of the package whose modules are not there."""
+    """The extras of the package, of those needed, whose modules are not installed."""
     return [extra for extra in needs if any(importlib.util.find_spec(name) is None for name in MODULES[extra])]
 
 

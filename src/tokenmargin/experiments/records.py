@@ -1,13 +1,13 @@
-"""Records: one folder per run, named by experiment, settings and code, and there whole or not at all.
+"""Records of runs: a folder for each, named by experiment, settings and code, that is whole or absent.
 
     runs/fig1a-5f0c2a9be1d3/
       run.json           settings, seeds, code, packages, machine, timing, findings, digests of the tables
       tables/*.parquet   the result tables; `findings` is the table of expected against measured
       figures/*          the drawings
 
-The folder's name is a digest of the experiment, its settings and the code that computes them, so the same question
-finds its answer again and changed code asks anew. `run.json` is written last: a folder without it is unfinished, and
-the next run with the same settings does it again (a sweep goes on where it stopped).
+The folder's name ends with a digest of the experiment, its settings and the code. So a run is found again as long as
+none of these has changed. `run.json` is written last: a folder without it is unfinished, and the next run with the same
+settings begins anew (a sweep goes on where it stopped).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether everything is there."""
+        """Whether the run has finished, so that everything was written."""
         return (self.folder / MARK).exists()
 
     @property
     def whole(self) -> bool:
-        """Whether everything is there as it was written."""
+        """Whether the run has finished and nothing is damaged."""
         return self.finished and not self.damage()
 
     def details(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Run:
         return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 
     def damage(self) -> list[str]:
-        """What is not as it was written: the record itself, or tables whose bytes are others."""
+        """The names of what is damaged: the record itself, or tables whose checksums differ."""
         try:
             tables = self.details()["tables"]
         except RecordError:
@@ -113,13 +113,13 @@ class Run:
         return [name for name, kept in tables.items() if _digest_or_none(self.table_path(name)) != kept["sha256"]]
 
     def remove(self) -> None:
-        """Remove the folder, once nobody writes it; the mark goes first, so that half a removal is no run."""
+        """Remove the folder once no process writes to it; `run.json` goes first, so that what is left is no run."""
         with hold(self):
             (self.folder / MARK).unlink(missing_ok=True)
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, details: dict[str, Any]) -> None:
-        """Write the mark, with a digest of every table."""
+        """Write `run.json`, with a digest of every table."""
         tables = {path.stem: _table_facts(path) for path in sorted((self.folder / "tables").glob("*.parquet"))}
         figures = sorted(path.name for path in (self.folder / "figures").glob("*"))
         record = {"format": FORMAT, "id": self.id, **details, "tables": tables, "figures": figures}
@@ -141,7 +141,7 @@ def run_id(experiment: AbstractExperiment, extra: dict[str, Any] | None = None, 
 
 @contextlib.contextmanager
 def hold(run: Run, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """The run for this process alone; calls `waiting` when another process has it, and waits."""
+    """Lock the run for this process; if another process has it, call `waiting` and wait."""
     from filelock import FileLock, Timeout
 
     place = run.folder.parent / LOCKS / f"{run.id}.lock"
@@ -169,7 +169,7 @@ def record(
     waiting: Callable[[], None] | None = None,
     found_damaged: Callable[[list[str]], None] | None = None,
 ) -> Run:
-    """Run an experiment and keep everything about it; a run that is already there, whole, is not done again.
+    """Run an experiment and keep everything about it; nothing is run if a whole record is there already.
 
     **Arguments**
     - `root`: the folder of all runs.
@@ -228,7 +228,7 @@ def runs_in(root: Path) -> list[Run]:
 
 
 def find_runs(root: Path, names: Sequence[str]) -> list[Run]:
-    """The runs that names stand for: a run's id, or the beginning of exactly one id."""
+    """The runs with the given names; a name is the id of a run, or the beginning of exactly one id."""
     known, found = runs_in(root), []
     for name in names:
         fits = [run for run in known if run.id == name] or [run for run in known if run.id.startswith(name)]
@@ -240,7 +240,7 @@ def find_runs(root: Path, names: Sequence[str]) -> list[Run]:
 
 
 def describe_findings(result: Result) -> dict[str, Any]:
-    """Expected against measured, in plain types."""
+    """The findings of a result in plain types."""
     return {
         "kind": "figure",
         "title": result.title,

@@ -1,4 +1,4 @@
-"""The fields of an experiment as flags: text to values, values to a command, and grids of cells."""
+"""The fields of an experiment as flags: parse their texts, write them as a command, and span grids of settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def command(experiment: AbstractExperiment, *, verb: str = "reproduce") -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """One setting and the values it takes; ranges stay ranges, so that a million seeds take no memory."""
+    """One setting and its values; a range stays a range, so that a million seeds take no memory."""
 
     name: str
     values: Sequence[Any]

@@ -1,9 +1,9 @@
-"""The rows of a sweep: what workers make of its cells, the parts on disk while it runs, and one table in the end.
+"""The rows of a sweep: workers compute them by cell, parts keep them on disk, and at the end they become one table.
 
-Each part is one parquet file, written whole, that says in its metadata which cells it holds, and in its name a checksum
-of its bytes; so what is done is known after any crash, no cell is in two parts, and a damaged part is seen. The final
-table is put together window by window, in the order of the cells, so its bytes depend on the results alone, and its
-making needs the memory of one window.
+Each part is one parquet file, written whole. Its metadata say which cells it holds, and its name has a checksum of its
+bytes. So after a crash it is known what is done, no cell is in two parts, and a damaged part is noticed. The final
+table is written window by window in the order of the cells: so its bytes depend on the results alone, and only one
+window must fit into memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CELL, ROW = "cell", "row"
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that raised, or took its worker down."""
+    """A cell that raised an exception or killed its worker."""
 
     cell: int
     settings: str
@@ -46,7 +46,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What became of a piece: rows in blocks of equal columns, failures, and the time it took."""
+    """The outcome of a piece: rows in blocks of equal columns, failures, and the seconds it took."""
 
     blocks: list[dict[str, Array]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -83,7 +83,7 @@ class CellRunner:
         return outcome
 
     def failure(self, cell: int, error: Exception) -> Failure:
-        """A failure with its traceback, while the exception is handled."""
+        """The failure of a cell with its traceback; called while the exception is handled."""
         said = f"{type(error).__name__}: {error}"
         return Failure(cell, describe_settings(self.grid, cell), said, traceback.format_exc())
 
@@ -220,7 +220,7 @@ class PartFolder:
 
 
 def spans(cells: Int[Array, " k"]) -> list[tuple[int, int]]:
-    """Cells as runs of neighbours.
+    """The first and the last cell of each run of neighbouring cells.
 
     >>> spans(np.array([7, 1, 2, 3, 8]))
     [(1, 3), (7, 8)]

@@ -1,4 +1,4 @@
-"""Sweeps: an experiment on every cell of a grid, streamed to disk, resumed after any interruption, as one table."""
+"""Sweeps: run an experiment on every cell of a grid and make one table; an interrupted sweep can be resumed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tokenmargin.experiments.sweep_rows import (
 )
 
 FAILURES = "failures"
-FLUSH_SECONDS = 1.0  # what a killed sweep may have to do again
-PIECE_SECONDS = 0.25  # work per piece: long against the engines' 0.1 ms to 2 ms per piece, short against a flush
+FLUSH_SECONDS = 1.0  # a killed sweep loses the results of so long at most
+PIECE_SECONDS = 0.25  # of work in a piece: an engine needs 0.1 ms to 2 ms for each, and a flush should not wait long
 LARGEST_PIECE = 10_000
 ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it counts as failed
 FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
@@ -93,7 +93,7 @@ def sweep(
 
 @dataclass
 class _State:
-    """A sweep under way."""
+    """The state of a sweep while it runs."""
 
     grid: Grid
     run: Run
@@ -118,7 +118,7 @@ class _State:
         return PartFolder(self.run.folder / "failed")
 
     def prepare(self, *, retry_failed: bool) -> list[str]:
-        """Remove what a killed process left half written, failures to try again, damaged parts; returns the last."""
+        """Remove half-written files, damaged parts, and failures to try again; returns the damaged parts."""
         (self.run.folder / "run.json").unlink(missing_ok=True)
         remove_leftovers(self.run.folder)
         if retry_failed:
@@ -149,14 +149,14 @@ class _State:
     def _results(
         self, runner: CellRunner, todo: Bool[Array, " total"], suspects: list[int]
     ) -> Generator[tuple[range, Outcome | LostTask]]:
-        """Outcomes of all pieces to do; when a worker was lost, of the cells it may have had, one at a time."""
+        """The outcomes of all pieces; after a worker was lost, those of the cells it may have had, one at a time."""
         if suspects:
             yield self._alone(runner, suspects.pop())
         else:
             yield from self.engine.map(runner, self._pieces(todo.copy()))
 
     def _alone(self, runner: CellRunner, cell: int) -> tuple[range, Outcome]:
-        """A cell that may have taken its worker down, with no other beside it."""
+        """The outcome of a cell that may have killed its worker, run with no other cell beside it."""
         piece, reason = range(cell, cell + 1), ""
         for _ in range(ATTEMPTS_ALONE):
             for _, outcome in self.engine.map(runner, iter([piece])):
@@ -167,7 +167,7 @@ class _State:
         return piece, Outcome(failures=[Failure(cell, describe_settings(self.grid, cell), said)])
 
     def _pieces(self, todo: Bool[Array, " total"]) -> Iterator[range]:
-        """Neighbouring cells in pieces of about `PIECE_SECONDS`, smaller towards the end so that no worker idles."""
+        """Pieces of neighbouring cells that take about `PIECE_SECONDS`; towards the end they are smaller."""
         left, workers = int(todo.sum()), self.engine.workers
         for first, last in spans(np.flatnonzero(todo)):
             while first <= last:
@@ -201,7 +201,7 @@ class _State:
         self.held.clear()
 
     def finish(self) -> None:
-        """Put the tables together, write the mark, and drop the parts."""
+        """Join the parts to tables, write `run.json`, and remove the parts."""
         total, keys = len(self.grid), [CELL, *(axis.name for axis in self.grid.axes), ROW]
         self.results.assemble(self.run.table_path(self.table), total=total, keys=keys, order=FINDING_COLUMNS)
         if self.failed:
@@ -213,7 +213,7 @@ class _State:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the parts of a finished sweep; with failures they stay, for the failed cells may be tried again."""
+        """Remove the parts of a finished sweep, unless cells failed, which may be tried again."""
         if not self.run.details()["failed"]:
             shutil.rmtree(self.results.folder, ignore_errors=True)
             shutil.rmtree(self.failures.folder, ignore_errors=True)

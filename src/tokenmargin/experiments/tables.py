@@ -24,7 +24,7 @@ ALIGNED = 0.999  # cosine that a run of the paper's length must reach
 
 
 def token_table(problem: TokenProblem, selections: Iterable[Sequence[int]] = ()) -> Table:
-    """Where the tokens lie in the plane, with scores; `local` marks those in one of the selections and not optimal."""
+    """The places of the tokens in the plane and their scores; `local` marks selected tokens that are not optimal."""
     assert isinstance(problem.keys, Coordinates), "figures are drawn in coordinates"
     place = problem.keys.tokens[problem.mask]
     inputs, positions = np.nonzero(problem.mask)
@@ -69,7 +69,7 @@ def planar_angle(points: Float[Array, "... 2"], direction: Float[Array, "... 2"]
 def limit_table(
     problem: TokenProblem, starts: Float[Array, "S D"], finals: Float[Array, "S D"], selected: Int[Array, "S n"]
 ) -> Table:
-    """Where each start went, and its angle to the certified direction of what it selected."""
+    """For each start what it selected at the end, and its angle to the certified direction of that selection."""
     rows = []
     for start, final, alpha in zip(starts, finals, selected, strict=True):
         named = limit_direction(problem, alpha)
@@ -120,5 +120,5 @@ def separating_level(problem: TokenProblem, vector: Float[Array, " D"], alpha: S
 
 
 def columns(rows: Sequence[Mapping[str, object]]) -> Table:
-    """Rows of equal names as columns."""
+    """A table by columns, given its rows."""
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
