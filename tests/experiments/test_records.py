@@ -91,7 +91,7 @@ def test_an_interrupt_inside_a_run_is_not_taken_for_its_end(tmp_path: Path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(NormalizedGradientDescent, "lengths", interrupt)
+        patch.setattr(NormalizedGradientDescent, "step_lengths", interrupt)
         with pytest.raises(KeyboardInterrupt):
             record(experiment, tmp_path)
     assert not Run(tmp_path / run_id(experiment)).finished
