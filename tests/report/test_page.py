@@ -3,17 +3,22 @@
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
+import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
 from tokenmargin.experiments import EXPERIMENTS
+from tokenmargin.experiments.experiment import Curves
 from tokenmargin.experiments.figures.prompt_paths import Figure1b, Figure8
-from tokenmargin.report.figures import DRAWINGS, draw, draw_figures, save_figure
+from tokenmargin.report.figures import DRAWINGS, draw, draw_curves, draw_figures, draw_gap_distribution, save_figure
 from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
-from tokenmargin.report.style import NAME
+from tokenmargin.report.style import LIMIT_COLOURS, NAME
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -109,3 +114,20 @@ def test_names_of_tokens_stay_within_the_frame_and_off_each_other() -> None:
         assert frame.x0 <= box.x0
         assert box.x1 <= frame.x1
         assert not any(box.overlaps(other) for other in boxes[:k])
+
+
+def test_few_whole_values_along_an_axis_are_its_ticks() -> None:
+    table = {"d": np.array([4, 6]), "error": np.array([0.1, 0.01])}
+    named = SimpleNamespace(curves=Curves("dimensions", "d", ("error",), log="y"))
+    axes = Figure().add_subplot()
+    draw_curves(SimpleNamespace(experiment=named, table=lambda _: table), axes)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["4", "6"]
+
+
+def test_dimensions_are_told_apart_by_shades_that_mean_no_direction() -> None:
+    runs = {"d": np.repeat([2, 5, 10, 100, 300, 500, 700], 3), "gap": np.linspace(-0.1, 1.0, 21)}
+    axes = Figure().add_subplot()
+    draw_gap_distribution(SimpleNamespace(tables={"runs": runs}), axes)
+    shades = [to_hex(line.get_color()) for line in axes.lines if line.get_label().startswith("$d=")]
+    assert len(set(shades)) == 7
+    assert not {shade.upper() for shade in shades} & set(LIMIT_COLOURS)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
@@ -146,11 +148,12 @@ def draw_curves(result: Result, ax: Axes) -> None:
                 label, look = _words(f"{column}, {group}"), {"color": colour, "linestyle": DASHES[nth % len(DASHES)]}
             ax.plot(table[curves.x][chosen], table[column][chosen], marker=".", markersize=3, label=label, **look)
     ax.set(xlabel=curves.x_label or _words(curves.x), ylabel=curves.y_label or _words(", ".join(curves.y)))
+    ax.set_xscale("log" if "x" in curves.log else "linear")  # a scale puts ticks of its own: ours come after it
+    ax.set_yscale("log" if "y" in curves.log else "linear")
     values = np.unique(table[curves.x])
     if len(values) <= MOST_TICKS and (values == values.round()).all():
         ax.set_xticks(values, [f"{value:g}" for value in values])
-    ax.set_xscale("log" if "x" in curves.log else "linear")
-    ax.set_yscale("log" if "y" in curves.log else "linear")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     ax.legend()
 
 
@@ -202,9 +205,10 @@ def draw_gaps(result: Result, ax: Axes) -> None:
 def draw_gap_distribution(result: Result, ax: Axes) -> None:
     """Cumulative distribution of the same gaps, per dimension."""
     runs = result.tables["runs"]
-    for j, d in enumerate(np.unique(runs["d"])):
+    dimensions = np.unique(runs["d"])
+    shades = colormaps["viridis"](np.linspace(0, 0.9, len(dimensions)))  # in order, and none of them a direction's
+    for colour, d in zip(shades, dimensions, strict=True):
         gaps = np.sort(runs["gap"][(runs["d"] == d) & np.isfinite(runs["gap"])])
-        colour = LIMIT_COLOURS[j % len(LIMIT_COLOURS)]
         if gaps.size:  # in two dimensions a short run may have no saturated trial
             ax.ecdf(gaps, color=colour, label=f"$d={d}$")
     ax.axvline(0, color=MUTED, linestyle="--", linewidth=1)

@@ -161,10 +161,11 @@ class FirstStepError(AbstractExperiment):
             {"errors": table},
             (
                 Finding(
-                    "largest error over the bound (6)",
+                    "largest error over the bound (6), 95% quantile of the draws",
                     float((table["quantile95"] / table["bound"]).max()),
                     high=1.0,
                     source="Lemma 2",
+                    basis="theorem",
                 ),
                 Finding("fitted exponent, smallest", min(exponents), low=-0.51, high=-0.49, source="size of <E_s, p>"),
                 Finding("fitted exponent, largest", max(exponents), low=-0.51, high=-0.49, source="size of <E_s, p>"),
