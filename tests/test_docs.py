@@ -67,6 +67,16 @@ def test_cells_run_as_in_a_notebook(site, tmp_path) -> None:
         site.example_text(script)
 
 
+def test_examples_of_docstrings_are_code_on_the_site() -> None:
+    """Markdown would take `>>>` for a quotation, and `[0]` after `[x]` for a link to nowhere."""
+    griffe = pytest.importorskip("griffe", reason="griffe is not installed (pip install 'tokenmargin[docs]')")
+    path = str(DOCS / "site_doctests.py")
+    package = griffe.load("tokenmargin", search_paths=[PACKAGE.parent], extensions=griffe.load_extensions(path))
+    told = package["problem.names.input_name"].docstring.value
+    assert "```pycon\n>>> [" in told
+    assert told.count("```") == 2
+
+
 def test_mathematics_is_written_while_the_site_is_built(site) -> None:
     page = SimpleNamespace()
     text = site.on_page_markdown("so $a_1 < b$ and `$x$`\n\n$$c^2$$\n\n```sh\necho $HOME $PATH\n```\n", page=page)
