@@ -43,7 +43,13 @@ _CORPUS, _NEIGHBOURS = "tokenmargin.problem.corpus.TokenCorpus", "tokenmargin.se
 _PAIRS, _ASSUMPTIONS = "tokenmargin.theory.paper_a.leading_pairs", "tokenmargin.theory.paper_b.assumptions"
 _SPACES, _NEXT = "tokenmargin.margin.graph_margin", "tokenmargin.theory.paper_d"
 _LISTED = (
-    Statement("A", "definition", "1", "positive, negative, irrelevant tokens", (f"{_CORPUS}.sole_label",)),
+    Statement(
+        "A",
+        "definition",
+        "1",
+        "positive, negative, irrelevant tokens",
+        (f"{_CORPUS}.token_class", f"{_CORPUS}.sole_label"),
+    ),
     Statement("A", "assumption", "4", "one important token in every sequence", (f"{_CORPUS}.assumption4",)),
     Statement("A", "definition", "15", "secondary selection set", (f"{_PAIRS}.choices",)),
     Statement("A", "definition", "16", "locally optimal direction", (f"{_PAIRS}.local_optimality",)),
