@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.instances import k_level_corpus, selective_corpus, varied_selective_corpus
+from tokenmargin.problem.next_token import NextTokenProblem
 
 WORDS = st.sampled_from("abcdef")
 
@@ -139,3 +140,14 @@ def test_k_level_sizes_and_law():
 def test_errors_say_what_to_do(make, words):
     with pytest.raises(ValueError, match=words):
         make(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(TokenCorpus, np.ones(1)), (NextTokenProblem, np.ones(1, dtype=np.int64))]
+)
+def test_arrays_stay_their_owners(kind, labels):
+    """What is posed is read-only; the arrays it was made of may go on to be written to."""
+    given = [np.array([0, 1]), np.array([2]), labels]
+    posed = kind(*given, ("a", "b"))
+    assert all(array.flags.writeable for array in given)
+    assert not any(array.flags.writeable for array in (posed.tokens, posed.lengths, posed.labels))

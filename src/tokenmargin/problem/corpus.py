@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
-from tokenmargin.problem.abstract_geometry import as_array
+from tokenmargin.problem.abstract_geometry import as_array, read_only
 
 
 class FlatSequences:
@@ -130,11 +130,12 @@ class TokenCorpus(FlatSequences, CountedByLabel):
             raise ValueError(
                 f"tokens must lie in 0..{len(self.vocabulary) - 1} (the vocabulary), got {tokens.min()}..{tokens.max()}"
             )
-        for name, array in (("tokens", tokens.astype(np.intp)), ("lengths", lengths.astype(np.intp))):
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
-        labels.setflags(write=False)
-        object.__setattr__(self, "labels", labels)
+        for name, array in (
+            ("tokens", tokens.astype(np.intp)),
+            ("lengths", lengths.astype(np.intp)),
+            ("labels", labels),
+        ):
+            object.__setattr__(self, name, read_only(array))
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[object]], labels: ArrayLike) -> TokenCorpus:

@@ -18,7 +18,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp, softmax
 
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite, read_only
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem, checked_vector, mean_over_copies
 
@@ -100,9 +100,7 @@ class ClassProblem(TokenProblem):
         super().__init__(keys, np.ones(keys.n), values, scores=soft_margin(rivals)[0])
         fields = {"classes": chosen, "class_head": columns, "class_logits": logits, "rivals": rivals}
         for name, value in fields.items():
-            if value is not None:
-                value.setflags(write=False)
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, None if value is None else read_only(value))
         object.__setattr__(self, "keep_unused", keep_unused)
 
     rivals: Float[Array, "n T r"]
@@ -224,8 +222,7 @@ class RegressionProblem(TokenProblem):
     ) -> None:
         wanted = checked_vector("targets", targets, keys.n, "one real number per input")
         super().__init__(keys, np.ones(keys.n), values, head=head, scores=scores)
-        wanted.setflags(write=False)
-        object.__setattr__(self, "targets", wanted)
+        object.__setattr__(self, "targets", read_only(wanted))
 
     def _label_column(self) -> Array:
         return self.targets

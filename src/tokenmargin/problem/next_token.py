@@ -20,7 +20,7 @@ from numpy import ndarray as Array
 from numpy.typing import ArrayLike
 
 from tokenmargin._files import read_plain
-from tokenmargin.problem.abstract_geometry import MaybeArray, as_array, check_finite
+from tokenmargin.problem.abstract_geometry import MaybeArray, as_array, check_finite, read_only
 from tokenmargin.problem.corpus import FlatSequences
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.priority_graph import PriorityGraph
@@ -70,8 +70,7 @@ class NextTokenProblem(FlatSequences):
                     f"{name} must lie in 0..{self.size - 1} (the vocabulary), got {ids.min()}..{ids.max()}"
                 )
         for name, array in (("tokens", tokens), ("lengths", lengths), ("labels", labels)):
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, read_only(array))
         self._check_labels()
         if self.embeddings is not None:
             object.__setattr__(self, "embeddings", self._checked_embeddings())
@@ -91,8 +90,7 @@ class NextTokenProblem(FlatSequences):
         if rows.ndim != 2 or len(rows) != self.size or rows.shape[1] < 1:
             raise ValueError(f"embeddings must have one row for each of {self.size} tokens, got shape {rows.shape}")
         check_finite("embeddings", rows)
-        rows.setflags(write=False)
-        return rows
+        return read_only(rows)
 
     @classmethod
     def of(

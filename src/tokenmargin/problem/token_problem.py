@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from tokenmargin._files import atomic_path, write_arrays
 from tokenmargin._notebook import Drawable, Tabular
-from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, MaybeArray, as_array, check_finite, read_only
 from tokenmargin.problem.bilinear import Bilinear, as_matrix, bilinear
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.names import token_names
@@ -81,9 +81,7 @@ class TokenProblem(Tabular, Drawable):
             ("head", head),
             ("scores", _score_array(scores, keys.mask)),
         ):
-            if isinstance(value, np.ndarray):
-                value.setflags(write=False)
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, read_only(value) if isinstance(value, np.ndarray) else value)
 
     @classmethod
     def of(
