@@ -280,7 +280,7 @@ def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]
         best = f"{'though ' if kind == 'not the best tokens' else ''}these are {kind}"
         if beaten.any():
             return f"{band} {reason}, but the others outweigh that, so training can settle here."
-        return f"{band} They outscore every token on the margin, so training can settle here: {best}."
+        return f"{band} Each selected token outscores its rivals there, so training can settle here: {best}."
     if named.kind in ("balanced", "undecided", "inaccurate"):
         return f"{band} {f'{reason}; w' if beaten.any() else 'W'}hether training settles here is not decided."
     reason = reason if beaten.any() else "a choice among equals allows a larger margin"
