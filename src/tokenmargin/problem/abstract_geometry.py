@@ -196,14 +196,10 @@ class AbstractGeometry(abc.ABC):
         tokens = self.index.size
         return bool(self.is_full and tokens <= self.n_vectors and (self.index.ravel() == np.arange(tokens)).all())
 
+    @property
     @abc.abstractmethod
-    def _equal_rows(self) -> Int[Array, " m"]:
-        """A number for every row of the dictionary, the same for equal vectors."""
-
-    @cached_property
     def equal_rows(self) -> Int[Array, " m"]:
         """A number for every row of the dictionary, the same for equal vectors."""
-        return read_only(self._equal_rows())
 
     @cached_property
     def first_copies(self) -> Int[Array, "n T"]:

@@ -115,10 +115,11 @@ class Coordinates(AbstractGeometry):
     def _differences_are_finite(self) -> bool:
         return bool(np.abs(self.vectors).max(initial=0.0) < np.finfo(float).max / 2)
 
-    def _equal_rows(self) -> Int[Array, " m"]:
+    @cached_property
+    def equal_rows(self) -> Int[Array, " m"]:
         # Adding zero turns -0 into 0; equal vectors then have equal bytes.
         whole = np.ascontiguousarray(self.vectors + 0.0).view(f"V{8 * self.dimension}").ravel()
-        return np.asarray(np.unique(whole, return_inverse=True)[1].ravel())
+        return read_only(np.unique(whole, return_inverse=True)[1].ravel())
 
     @property
     def noise(self) -> float:
@@ -285,13 +286,14 @@ class Gram(AbstractGeometry):
         terms = self.vector_norms[plus] if minus is None else self.vector_norms[plus] + self.vector_norms[minus]
         return KnownProducts(products, noise, terms, self.rank)
 
-    def _equal_rows(self) -> Int[Array, " m"]:
+    @cached_property
+    def equal_rows(self) -> Int[Array, " m"]:
         """As given; otherwise vectors count as equal when their inner products cannot tell them apart."""
         if self.equal is not None:
             return self.equal
         squared = self.squared_norms()
         together = squared[:, None] + squared
-        return np.asarray((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
+        return read_only((together - 2 * self.matrix <= 8 * _EPS * together).argmax(axis=1))
 
     @property
     def noise(self) -> float:
