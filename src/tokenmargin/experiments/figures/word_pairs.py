@@ -29,8 +29,8 @@ class Pairs(AbstractExperiment):
     seconds = (25, None)
     needs = ("train",)
     shows = (
-        "nothing: a closing remark conjectures that with more layers the earlier ones form tuples of tokens and the "
-        "later ones select among them as one layer selects among tokens."
+        "nothing: a closing remark conjectures that with more layers and heads the earlier ones learn the causal "
+        "structure between tokens, and the later ones classify by the statistics of the tuples that result."
     )
     scales = Scales(paper={"words": 8, "others": 200, "length": 12, "texts": 4000, "seeds": (0, 1, 2)})
 
