@@ -34,7 +34,7 @@ from tokenmargin.margin.compiled.systems import solve_systems
 from tokenmargin.margin.constraints import Constraints
 from tokenmargin.margin.held_ties import held_ties
 from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global, shares_differences
-from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
+from tokenmargin.margin.limit_results import Atlas, SelectionTally
 from tokenmargin.margin.normed.atlas import atlas_in_norm
 from tokenmargin.margin.single.refine import infeasibility_proof
 from tokenmargin.margin.single.solver import solve
@@ -133,29 +133,19 @@ def atlas(
         return atlas_in_norm(problem, chosen, budget=budget, loss=loss, progress=progress)
     began = time.perf_counter()
     walk = _Walk(problem, math.inf if budget is None else budget, loss)
-    blocks = [iter([walk.root()])]
-    while blocks and not walk.budget_is_spent:
+    tally, blocks = walk.tally, [iter([walk.root()])]
+    while blocks and not tally.budget_is_spent:
         block = next(blocks[-1], None)
         if progress is not None:
-            progress(walk.feasible + walk.infeasible)
+            progress(tally.feasible + tally.infeasible)
         if block is None:
             blocks.pop()
         else:
             blocks.append(walk.extend_prefixes(block))
-    ties = held_ties(problem, loss, listed=walk.limits, most=walk.budget - walk.solves)
-    return Atlas(
-        limits=name_global(problem, walk.limits, ties.held),
-        selections=walk.leaves[0],
-        feasible=walk.feasible,
-        infeasible=walk.infeasible,
-        undecided=tuple(walk.undecided),
-        solves=walk.solves + ties.solves,
-        ties_undecided=ties.unknown,
-        ties_left=ties.left,
-        balanced=selections_that_are("balanced", walk.open),
-        unsettled=selections_that_are("undecided", walk.open),
-        seconds=time.perf_counter() - began,
-    )
+    ties = held_ties(problem, loss, listed=tally.limits, most=tally.budget - tally.solves)
+    tally.solves += ties.solves
+    named = name_global(problem, tally.limits, ties.held)
+    return tally.atlas(named, began=began, ties_left=ties.left, ties_undecided=ties.unknown)
 
 
 def _inputs(problem: TokenProblem) -> list[_Input]:
@@ -202,24 +192,16 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 
 
 class _Walk:
-    """The state of one walk through the tree of selections: counters, budget and what was found."""
+    """One walk through the tree of selections; what it finds stands in `tally`."""
 
-    def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
-        self.problem, self.budget, self.loss = problem, budget, loss
+    def __init__(self, problem: TokenProblem, budget: float, loss: AbstractLoss | None) -> None:
+        self.problem, self.loss = problem, loss
         self.shares = shares_differences(problem)
         self.inputs = _inputs(problem)
         sizes = [len(tokens.order) for tokens in self.inputs]
-        self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
+        self.tally = SelectionTally(sizes, budget)
         self.dimension = self.inputs[0].vectors.shape[1]
         self.rank = min(self.dimension, sum(sizes) - problem.n)
-        self.feasible = self.infeasible = self.solves = 0
-        self.undecided: list[tuple[int, ...]] = []
-        self.limits: list[LimitDirection] = []
-        self.open: list[LimitDirection] = []
-
-    @property
-    def budget_is_spent(self) -> bool:
-        return self.solves >= self.budget
 
     def root(self) -> _Block:
         """The empty prefix: nothing is asked of p = 0, which is its solution."""
@@ -233,7 +215,7 @@ class _Walk:
         most = KEPT // (self.dimension * (block.multipliers.shape[1] + size))  # children in memory at once
         together = max(most // len(block.prefixes), 1)
         for begin in range(0, size, together):
-            if self.budget_is_spent and begin:
+            if self.tally.budget_is_spent and begin:
                 return
             children = self._children(block, np.arange(begin, min(begin + together, size)))
             if children.prefixes.shape[1] == self.problem.n:
@@ -277,17 +259,17 @@ class _Walk:
     def _solve(self, children: _Block, todo: Int[Array, " s"]) -> Bool[Array, " B"]:
         """Solve the given children in place; returns which of all children are still in the running."""
         alive = np.ones(len(children.vectors), dtype=bool)
-        room = int(min(self.budget - self.solves, len(todo)))
+        room = int(min(self.tally.budget - self.tally.solves, len(todo)))
         alive[todo[room:]] = False
         todo = todo[:room]
         if not room:
             return alive
         children.multipliers[todo], children.vectors[todo], verdicts = self._answers(children.prefixes[todo])
-        self.solves += room
+        self.tally.solves += room
         children.residuals[todo] = np.where(verdicts.optimal[:, None], verdicts.residuals[:, :4], np.inf)
         ruled_out = todo[verdicts.infeasible]
         alive[ruled_out] = False
-        self.infeasible += len(ruled_out) * self.leaves[children.prefixes.shape[1]]
+        self.tally.infeasible += len(ruled_out) * self.tally.leaves[children.prefixes.shape[1]]
         return alive
 
     def _answers(self, prefixes: Int[Array, "B j"]) -> tuple[Float[Array, "B k"], Float[Array, "B r"], StackResult]:
@@ -320,8 +302,7 @@ class _Walk:
     def _record(self, leaves: _Block) -> None:
         """Count the leaves and keep the locally optimal ones."""
         known = leaves.known
-        self.feasible += int(known.sum())
-        self.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
+        self.tally.undecided += [tuple(row) for row in self._positions(leaves.prefixes[~known]).tolist()]
         leaves = _Block(*(array[known] for array in leaves))
         positions, logits = self._positions(leaves.prefixes), self._logits(leaves)
         near = near_tokens(logits, positions) & self.problem.mask & ~tokens_of_equal_score(self.problem, positions)
@@ -330,13 +311,11 @@ class _Walk:
         # Neighbours that score higher are outweighed only along differences that depend on one another. Those that hold
         # the vector, with positive multipliers, are independent; more of them are not.
         more = near.sum(axis=(1, 2)) > (leaves.multipliers > 0).sum(axis=1)
-        for b in np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved).tolist():
-            limit = name_direction(self.problem, positions[b], self._solution(leaves, b, positions[b]), self.loss)
-            if limit.kind == "inaccurate":
-                self.feasible -= 1
-                self.undecided.append(tuple(positions[b].tolist()))
-            elif (limit.selected == positions[b]).all():
-                (self.limits if limit.is_limit else self.open).append(limit)
+        named = np.flatnonzero((self.shares | more | (gaps > 0).all(axis=1)) & moved)
+        self.tally.feasible += len(positions) - len(named)
+        for b in named.tolist():
+            solution = self._solution(leaves, b, positions[b])
+            self.tally.record(positions[b], name_direction(self.problem, positions[b], solution, self.loss))
 
     def _positions(self, prefixes: Int[Array, "B n"]) -> Int[Array, "B n"]:
         """Positions of the tokens given by rank."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -183,9 +184,57 @@ class Atlas(Tabular, Drawable):
         return f"Atlas({len(self.limits)} limits, {self.feasible} feasible of {count} selections, {seen})"
 
 
-def selections_that_are(kind: Kind, found: Iterable[LimitDirection]) -> tuple[tuple[int, ...], ...]:
-    """The selections of one kind, as plain numbers."""
-    return tuple(tuple(one.selected.tolist()) for one in found if one.kind == kind)
+class SelectionTally:
+    """What a walk through the selections of a problem has found so far.
+
+    - `leaves`: how many selections begin with one prefix of each length.
+    - `solves`, `budget`: max-margin problems solved, and how many may be.
+    - `limits`, `open`: the limits, and the feasible selections that are none or not known to be.
+    """
+
+    def __init__(self, sizes: Sequence[int], budget: float) -> None:
+        self.leaves = [math.prod(sizes[j:]) for j in range(len(sizes) + 1)]
+        self.budget = budget
+        self.feasible = self.infeasible = self.solves = 0
+        self.undecided: list[tuple[int, ...]] = []
+        self.limits: list[LimitDirection] = []
+        self.open: list[LimitDirection] = []
+
+    @property
+    def budget_is_spent(self) -> bool:
+        """Whether no more problems may be solved."""
+        return self.solves >= self.budget
+
+    def record(self, selected: Int[Array, " n"], limit: LimitDirection) -> None:
+        """File the direction of a feasible selection. One that leads with other tokens is filed under those."""
+        if limit.kind == "inaccurate":
+            self.undecided.append(tuple(selected.tolist()))
+            return
+        self.feasible += 1
+        if limit.solution.vector.any() and (limit.selected == selected).all():
+            (self.limits if limit.is_limit else self.open).append(limit)
+
+    def _open(self, kind: Kind) -> tuple[tuple[int, ...], ...]:
+        """The selections of one kind among those that are no limits, as plain numbers."""
+        return tuple(tuple(one.selected.tolist()) for one in self.open if one.kind == kind)
+
+    def atlas(
+        self, limits: tuple[LimitDirection, ...], *, began: float, ties_left: int, ties_undecided: int = 0
+    ) -> Atlas:
+        """The atlas with these `limits`, of a walk that `began` then."""
+        return Atlas(
+            limits=limits,
+            selections=self.leaves[0],
+            feasible=self.feasible,
+            infeasible=self.infeasible,
+            undecided=tuple(self.undecided),
+            solves=self.solves,
+            seconds=time.perf_counter() - began,
+            ties_undecided=ties_undecided,
+            ties_left=ties_left,
+            balanced=self._open("balanced"),
+            unsettled=self._open("undecided"),
+        )
 
 
 def limit_table(limits: Sequence[LimitDirection]) -> dict[str, Array]:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from numpy import ndarray as Array
 
 from tokenmargin.margin.limit_directions import limit_constraints, name_direction, name_global
-from tokenmargin.margin.limit_results import Atlas, LimitDirection, selections_that_are
+from tokenmargin.margin.limit_results import Atlas, SelectionTally
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.norms import AbstractNorm
@@ -43,41 +43,32 @@ def atlas_in_norm(
     walk = _Walk(problem, norm, math.inf if budget is None else budget, loss)
     for _ in walk.decide_below(np.zeros(0, dtype=np.intp)):
         if progress is not None:
-            progress(walk.feasible + walk.infeasible)
-    fixed = problem.has_fixed_scores
-    ranked = sorted(walk.limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))
-    return Atlas(
-        limits=name_global(problem, walk.limits) if fixed else tuple(ranked),
-        selections=walk.leaves[0],
-        feasible=walk.feasible,
-        infeasible=walk.infeasible,
-        undecided=tuple(walk.undecided),
-        solves=walk.solves,
+            progress(walk.tally.feasible + walk.tally.infeasible)
+    fixed, limits = problem.has_fixed_scores, walk.tally.limits
+    ranked = sorted(limits, key=lambda limit: (not limit.is_global, -limit.solution.margin))
+    return walk.tally.atlas(
+        name_global(problem, limits) if fixed else tuple(ranked),
+        began=began,
         ties_left=max(walk.ties, _pairs_of_equals(problem) if fixed and problem.has_ties else 0),
-        balanced=selections_that_are("balanced", walk.open),
-        unsettled=selections_that_are("undecided", walk.open),
-        seconds=time.perf_counter() - began,
     )
 
 
 class _Walk:
+    """One walk through the tree of selections; what it finds stands in `tally`."""
+
     def __init__(self, problem: TokenProblem, norm: AbstractNorm, budget: float, loss: AbstractLoss | None) -> None:
-        self.problem, self.norm, self.budget, self.loss = problem, norm, budget, loss
+        self.problem, self.norm, self.loss = problem, norm, loss
         own = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
         self.tokens = [
             np.flatnonzero(row)[np.argsort(-s[row], kind="stable")]
             for row, s in zip(own, problem.shared_scores, strict=True)
         ]
-        sizes = [len(tokens) for tokens in self.tokens]
-        self.leaves = [math.prod(sizes[j:]) for j in range(problem.n + 1)]
-        self.feasible = self.infeasible = self.solves = self.ties = 0
-        self.undecided: list[tuple[int, ...]] = []
-        self.limits: list[LimitDirection] = []
-        self.open: list[LimitDirection] = []
+        self.tally = SelectionTally([len(tokens) for tokens in self.tokens], budget)
+        self.ties = 0
 
     def decide_below(self, prefix: Int[Array, " j"]) -> Iterator[None]:
         """Decide all selections that begin so; a step for each that was asked about."""
-        if self.solves >= self.budget:
+        if self.tally.budget_is_spent:
             return
         j = len(prefix)
         if j == self.problem.n:
@@ -85,7 +76,7 @@ class _Walk:
             yield
             return
         if j and self._is_ruled_out(prefix):
-            self.infeasible += self.leaves[j]
+            self.tally.infeasible += self.tally.leaves[j]
             yield
             return
         for token in self.tokens[j]:
@@ -99,25 +90,20 @@ class _Walk:
         kept: Bool[Array, " k"] = whole.token[:, 0] < len(prefix)
         if not kept.any():
             return False
-        self.solves += 1
+        self.tally.solves += 1
         return solve(whole.only(kept)).status == "infeasible"
 
     def _leaf(self, selected: Int[Array, " n"]) -> None:
-        self.solves += 1
+        """Solve and record one selection."""
+        self.tally.solves += 1
         around = self.problem.around(selected)
         solution = solve_in_norm(limit_constraints(around, selected), self.norm)
         if solution.status == "infeasible":
-            self.infeasible += 1
+            self.tally.infeasible += 1
             return
-        limit = name_direction(around, selected, solution, self.loss)
+        self.tally.record(selected, name_direction(around, selected, solution, self.loss))
         if not self.problem.has_fixed_scores and around.has_ties:
             self.ties = max(self.ties, _pairs_of_equals(around))
-        if limit.kind == "inaccurate":
-            self.undecided.append(tuple(selected.tolist()))
-            return
-        self.feasible += 1
-        if solution.vector.any() and (limit.selected == selected).all():
-            (self.limits if limit.is_limit else self.open).append(limit)
 
 
 def _pairs_of_equals(problem: TokenProblem) -> int:
