@@ -82,19 +82,20 @@ def follow_flow(
     return FollowedFlow(path, chosen, solution, late, early)
 
 
-def falls_to_zero(name: str, angles: tuple[float, float], *, norm: float) -> tuple[Slack, Slack]:
+def falls_to_zero(name: str, angles: tuple[float, float], *, norm: float, most: float = 1e-2) -> tuple[Slack, Slack]:
     """An angle that goes to zero: small at `norm`, and falling like a power of the norm over the decade before.
 
     A limit is seen, not proven, by a path of finite length: broken, these leave a claim undecided.
 
     - `angles`: at a tenth of the norm, and at the norm. Where the last is below 1e-7 (what a path resolves) the power
       counts as 1.
+    - `most`: what counts as small.
     """
     earlier, late = angles
     exponent = float(np.log10(late / earlier)) if late > 1e-7 and earlier > 0 else -1.0
     farther = "following the path to larger norms"
     return (
-        seen(below(f"angle to {name} at norm {norm:.4g}", late, 1e-2), farther),
+        seen(below(f"angle to {name} at norm {norm:.4g}", late, most), farther),
         seen(below("its exponent in the norm, last decade", exponent, -0.8), farther),
     )
 

@@ -59,7 +59,7 @@ def _solve(rows, bound, p, vectors, multipliers, found):
 @summing
 @no_type_check
 def _trim(rows, bound, p, x, m, along, across):
-    """As `polish.trim`: without multipliers of idle constraints and coordinates that vanish."""
+    """As `polish.trim_proposal`: without multipliers of idle constraints and coordinates that vanish."""
     matrix_product(rows, x, along[0])
     largest = 0.0
     for j in range(len(m)):

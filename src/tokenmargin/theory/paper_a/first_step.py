@@ -226,9 +226,10 @@ def overlap(x: EmbeddingInstance) -> Findings:
     )
 
 
-def _ragged_corpus(**options: Any) -> EmbeddingInstance:
+def ragged_corpus(**options: Any) -> EmbeddingInstance:
     """Sequences of 2 and 6 tokens: the first step weighs words of a short one by 1/2, those of a long one by 1/6."""
-    return EmbeddingInstance.on(["good film", "bad film film film film film"], [1, -1], delta=0.25, draws=20, **options)
+    words = ["good film", "bad film film film film film"]
+    return EmbeddingInstance.on(words, [1, -1], dimension=10**12, step=1.0, **options)
 
 
 def _low_dimension(n: int, T: int) -> EmbeddingInstance:
@@ -252,7 +253,7 @@ CLAIMS = (
     Claim("A.lemma2", lemma2, "sampled",
         about="(5), (6): the first step adds (eta_0/2) alpha_s v, up to 11 eta_0 d^(-1/4)",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),
-        outside=(lambda: _ragged_corpus(dimension=10**12, step=1.0),),
+        outside=(lambda: ragged_corpus(delta=0.25, draws=20),),
         note="The measured error falls like d^(-1/2), not d^(-1/4), so the conditions on d are not seen to be needed."),
     Claim("A.lemma2-proof", lemma2_proof, "sampled", about="the inequalities of D.1, one by one",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=300, step=30.0, draws=100, varied=True)),

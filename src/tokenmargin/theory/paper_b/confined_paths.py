@@ -33,13 +33,13 @@ def theorem4(x: ProblemInstance) -> Findings:
     the minimisers stay bounded, or their direction does not converge to q; in either case p(R)/R does not. (eps =
     0.005, R_0 = 10; q is given, or drawn. Followed to R = 10^4: a path that goes to q comes nearer with every
     decade.)"""
-    return _findings(x, x.sphere(1, x.rng)[0] if x.q is None else x.q / x.problem.keys.norm(x.q))
+    return _path_findings(x, x.sphere(1, x.rng)[0] if x.q is None else x.q / x.problem.keys.norm(x.q))
 
 
 def theorem7(x: ProblemInstance) -> Findings:
     """Theorem 4, with general position spelt out. (q is given, or one that ties two tokens of the first input where the
     keys leave room for one: case B of the proof.)"""
-    return _findings(x, _tying_direction(x) if x.q is None else x.q / x.problem.keys.norm(x.q))
+    return _path_findings(x, _tying_direction(x) if x.q is None else x.q / x.problem.keys.norm(x.q))
 
 
 def _tying_direction(x: ProblemInstance) -> Float[Array, " D"]:
@@ -56,7 +56,7 @@ def _tying_direction(x: ProblemInstance) -> Float[Array, " D"]:
     return np.asarray(beside / size if size > SAME else across)
 
 
-def _findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
+def _path_findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
     problem = x.problem
     alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
     hypotheses = (

@@ -61,16 +61,16 @@ def lemma7(x: ProblemInstance) -> Findings:
     most A-bar C T exp(-R Theta/2) (31b), and the cosine of q with -dL is at least c Theta/(A-bar C) (31c) (L2). For any
     pi > 0, from some norm on p is no better a direction than p_mm by more than a factor 1 + pi (L3). (The cone is that
     of `cone_constants`, with c and C of the proof, c over n; 1200 points; L3 for pi = 0.1 and 0.01.)"""
-    return _findings(x, as_printed=False)
+    return _cone_findings(x, as_printed=False)
 
 
 def lemma7_proof_constants(x: ProblemInstance) -> Findings:
     """Lemma 7 with the constants that its proof names: the cone of width mu by (32), beyond the radius (39), with
     c = -(1/8) l'_min min gap and C = -2 l'_max max gap."""
-    return _findings(x, as_printed=True)
+    return _cone_findings(x, as_printed=True)
 
 
-def _findings(x: ProblemInstance, *, as_printed: bool) -> Findings:
+def _cone_findings(x: ProblemInstance, *, as_printed: bool) -> Findings:
     hypotheses = (assumption_a(x.loss, x.problem), *locally_optimal(x.problem, x.alpha))
     if len(hypotheses) < 3:
         return Findings(hypotheses)

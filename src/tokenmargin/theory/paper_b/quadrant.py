@@ -46,7 +46,7 @@ def lemma12(x: ProblemInstance) -> Findings:
     path = j.path(j.relaxed)
     inputs = np.arange(x.problem.n)
     sure = np.array([attention_weights(x.problem.keys, p)[inputs, x.alpha].min() for p in path.prompts])
-    least = np.array([_least(x, p) for p in path.prompts])
+    least = np.array([_least_margin(x, p) for p in path.prompts])
     counted = least[sure >= SURE] if (sure >= SURE).any() else least[-1:]
     selected = seen(
         above("smallest attention on alpha at the end", float(sure[-1]), SURE), "following the path farther"
@@ -54,7 +54,7 @@ def lemma12(x: ProblemInstance) -> Findings:
     return Findings((selected,), (above("smallest margin of p_R over |p_R|", float(counted.min()), 0),))
 
 
-def _least(x: ProblemInstance, p: Float[Array, " D"]) -> float:
+def _least_margin(x: ProblemInstance, p: Float[Array, " D"]) -> float:
     ahead = np.where(x.problem.mask, margins(x.problem, p, x.alpha), np.inf)
     return float(ahead.min() / x.problem.keys.norm(p))
 
@@ -76,7 +76,7 @@ def confined_path(x: ProblemInstance, path: RidgePath) -> RidgePath:
     """The path confined to the quadrant: where a point lies in it, the point itself; else the minimiser there."""
     heads, prompts = path.heads.copy(), path.prompts.copy()
     for k, (v, p) in enumerate(zip(path.heads, path.prompts, strict=True)):
-        if _least(x, p) < 0:
+        if _least_margin(x, p) < 0:
             heads[k], prompts[k] = quadrant_point(x, (v, p), path.radii[k])
     return replace(path, heads=heads, prompts=prompts)
 

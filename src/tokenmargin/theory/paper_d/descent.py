@@ -39,11 +39,11 @@ PIS = (0.1, 1.0)
 """Values of pi at which Lemma 15 is tried."""
 
 
-def _close(name: str, value: float) -> Slack:
+def _vanishes(name: str, value: float) -> Slack:
     return seen(below(name, value, 1e-6), FLOW)
 
 
-def _step(x: NextTokenInstance) -> Slack:
+def _step_size(x: NextTokenInstance) -> Slack:
     return below("step, over 1/L", x.factor, 1)
 
 
@@ -71,8 +71,8 @@ def theorem1(x: NextTokenInstance) -> Findings:
     return Findings(
         hypotheses,
         (
-            _close("largest weight outside that component", outside),
-            _close("largest difference of a weight inside it from that of W_soft", off),
+            _vanishes("largest weight outside that component", outside),
+            _vanishes("largest difference of a weight inside it from that of W_soft", off),
             above("smallest weight of W_soft inside it", float(soft[x.tied].min()), 0, strict=True),
         ),
     )
@@ -86,18 +86,18 @@ def _bounded_descent(x: NextTokenInstance) -> float:
     return float(np.linalg.norm(best) + np.linalg.norm(start - best) + x.limit.finite.distance)
 
 
-def _projection(x: NextTokenInstance) -> Slack:
+def _projection_converges(x: NextTokenInstance) -> Slack:
     if x.factor <= 1:
-        return _close("distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.flow_limit.point))))
+        return _vanishes("distance of the projection to W_fin", float(np.linalg.norm(_from_fin(x, x.flow_limit.point))))
     late = np.linalg.norm([_from_fin(x, W) for W in _descend(x, STEPS)[-2:]], axis=1)
-    return _close(f"distance of the projection to W_fin, last two of {STEPS} steps", float(late.max()))
+    return _vanishes(f"distance of the projection to W_fin, last two of {STEPS} steps", float(late.max()))
 
 
 def _from_fin(x: NextTokenInstance, W: Float[Array, " D"]) -> Float[Array, " s"]:
     return np.asarray(x.cyclic_basis @ (W - x.limit.finite.point))
 
 
-def _direction(x: NextTokenInstance) -> tuple[Slack, ...]:
+def _direction_converges(x: NextTokenInstance) -> tuple[Slack, ...]:
     path, keys = x.flow_limit.path, x.objective.problem.keys
     if path.stop != "norm":
         return (seen(below("angle to W_svm", np.inf, 0), FLOW),)
@@ -111,15 +111,15 @@ def theorem2_repaired(x: NextTokenInstance) -> Findings:
     projection onto the cyclic subspace converge to W_fin, (2). Where W_svm is not zero, |W| grows without bound and its
     direction converges to that of W_svm; where it is zero, the part across the cyclic subspace stays as it was.
     (Gradient flow to |W| = 10^5, where rounding moves a projection by eps |W|; 200 steps for a step beyond 1/L.)"""
-    hypotheses = (head_of_1(x), log_loss(x), _step(x))
+    hypotheses = (head_of_1(x), log_loss(x), _step_size(x))
     if not x.has_risk or not x.graph_solution.is_optimal:
         return Findings(hypotheses)
     if some_order(x).holds:
-        return Findings(hypotheses, (_projection(x), *_direction(x)))
+        return Findings(hypotheses, (_projection_converges(x), *_direction_converges(x)))
     gradients = x.objective.gradient(x.points())
     left = float(np.abs(x.across_cyclic(gradients)).max()) / (x.longest or 1.0)
     still = sampled(below("largest entry of a gradient across the cyclic subspace", left, 0, tolerance=1e-9))
-    return Findings(hypotheses, (_projection(x), still))
+    return Findings(hypotheses, (_projection_converges(x), still))
 
 
 def theorem2(x: NextTokenInstance) -> Findings:
@@ -141,7 +141,7 @@ def theorem5_repaired(x: NextTokenInstance) -> Findings:
 
 def theorem5(x: NextTokenInstance) -> Findings:
     """As `D.theorem5-repaired`, whatever W_svm is. (Where W_svm = 0, W_fin is stationary: its gradient proves it.)"""
-    hypotheses = (head_of_1(x), log_loss(x), _step(x))
+    hypotheses = (head_of_1(x), log_loss(x), _step_size(x))
     if not x.has_risk or not x.graph_solution.is_optimal:
         return Findings(hypotheses)
     margin = float((x.rows_behind @ x.svm).min()) if len(x.rows_behind) else 0.0
@@ -158,7 +158,7 @@ def lemma12(x: NextTokenInstance) -> Findings:
     """With -log under Assumptions 1 and 2, descent from any start with a step `eta <= 1/L`, L of (22), has `L(W(t + 1))
     - L(W(t)) <= -eta |dL(W(t))|^2 / 2` at every step, so the squared gradients have a finite sum and go to zero. (200
     steps from two starts; the sum is at most 2 L(W(0)) / eta, the risk being positive.)"""
-    hypotheses = (head_of_1(x), log_loss(x), _step(x))
+    hypotheses = (head_of_1(x), log_loss(x), _step_size(x))
     if not x.has_risk:
         return Findings(hypotheses)
     eta, worst, total = x.factor / (x.smoothness() or 1.0), -np.inf, -np.inf

@@ -11,6 +11,7 @@ from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.conditions import one_length, selective_conditions, true_of_most_draws
+from tokenmargin.theory.paper_a.first_step import ragged_corpus
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 SMALL = 0.05
@@ -134,17 +135,11 @@ def _corpus_at_share(n: int, T: int, *, share: float = 1.0) -> EmbeddingInstance
     return EmbeddingInstance.with_corpus(x.corpus, dimension=float(np.ceil(share * least)), draws=100, delta=x.delta)
 
 
-def _ragged_corpus() -> EmbeddingInstance:
-    """Sequences of 2 and 6 tokens: the step sees shares, not the frequencies (3)."""
-    words = ["good film", "bad film film film film film"]
-    return EmbeddingInstance.on(words, [1, -1], dimension=10**12, step=1.0, draws=100)
-
-
 CLAIMS = (
     Claim("R.first-step", sharp_first_step, "sampled",
         about="Lemma 2 with the error's true order d^(-1/2), and its constant",
         example=lambda: EmbeddingInstance.of(8, 4, varied=True, dimension=10**6, step=1.0, draws=400),
-        outside=(_ragged_corpus,),
+        outside=(lambda: ragged_corpus(draws=100),),
         unneeded={
             "x = sqrt(2 Lambda/d)": "The constants are proven for x up to 1/20; in 400 draws at d = 20, where x is "
             "0.78, no error exceeded them."

@@ -18,6 +18,7 @@ from tokenmargin.problem.instances import figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen
+from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
     least_margins,
@@ -95,11 +96,7 @@ def _convexity(x: ProblemInstance) -> Slack:
 
 def _falls_like_inverse(name: str, angles: list[float], norms: tuple[float, ...]) -> tuple[Slack, ...]:
     """An angle that falls like 1/norm: at most 20/norm at the end, and by 0.8 of the factor over the last decade."""
-    power = float(np.log10(angles[-1] / angles[-2])) if angles[-1] > 1e-7 else -1.0
-    return (
-        seen(below(f"angle of {name} at norm {norms[-1]:g}", angles[-1], 20 / norms[-1])),
-        seen(below("its exponent in the norm, last decade", power, -0.8)),
-    )
+    return falls_to_zero(name, (angles[-2], angles[-1]), norm=norms[-1], most=20 / norms[-1])
 
 
 def joint_phase(x: ProblemInstance) -> Findings:
@@ -124,8 +121,8 @@ def joint_phase(x: ProblemInstance) -> Findings:
     p = [float(angle(keys, prompt, phase.solution.vector)) for prompt in path.prompts]
     v = [float(angle(values, head, phases.head.vector)) for head in path.heads]
     conclusion = (
-        *_falls_like_inverse("p to the phase law", p, norms),
-        *_falls_like_inverse("v to v^mm", v, norms),
+        *_falls_like_inverse("the phase law, of p", p, norms),
+        *_falls_like_inverse("v^mm, of v", v, norms),
         _exponent(x, phase, path.heads[-1], path.prompts[-1]),
         _convexity(x),
     )
@@ -172,7 +169,7 @@ def joint_descent(x: ProblemInstance) -> Findings:
     ends = [objective.prompt(path.final) / keys.norm(objective.prompt(path.final)) for path in (blocks, together)]
     least = min(float(least_margins(x.problem, end, x.alpha).min()) for end in ends)
     hypotheses = (*hypotheses, seen(above("least margin of p/|p| at the ends", least, 0, strict=True)))
-    return Findings(hypotheses, (*_falls_like_inverse("p to the phase law", u, REACH), *_slow(x, phases, together)))
+    return Findings(hypotheses, (*_falls_like_inverse("the phase law, of p", u, REACH), *_slow(x, phases, together)))
 
 
 def _slow(x: ProblemInstance, phases: JointPhases, path: FlowPath) -> tuple[Slack, ...]:
