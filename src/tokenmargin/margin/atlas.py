@@ -194,7 +194,7 @@ def _seldom_infeasible(constraints: int, dimension: int, *, share: float) -> boo
 class _Walk:
     """One walk through the tree of selections; what it finds stands in `tally`."""
 
-    def __init__(self, problem: TokenProblem, budget: float, loss: AbstractLoss | None) -> None:
+    def __init__(self, problem: TokenProblem, budget: int | float, loss: AbstractLoss | None) -> None:
         self.problem, self.loss = problem, loss
         self.shares = shares_differences(problem)
         self.inputs = _inputs(problem)

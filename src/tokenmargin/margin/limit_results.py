@@ -192,7 +192,7 @@ class SelectionTally:
     - `limits`, `open`: the limits, and the feasible selections that are none or not known to be.
     """
 
-    def __init__(self, sizes: Sequence[int], budget: float) -> None:
+    def __init__(self, sizes: Sequence[int], budget: int | float) -> None:
         self.leaves = [math.prod(sizes[j:]) for j in range(len(sizes) + 1)]
         self.budget = budget
         self.feasible = self.infeasible = self.solves = 0

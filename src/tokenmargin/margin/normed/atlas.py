@@ -56,7 +56,9 @@ def atlas_in_norm(
 class _Walk:
     """One walk through the tree of selections; what it finds stands in `tally`."""
 
-    def __init__(self, problem: TokenProblem, norm: AbstractNorm, budget: float, loss: AbstractLoss | None) -> None:
+    def __init__(
+        self, problem: TokenProblem, norm: AbstractNorm, budget: int | float, loss: AbstractLoss | None
+    ) -> None:
         self.problem, self.norm, self.loss = problem, norm, loss
         own = problem.mask & (problem.keys.first_copies == np.arange(problem.T))
         self.tokens = [
