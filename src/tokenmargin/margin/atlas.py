@@ -88,6 +88,7 @@ class _Input:
         return self._rows(selected) if self._kept is None else self._kept.some(selected)
 
     def _rows(self, selected: Int[Array, " B"]) -> Systems:
+        """The rows formed anew, with what their rounding took."""
         # In the order of their positions, as the constraints of a selection are listed.
         ranks = np.argsort(self.order)
         others = np.stack([ranks[ranks != t] for t in selected.tolist()])

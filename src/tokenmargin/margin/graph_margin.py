@@ -125,6 +125,7 @@ def _table(graph: PriorityGraph) -> MarginSolution:
 
 
 def _pairs(above: Int[Array, " k"], below: Int[Array, " k"], ties: Int[Array, "q 2"]) -> RowPairs:
+    """The constraints as pairs of a corpus: those of one head together."""
     order = np.lexsort((below, above))
     heads, counts = np.unique(above, return_counts=True)
     return RowPairs(heads, np.concatenate([[0], np.cumsum(counts)]), below[order], ties, len(above))
@@ -277,6 +278,7 @@ def _interior(problem: _MergedProblem) -> tuple[Float[Array, " m"], Float[Array,
 
 
 def _factor(matrix: Any) -> Callable[[Float[Array, " m"]], Float[Array, " m"]]:
+    """Solves with a sparse matrix that is symmetric and positive definite."""
     from scipy.sparse.linalg import splu
 
     return splu(

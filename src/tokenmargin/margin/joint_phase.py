@@ -105,6 +105,7 @@ class JointPhases:
 
     @cached_property
     def _rows(self) -> Float[Array, "k r"]:
+        """The differences of keys that the token margins are inner products with."""
         return self._constraints.rows()
 
     @cached_property

@@ -145,6 +145,7 @@ class EmbeddingInstance:
         return tuple((step.after.problem(), self._selected_mask(k)) for k, step in enumerate(self.steps))
 
     def _selected_mask(self, k: int) -> Bool[Array, "n T"]:
+        """The selection of start k."""
         if self.selection == "important":
             return self._important()
         if self.selection == "everything":

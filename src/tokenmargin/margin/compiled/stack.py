@@ -32,6 +32,7 @@ _GRID, _MULTIPLES = 2.0**24, 12  # exact sums are tried with rows on this grid, 
 @compiled
 @no_type_check
 def _workspace(k):
+    """Memory for systems of k rows."""
     return Workspace(
         np.empty((k, k)),
         np.empty(k, dtype=np.intp),

@@ -75,6 +75,7 @@ def reduce_matrices(matrices: Float[Array, "k q d"]) -> ReducedMatrices:
 
 
 def _basis(columns: Float[Array, "q c"]) -> Float[Array, "q a"]:
+    """An orthonormal basis of the span of the columns; the unit matrix where they span everything."""
     vectors, values, _ = np.linalg.svd(columns, full_matrices=False)
     kept = values > _VANISHED * values[0]
     return np.eye(len(columns)) if kept.sum() == len(columns) else vectors[:, kept]
@@ -181,6 +182,7 @@ def _iterate_spectral(
 def _spectral_proposals(
     small: ReducedMatrices, bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[tuple[Float[Array, "a b"], Float[Array, " k"]]]:
+    """By rounds in numpy, then with multipliers of the rank they should have."""
     core = small.core
     best = _BestIterate(core, bound, tied, np.inf, _ENOUGH)
     with np.errstate(all="ignore"), contextlib.suppress(np.linalg.LinAlgError, ValueError):
@@ -315,6 +317,7 @@ def _inverse_factors(*matrices: Float[Array, "n n"]) -> Float[Array, "2 n n"]:
 
 
 def _factor(matrix: Float[Array, "n n"]) -> Callable[[Array], Array]:
+    """Solves with a square matrix, each time with two steps of refinement."""
     from scipy.linalg.lapack import dgetrf, dgetrs  # loaded when it is needed; by hand, without the checks
 
     factors, pivots, failed = dgetrf(matrix)

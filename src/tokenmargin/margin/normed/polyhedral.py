@@ -125,6 +125,7 @@ def _residuals(rows, bound, common, y, z):
 @summing
 @no_type_check
 def _coefficients(tied, common, by_rows, y, z):
+    """Fills in the coefficients of the linear system; returns the sums that its part of rank one needs."""
     total, stiff = 0.0, 0.0
     for i in range(y.shape[1]):
         a, c = y[A, i] / y[U, i], y[C, i] / y[V, i]
@@ -248,6 +249,7 @@ def _correct_products(tied, gap, mean, forward, backward, y, z):
 @summing
 @no_type_check
 def _take_step(forward, backward, y, z):
+    """Moves all iterates: primal ones by `forward`, multipliers by `backward`."""
     for i in range(y.shape[1]):
         for f in range(6):
             y[f, i] += (forward if f < A else backward) * y[DX + f, i]

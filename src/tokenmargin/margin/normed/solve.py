@@ -151,6 +151,7 @@ def _scale_solution(systems: Systems, found: MarginSolution) -> Proposal:
 def _answer(
     constraints: Constraints, systems: Systems, norm: AbstractNorm, best: CertifiedVector, seconds: float
 ) -> MarginSolution:
+    """The solution in the units of the constraints."""
     lengths, scale = systems.lengths[0], systems.scale[0]
     if 1 / _RANGE < scale < _RANGE and lengths.max() < _RANGE and lengths.min() > 1 / _RANGE:
         vector, multipliers = best.vector * scale, best.multipliers * (scale / lengths)
@@ -203,6 +204,7 @@ def _proposals(systems: Systems, norm: AbstractNorm) -> Iterator[Proposal]:
 def _of_vectors(
     norm: LpNorm, rows: Float[Array, "k r"], bound: Float[Array, " k"], tied: Bool[Array, " k"]
 ) -> Iterator[Proposal]:
+    """Proposals for an lp norm: each attempt trimmed, polished, and as it came."""
     for attempt in _attempts(norm.p, rows, bound, tied):
         proposal = attempt()
         if proposal is None or not all(np.isfinite(part).all() for part in proposal):

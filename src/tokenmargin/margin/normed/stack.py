@@ -35,6 +35,7 @@ def solve_stack(
 @summing
 @no_type_check
 def _solve(rows, bound, p, vectors, multipliers, found):
+    """Fills in vectors, multipliers, and norm and gap of every system."""
     B, k, r = rows.shape
     tied = np.zeros(k, dtype=np.bool_)
     along, across = np.empty((2, k)), np.empty((3, r))

@@ -76,6 +76,7 @@ def _to_solution(
     certificate: Certificate,
     seconds: float,
 ) -> MarginSolution:
+    """An optimal solution, or an inaccurate one where the residuals are too large or the vector is beyond doubles."""
     tolerance = TOLERANCE if isinstance(constraints.geometry, Coordinates) else PRODUCTS_TOLERANCE
     status: Status = "optimal" if certificate.residual <= tolerance else "inaccurate"
     vector = constraints.parameter(multipliers, y)
@@ -93,6 +94,7 @@ def _zero_solution(constraints: Constraints) -> MarginSolution:
 def _infeasible(
     constraints: Constraints, farkas: Float[Array, " k"], certificate: Certificate, seconds: float
 ) -> MarginSolution:
+    """The answer of a problem that has no solution, with its Farkas vector."""
     return MarginSolution(
         status="infeasible",
         vector=constraints.geometry.zero(),

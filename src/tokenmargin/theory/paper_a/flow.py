@@ -45,15 +45,18 @@ def seen_in_the_limit(name: str, facts: list[bool], x: EmbeddingInstance) -> Sla
 
 
 def _growth(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """That |p| grows, as far as it was followed."""
     return (seen_in_the_limit(f"|p| reaches {x.norm:g}", [limit.path.stop == "norm" for limit in x.limits], x),)
 
 
 def _selects(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """That every important token is selected in the limit."""
     facts = [bool(limit.chosen[x.corpus.important].all()) for limit in x.limits]
     return (seen_in_the_limit("every important token is selected", facts, x),)
 
 
 def _alignment(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """That p takes the max-margin direction of what it selects."""
     misaligned = [one_minus_cosine(limit.angle) for limit in x.limits]
     slopes = [limit.slope for limit in x.limits]
     return (

@@ -133,6 +133,7 @@ def proof_of_lemma19(x: EmbeddingInstance) -> Findings:
 
 
 def _lemma19_links(x: EmbeddingInstance, step: FirstStep) -> Links:
+    """The inequalities of one draw."""
     corpus = x.corpus
     problem = step.after.problem()
     solution = class_margin(problem, corpus.important)

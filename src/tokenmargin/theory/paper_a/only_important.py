@@ -131,6 +131,7 @@ def _all_but_one(corpus: TokenCorpus) -> Bool[Array, "n T"]:
 
 
 def _only_important(x: EmbeddingInstance) -> tuple[Slack, ...]:
+    """That p selects the important tokens alone, and takes their max-margin direction."""
     misaligned = [
         one_minus_cosine(_angle(problem, limit, class_margin(problem, x.corpus.important)))
         for (problem, _), limit in zip(x.problems_and_choices, x.limits, strict=True)

@@ -57,6 +57,7 @@ def _tying_direction(x: ProblemInstance) -> Float[Array, " D"]:
 
 
 def _path_findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
+    """The findings of Theorems 4 and 7 for a unit vector q."""
     problem = x.problem
     alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
     hypotheses = (

@@ -31,6 +31,7 @@ def lemma11(x: ProblemInstance) -> Findings:
 
 
 def _exists(x: ProblemInstance, condition: Slack) -> Findings:
+    """The findings of Lemmas 2 and 11, which differ in one condition."""
     problem, mapped = x.problem, key_map(x.problem)
     residual = np.inf if mapped is None or problem.head is None else mapped[0]
     solution = max_margin(problem, x.best)
@@ -80,6 +81,7 @@ def lemma8_second(x: ProblemInstance) -> Findings:
 
 
 def _compare_risks(x: ProblemInstance, *, second: bool) -> Findings:
+    """The findings of both parts of Lemma 8."""
     problem, keys = x.problem, x.problem.keys
     if x.p is None and not max_margin(problem, x.alpha).is_optimal:
         return Findings((true("alpha is separable", False),), ())

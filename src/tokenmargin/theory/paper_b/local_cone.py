@@ -71,6 +71,7 @@ def lemma7_proof_constants(x: ProblemInstance) -> Findings:
 
 
 def _cone_findings(x: ProblemInstance, *, as_printed: bool) -> Findings:
+    """The findings of Lemma 7, in the cone of `cone_constants` or in the one that its proof names."""
     hypotheses = (assumption_a(x.loss, x.problem), *locally_optimal(x.problem, x.alpha))
     if len(hypotheses) < 3:
         return Findings(hypotheses)
