@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
 from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
-from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases
+from tokenmargin.margin.joint_phase import SUPPORT, JointPhases, Phase, joint_phases
 from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
 from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
 from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
@@ -104,7 +104,7 @@ def label_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNo
     return solve_in_norm(label_constraints(problem, selected), norm)
 
 
-def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: float = 1e-7) -> Bool[Array, " n"]:
+def support_inputs(problem: TokenProblem, selected: Selection) -> Bool[Array, " n"]:
     """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
     head = label_margin(problem, selected)
     if not head.is_optimal:
@@ -112,7 +112,7 @@ def support_inputs(problem: TokenProblem, selected: Selection, *, tolerance: flo
             f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
         )
     outputs = problem.values.logits(head.vector)[np.arange(problem.n), np.asarray(selected)]
-    return np.asarray(problem.labels * outputs <= 1 + tolerance)
+    return np.asarray(problem.labels * outputs <= 1 + SUPPORT)
 
 
 def relaxed_max_margin(

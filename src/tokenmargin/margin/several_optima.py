@@ -12,7 +12,6 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +35,6 @@ def choice_margin(
     *,
     norm: AbstractNorm | str = "l2",
     budget: int = 100_000,
-    progress: Callable[[int], None] | None = None,
 ) -> MarginSolution:
     """The shortest p that put some token of `O_i` ahead of every token outside `O_i` by 1, in every input.
 
@@ -49,7 +47,6 @@ def choice_margin(
     - `norm`: in which p is short. Where minimisers of one choice are not unique (l1, linf, nuclear), `minima` has one
       of each choice that attains the minimum.
     - `budget`: largest number of convex problems to solve.
-    - `progress`: called with the number of problems solved.
 
     >>> line = TokenProblem.of([[[1.0], [-1.0], [0.0]]], [1], scores=[[1.0, 1.0, 0.0]])
     >>> sorted(float(minimum.vector[0]) for minimum in choice_margin(line).minima)
@@ -71,8 +68,6 @@ def choice_margin(
         constraints = choice_constraints(problem, sets, choices)
         solution = solve_in_norm(constraints, norm)
         solves += 1
-        if progress is not None:
-            progress(solves)
         if solution.status == "infeasible":
             refuted.append(solution)
             continue
