@@ -68,7 +68,7 @@ def test_tokens_move_towards_the_heads_of_their_classes() -> None:
         sequences, np.repeat(np.arange(3), 2), step.tokens * 0 + 1e-9 * np.arange(1, 33).reshape(4, 8),
         np.zeros(8), heads, 1.0,
     )  # fmt: skip
-    # The rest is linear in the overlaps up to their square, (3.2e-8)^2 at most; alpha is 1e7 times as large.
+    # The rest is linear in the overlaps up to their square, (3.2e-8)^2 = 1e-15 at most, here of entries near 1e-10.
     np.testing.assert_allclose(more.rest, 1000 * less.rest, rtol=0, atol=1e-15)
     assert np.abs(more.rest).max() > 1e-11
 

@@ -53,7 +53,7 @@ def test_the_printed_frequency_counts_occurrences_and_the_share_weighs_texts():
     assert corpus.posterior_difference[good] == 0.6  # 4 times against 1
     assert corpus.signed_frequency[[good, film, bad]].tolist() == [3 / 14, 0, -5 / 14]
     assert corpus.token_class[film] == 0  # twice under either label: irrelevant by Definition 1
-    assert corpus.signed_share[film] == pytest.approx((1 / 4 + 1 / 2 - 1 / 2 - 1 / 6) / 4, rel=1e-12)
+    assert corpus.signed_share[film] == pytest.approx((1 / 4 + 1 / 2 - 1 / 2 - 1 / 6) / 4, rel=1e-12, abs=0)
 
 
 @given(corpora())

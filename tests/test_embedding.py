@@ -41,7 +41,7 @@ def test_gradient_is_autograds(corpus):
     vectors = embeddings.geometry.vectors
     E, p, v = vectors[:-2], vectors[-2], vectors[-1]
     # Sums of a few sequences of a few tokens in five dimensions, of numbers of size one: some fifty roundings.
-    assert objective.value(embeddings) == pytest.approx(value, rel=rounding(50))
+    assert objective.value(embeddings) == pytest.approx(value, rel=rounding(50), abs=0)
     np.testing.assert_allclose(-(np.outer(c, p) + np.outer(gradient.e, v)), dE, rtol=0, atol=rounding(50))
     np.testing.assert_allclose(-c @ E, dp, rtol=0, atol=rounding(50))
 
@@ -55,7 +55,7 @@ def test_both_geometries_step_alike():
     of_products = rounding(3 * 5, float((vectors**2).sum(axis=1).max()))  # sums of five products, thrice
     np.testing.assert_allclose(gram.geometry.matrix, vectors @ vectors.T, rtol=0, atol=of_products)
     np.testing.assert_allclose(gram.norms, stepped.norms, rtol=of_products)
-    assert objective.value(gram) == pytest.approx(objective.value(stepped), rel=of_products)
+    assert objective.value(gram) == pytest.approx(objective.value(stepped), rel=of_products, abs=0)
 
 
 def test_small_terms_survive_at_fifty_digits():

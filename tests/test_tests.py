@@ -17,7 +17,7 @@ STANDARD = {"_fields", "_replace", "_asdict", "_repr_html_"}  # of named tuples 
 WHY = {"training/test_kernels.py": "Triton's interpreter captures no graph, so the launches are made one by one"}
 
 
-CLOSE = {"approx", "assert_allclose"}
+CLOSE = {"approx", "assert_allclose", "allclose", "isclose", "assert_close"}
 
 
 def programs(tree: ast.AST) -> Iterator[ast.AST]:
@@ -71,10 +71,41 @@ def bare(text: str) -> Iterator[int]:
                     yield node.lineno
 
 
+def added(tree: ast.AST) -> Iterator[int]:
+    """Lines of comparisons that are wider than they say: what is not given is 1e-12 in pytest, 1e-7 or 1e-5 in numpy.
+
+    pytest's `abs` alone means no `rel`; its `rel` alone comes with an `abs` of 1e-12. numpy's `atol` alone comes with
+    an `rtol`, and `allclose` and `isclose` have both.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name, given = ast.unparse(node.func).rpartition(".")[2], {k.arg for k in node.keywords}
+            needed = {"approx": {"abs"}, "assert_allclose": {"rtol"}}.get(name, {"rtol", "atol"})
+            if name in CLOSE and None not in given and not needed <= given:
+                yield node.lineno
+
+
+def alike(tree: ast.AST) -> Iterator[int]:
+    """Lines on which a thing is compared with itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            said = [ast.unparse(x.args[0] if _is_approx(x) else x) for x in sides]  # type: ignore[attr-defined]
+            if len(set(said)) < len(said) and any(isinstance(x, ast.Call) for side in sides for x in ast.walk(side)):
+                yield node.lineno
+
+
+def _is_approx(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("approx") and bool(node.args)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_tolerances_are_derived(file):
-    """Every tolerance is computed, or says beside it where it is from."""
-    assert not list(bare(file.read_text()))
+    """Every tolerance is computed, or says beside it where it is from; none is wider than it says."""
+    text = file.read_text()
+    assert not list(bare(text))
+    assert not list(added(ast.parse(text)))
+    assert not list(alike(ast.parse(text)))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
@@ -97,6 +128,10 @@ def test_these_rules_see_what_they_forbid():
     patched = ast.parse('monkeypatch.setattr("tokenmargin.norms._EPS", 1)')
     assert list(reached(patched)) == ["line 1: tokenmargin.norms._EPS"]
     assert list(bare("assert x == pytest.approx(1, rel=1e-9)\nassert x == pytest.approx(1)")) == [1, 2]
+    assert not list(added(ast.parse("assert x == approx(1, abs=a)\nassert_allclose(x, y, rtol=r)")))
+    wide = "approx(1, rel=r)\nassert_allclose(x, y, atol=a)\nnp.isclose(x, y, rtol=0)\ntorch.testing.assert_close(x, y)"
+    assert list(added(ast.parse(wide))) == [1, 2, 3, 4]
+    assert list(alike(ast.parse("assert f(x) == approx(f(x), rel=1, abs=0)\nassert x == f(x)"))) == [1]
     assert not list(
         bare("assert x == pytest.approx(1, rel=1e-9)  # promised\ny = 0\nassert x == pytest.approx(1, rel=r)")
     )

@@ -109,14 +109,14 @@ def test_gradient_against_differences(repeats, loss, k, g, held):
     Z = data.matrix @ np.exp(start.logits) + np.exp(start.sink_logit)
     squares = (data.matrix.toarray()[:, :, None] * unit / Z[:, None, None] ** g) ** 2
     # Sums of 84 products of some ten roundings: at most 1e3 of 1.1e-16. Ten times that is allowed.
-    assert data.weight @ squares.sum(1).mean(1) == pytest.approx(data.weight.sum(), rel=1e-12)
+    assert data.weight @ squares.sum(1).mean(1) == pytest.approx(data.weight.sum(), rel=1e-12, abs=0)
     # Losses are counted in what the best constant decision loses: found here by a search over constants.
     f = np.zeros((12, start.values.shape[1]))
     best = minimize(lambda b: solver.LOSSES[loss](f + b, data.codes, data.weight / data.weight.sum())[0], f[0]).fun
     assert objective(np.zeros(len(objective.flat(start))))[0] >= 1 - 1e-9
     # The search for the best constant ends at slopes of 1e-5.
     assert solver.LOSSES[loss](f, data.codes, data.weight / data.weight.sum())[0] == pytest.approx(
-        objective(np.zeros(len(objective.flat(start))))[0] * best, rel=1e-5
+        objective(np.zeros(len(objective.flat(start))))[0] * best, rel=1e-5, abs=0
     )
     at = objective.flat(start)
     at = at + 0.3 * rng.standard_normal(len(at))
@@ -260,9 +260,11 @@ def test_token_importance(fitted, sentences):
     signs = np.where(sentences[1] == "1", 1, -1)
     assert table["count"][row] == (times > 0).sum()
     assert table["occurrences"][row] == times.sum()
-    assert table["posterior_difference"][row] == pytest.approx((signs * times).sum() / times.sum(), rel=rounding(4))
+    assert table["posterior_difference"][row] == pytest.approx(
+        (signs * times).sum() / times.sum(), rel=rounding(4), abs=0
+    )
     assert table["signed_frequency"][row] == pytest.approx(
-        (signs * times).sum() / table["occurrences"].sum(), rel=rounding(4)
+        (signs * times).sum() / table["occurrences"].sum(), rel=rounding(4), abs=0
     )
     assert table["selected"].sum() == len(signs)
     found = fitted.explain(sentences[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 
 import numpy as np
-import pytest
 
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.confined_tokens import by_length, confined_tokens, name_slices
@@ -47,7 +46,7 @@ def test_planted_words_are_told_with_their_kind():
     quick = found["quick"]
     here = [label == "good" for text, label, shop in zip(texts, labels, shops, strict=True)
             if shop == "b" and "quick" in text.split()]  # fmt: skip
-    assert (quick.here.texts, quick.here.share) == (len(here), pytest.approx(np.mean(here)))
+    assert (quick.here.texts, quick.here.share) == (len(here), np.mean(here))
     assert quick.here.share - quick.here.without > 0.4
     assert abs(quick.elsewhere.share - quick.elsewhere.without) < 0.1
     assert found["asis"].elsewhere.texts == 0

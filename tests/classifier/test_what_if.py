@@ -30,13 +30,15 @@ def test_decision_is_the_formula_over_the_known_words(letters):
     e, b = np.exp(weights.logits[:3]), weights.values[:3, 0]
     Z = np.exp(0.5) + e.sum()
     # Sums of four terms of size one: a few units in the last place.
-    assert found.output == pytest.approx(0.2 + e @ b / Z**0.6, rel=1e-13)
+    assert found.output == pytest.approx(0.2 + e @ b / Z**0.6, rel=1e-13, abs=0)
     assert [word.token for word in found.words] == ["a", "b", None, "c", "c"]
     share = e / Z
     few = 1e-13  # as above
-    assert [word.weight for word in found.words] == pytest.approx([*share[:2], 0, share[2] / 2, share[2] / 2], rel=few)
-    assert found.start + sum(word.contribution for word in found.words) == pytest.approx(found.output, rel=few)
-    assert found.words[0].value == pytest.approx(weights.values[0, 0] * Z**0.4, rel=few)
+    assert [word.weight for word in found.words] == pytest.approx(
+        [*share[:2], 0, share[2] / 2, share[2] / 2], rel=few, abs=0
+    )
+    assert found.start + sum(word.contribution for word in found.words) == pytest.approx(found.output, rel=few, abs=0)
+    assert found.words[0].value == pytest.approx(weights.values[0, 0] * Z**0.4, rel=few, abs=0)
 
 
 @pytest.mark.parametrize("text", ["a b c d e f g h a", "a", "h h", "x", ""])

@@ -47,7 +47,7 @@ def test_a_corpus_of_ones_own(reviews, capsys):
     assert report["verdict"] == "holds"
     (length,) = (slack for slack in report["slacks"] if slack["name"] == "|p^|^2")
     # The square of a certified length, of a residual of 1e-10 at most.
-    assert length["measured"] == pytest.approx(3 * 3 / 6, rel=3e-10)
+    assert length["measured"] == pytest.approx(3 * 3 / 6, rel=3e-10, abs=0)
     assert main(["verify", "A.theorem5", "--corpus", reviews[1], "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["verdict"] == "vacuous"
@@ -80,7 +80,7 @@ def test_the_statistics_of_a_corpus(reviews, capsys):
     found = json.loads(capsys.readouterr().out)
     words = {word["token"]: word for word in found["words"]}
     # One division.
-    assert words["good"]["signed_frequency"] == pytest.approx(3 / 14, rel=1e-15)
+    assert words["good"]["signed_frequency"] == pytest.approx(3 / 14, rel=1e-15, abs=0)
     assert words["good"]["posterior_difference"] == 0.6
     assert (words["film"]["class"], words["bad"]["class"]) == ("irrelevant", "completely negative")
     assert not found["assumption4"]

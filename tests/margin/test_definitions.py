@@ -25,7 +25,7 @@ def test_a_max_margin_direction_has_its_margin_and_its_neighbours() -> None:
     for limit in atlas(problem).limits:
         unit = limit.solution.vector * limit.solution.margin
         # A unit vector's margin is what its certificate promises.
-        assert directional_margin(problem.keys, unit) == pytest.approx(limit.solution.margin, rel=2 * TOLERANCE)
+        assert directional_margin(problem.keys, unit) == pytest.approx(limit.solution.margin, rel=2 * TOLERANCE, abs=0)
         np.testing.assert_array_equal(directional_neighbours(problem.keys, unit), limit.neighbours)
         assert is_neighbour_optimal(problem, unit)
 
@@ -57,7 +57,7 @@ def test_cone_constants_follow_the_formulas() -> None:
     keys = np.array([[-0.1, 1.0], [1.0, 0.0], [0.0, 0.0]])
     delta = 0.5 * (keys[2] - keys[1]) @ p[:2]
     reach = np.linalg.norm(keys[0]) * norm
-    of_formulas = {"rel": rounding(20)}  # products, roots and a logarithm of numbers of order one
+    of_formulas = {"rel": rounding(20), "abs": 0}  # products, roots and a logarithm of numbers of order one
     assert constants.theta == pytest.approx(1 / norm, **of_formulas)
     assert constants.delta == pytest.approx(delta, **of_formulas)
     assert constants.reach == pytest.approx(reach, **of_formulas)
@@ -69,7 +69,7 @@ def test_cone_constants_follow_the_formulas() -> None:
     assert narrower.radius == pytest.approx(constants.radius, **of_formulas)
     view = problem.as_gram()
     in_gram = cone_constants(view, max_margin(view, [0]).vector, [0])
-    assert in_gram.radius == pytest.approx(constants.radius, rel=PRODUCTS_TOLERANCE)
+    assert in_gram.radius == pytest.approx(constants.radius, rel=PRODUCTS_TOLERANCE, abs=0)
 
 
 def test_without_non_neighbours_delta_is_infinite() -> None:

@@ -48,7 +48,7 @@ def test_a_tie_is_held_between_two_ratios(gram, first: int, second: int, verdict
     tie, answer = tie_of_equals(problem, TIE)
     assert answer == verdict
     expected = (1 / first**2 + 1 / second**2) ** -0.5
-    assert tie.solution.margin == pytest.approx(expected, rel=PRODUCTS_TOLERANCE if gram else 2 * TOLERANCE)
+    assert tie.solution.margin == pytest.approx(expected, rel=PRODUCTS_TOLERANCE if gram else 2 * TOLERANCE, abs=0)
     found = atlas(problem)
     assert {limit.kind for limit in found.limits} == kinds
     assert ([0, [0, 1]] in [limit.names for limit in found.limits]) == (verdict == "held")

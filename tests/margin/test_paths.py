@@ -35,7 +35,7 @@ def test_the_ordinary_path_certifies_as_the_stack_does(k: int, r: int) -> None:
         systems = normalised_systems(rows[None], bound[None])
         scaled = multipliers * systems.lengths[0] / systems.scale[0]
         assert certificate.residual <= TOLERANCE
-        assert margin == pytest.approx(1 / np.linalg.norm(y), rel=rounding(r + 3))
+        assert margin == pytest.approx(1 / np.linalg.norm(y), rel=rounding(r + 3), abs=0)
         assert kkt_residuals(systems.rows[0], systems.bound[0], scaled).largest <= TOLERANCE
         verdict = solve_systems(systems)
         # Two certified answers: each within 2.1 sqrt(residual) of the solution, of residuals up to TOLERANCE.
@@ -80,7 +80,7 @@ def test_what_is_refuted_at_once_has_no_solution_in_exact_arithmetic(k: int, r: 
             exact = [tuple(map(Fraction, row)) for row in rows.tolist()]
             assert not solve_exactly(exact, farkas=np.flatnonzero(found).tolist()).feasible
             assert found.min() >= 0
-            assert found.sum() == pytest.approx(1, rel=rounding(k))
+            assert found.sum() == pytest.approx(1, rel=rounding(k), abs=0)
             # Each weight is known to rounding times the condition of the rows: far less than a hundredth here.
             assert np.linalg.norm(found @ rows) <= 1e-2 * (found * np.linalg.norm(rows, axis=1)).sum()
     assert refuted >= 10

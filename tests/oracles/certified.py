@@ -43,5 +43,8 @@ def assert_same_vector(one: np.ndarray, other: np.ndarray, *answers: Answer) -> 
     assert float(np.linalg.norm(np.asarray(one) - other)) <= apart(*answers) * size
 
 
+ESTIMATED = 4
+"""The error of a finite part is an estimate, Newton's last step: another processor's may be a few times as long."""
+
 SETTLED = 1e-6
 """The largest angle between p and its certified direction that `limit_of` calls settled: what it promises."""

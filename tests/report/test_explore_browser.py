@@ -250,7 +250,7 @@ def test_keys_move_what_the_pointer_moves(tab: Tab) -> None:
     page.keyboard.press("ArrowUp")
     page.keyboard.press("+")
     # One press is a share of the picture's width, 0.02 but for the pixels.
-    assert state(page)["inputs"][0]["tokens"][1] == {"x": 1, "y": pytest.approx(0.02, rel=0.1), "score": 0.95}
+    assert state(page)["inputs"][0]["tokens"][1] == {"x": 1, "y": pytest.approx(0.02, rel=0.1, abs=0), "score": 0.95}
     page.wait_for_function("() => document.getElementById('said').textContent.includes('logit')")
 
 

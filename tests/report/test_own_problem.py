@@ -40,7 +40,7 @@ def test_the_drawing_proves_what_the_library_proves(d: int) -> None:
             assert min(along.values()) == pytest.approx(verdict["margin"], abs=ROUNDING)
             assert all(along[token] == pytest.approx(verdict["margin"], abs=ROUNDING) for token in weights)
             # The drawing is rounded to as many digits.
-            assert total @ unit == pytest.approx(1 / verdict["margin"], rel=1e-6)
+            assert total @ unit == pytest.approx(1 / verdict["margin"], rel=1e-6, abs=0)
         elif verdict["status"] == "infeasible":
             np.testing.assert_allclose(total, 0, rtol=0, atol=ROUNDING * sum(weights.values()))
     assert {"infeasible", "optimal"} & seen

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tokenmargin.margin import TOLERANCE
 from tokenmargin.report.playground.guard import LARGEST_BODY, allowed_host
 from tokenmargin.report.playground.server import listen
 
@@ -46,12 +47,13 @@ def test_a_problem_is_certified(playground: str) -> None:
     assert status == 200
     assert verdict["gmm"]
     # A certified answer: residuals of 1e-10 at most.
-    assert (verdict["margin"], verdict["residual"]) == (pytest.approx(1.0, rel=1e-10), pytest.approx(0.0, abs=1e-10))
-    assert verdict["evidence"] == [{"token": [0, 1], "weight": pytest.approx(1.0, rel=1e-10)}]
+    assert verdict["residual"] <= TOLERANCE
+    one = pytest.approx(1.0, rel=2 * TOLERANCE, abs=0)  # a certified answer
+    assert verdict["margin"] == one
+    assert verdict["evidence"] == [{"token": [0, 1], "weight": one}]
     status, _, body = call(playground, "POST", "/api/problem/overview", PROBLEM)
     assert status == 200
-    # As above.
-    assert json.loads(body)["limits"] == [{"selected": [0], "margin": pytest.approx(1.0, rel=1e-10), "gmm": True}]
+    assert json.loads(body)["limits"] == [{"selected": [0], "margin": one, "gmm": True}]
 
 
 def test_a_limit_beside_tied_tokens_has_no_cone(playground: str) -> None:

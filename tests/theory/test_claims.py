@@ -115,7 +115,7 @@ def test_what_fails_as_printed_says_so():
 def test_slacks(slack, holds, room):
     assert slack.holds is holds
     # Slacks of 1e-13 beside numbers of size one: eps is a share of 2e-3 of them.
-    assert slack.slack == pytest.approx(room, rel=1e-2, nan_ok=True)
+    assert slack.slack == pytest.approx(room, rel=1e-2, abs=0, nan_ok=True)
 
 
 def made(hypothesis, conclusion):
@@ -200,11 +200,11 @@ def test_binomial_intervals_by_their_definition(events, draws):
     low, high = binomial_interval(events, draws)
     assert low <= events / draws <= high
     if events > 0:
-        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025, rel=2 * BISECTED)
+        assert binom.sf(events - 1, draws, low) == pytest.approx(0.025, rel=2 * BISECTED, abs=0)
     else:
         assert low == 0
     if events < draws:
-        assert binom.cdf(events, draws, high) == pytest.approx(0.025, rel=2 * BISECTED)
+        assert binom.cdf(events, draws, high) == pytest.approx(0.025, rel=2 * BISECTED, abs=0)
     else:
         assert high == 1
 

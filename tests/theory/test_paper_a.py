@@ -98,13 +98,13 @@ def test_start_and_first_step_by_loops():
     largest = max(*errors, math.dist(new_p, p))
     found = measured("A.lemma2", x)["largest error"]
     # Steps of 30 in 300 dimensions, sums of some thousand products: 1e-12, and 1e-11 of what alpha leaves.
-    assert found.measured == pytest.approx(largest, rel=1e-10)
-    assert found.bound == pytest.approx(11 * 30 / 300**0.25, rel=rounding(8))
+    assert found.measured == pytest.approx(largest, rel=1e-10, abs=0)
+    assert found.bound == pytest.approx(11 * 30 / 300**0.25, rel=rounding(8), abs=0)
     found = measured("A.lemma11", x)
     longest = max(math.sqrt(dot(e, e)) for e in new)
     # Sums of 300 products, and of some tens of those.
-    assert found["longest E_s"].measured == pytest.approx(longest, rel=rounding(3000))
-    assert found["|p|"].measured == pytest.approx(math.sqrt(dot(new_p, new_p)), rel=rounding(3000))
+    assert found["longest E_s"].measured == pytest.approx(longest, rel=rounding(3000), abs=0)
+    assert found["|p|"].measured == pytest.approx(math.sqrt(dot(new_p, new_p)), rel=rounding(3000), abs=0)
 
     risk = bound = 0.0
     for tokens, y in zip(c.index.tolist(), c.labels.tolist(), strict=True):
@@ -114,7 +114,7 @@ def test_start_and_first_step_by_loops():
         bound += math.log1p(math.exp(-sum(15 * y * alpha[s] for s in tokens) / 3 + 1 / 660)) / c.n
     found = measured("A.lemma12", x)["risk"]
     # Logits of order ten carry their rounding of 1e-12 into weights and risk.
-    assert (found.measured, found.bound) == pytest.approx((risk, bound), rel=1e-10)
+    assert (found.measured, found.bound) == pytest.approx((risk, bound), rel=1e-10, abs=0)
 
 
 def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
@@ -142,10 +142,10 @@ def test_pairs_of_lemmas_8_and_17_at_sixty_digits():
         log_total = float(mpmath.log(total))
     # Logits of order a hundred, whose roundings are those of weights: a hundred times T of them.
     assert np.log(pairs.total(keys.logits(w))) + pairs.log_scale == pytest.approx(
-        log_total, rel=rounding(100 * problem.n * problem.T)
+        log_total, rel=rounding(100 * problem.n * problem.T), abs=0
     )
     assert pairs.total(keys.logits(w)) / pairs.total(keys.logits(w), among) == pytest.approx(
-        ratio, rel=rounding(100 * problem.n * problem.T)
+        ratio, rel=rounding(100 * problem.n * problem.T), abs=0
     )
 
 
@@ -171,7 +171,7 @@ def test_lemma_9_ratio_from_the_gradient_written_out():
     direction = PromptObjective(problem).descent(p).direction
     # Logits of 1e3 are rounded to 1e-13 of themselves, hence weights to 1e-10, and some cancel.
     assert direction @ u / np.linalg.norm(u) / (direction @ p / np.linalg.norm(p)) == pytest.approx(
-        float(ratio), rel=1e-8
+        float(ratio), rel=1e-8, abs=0
     )
     assert found["cosine with u"].holds
     # At the end, |p| = 1e4, what is left out is of order 1 / |p|^2 or less.
@@ -194,7 +194,9 @@ def test_mu_by_trying_every_set_of_ties():
     sets = [ties for ties in itertools.product((False, True), repeat=4) if any(ties) and not all(ties)]
     lengths = [shortest(problem, important | (np.array(ties)[:, None] & ~important)) for ties in sets]
     # each sequence has one irrelevant token, so these are all the selections that contain the important tokens
-    assert largest_mu(problem, important) == pytest.approx(1 - shortest(problem, important) / min(lengths), rel=1e-6)
+    assert largest_mu(problem, important) == pytest.approx(
+        1 - shortest(problem, important) / min(lengths), rel=1e-6, abs=0
+    )
     assert largest_mu(problem, important) < -0.9
 
 
@@ -220,7 +222,7 @@ def test_gram_and_coordinates_give_the_same_limit():
     other = follow_flow(gram.problem(), gram.prompt, norm=1e4)
     assert (one.chosen == other.chosen).all()
     # Inner products know the margin to the tolerance of their certificates.
-    assert one.solution.margin == pytest.approx(other.solution.margin, rel=PRODUCTS_TOLERANCE)
+    assert one.solution.margin == pytest.approx(other.solution.margin, rel=PRODUCTS_TOLERANCE, abs=0)
     # Flows with a tolerance of 1e-8 beside logits of 1e4, some steps of it.
     np.testing.assert_allclose(
         after.geometry.logits(one.path.prompt), gram.geometry.logits(other.path.prompt), rtol=0, atol=1e-3
@@ -240,7 +242,7 @@ def test_the_example_of_lemma_19_by_hand():
     lengths = [shortest(problem, important | (ties[:, None] & ~important)) for ties in sets]
     own = shortest(problem, important)
     # By clarabel, as above, on both sides.
-    assert largest_mu(problem, important) == pytest.approx(1 - own / min(lengths), rel=1e-6)
+    assert largest_mu(problem, important) == pytest.approx(1 - own / min(lengths), rel=1e-6, abs=0)
     assert 0.46 < 1 - own / min(lengths) < 0.48
     assert own == pytest.approx(0.5, abs=0.01)  # h/2
 
@@ -316,7 +318,7 @@ def test_errors_beyond_the_bound_are_possible_in_one_dimension():
     beyond = np.maximum(on_prompt, np.maximum(on_first, on_second)) > 11
     exact = float(np.exp(-(one**2 + two**2 + p**2) / 2)[beyond].sum()) * (0.1 / math.sqrt(2 * math.pi)) ** 3
     # A grid of 0.1 under a normal density beyond an edge: percents.
-    assert exact == pytest.approx(2.4e-9, rel=0.02)
+    assert exact == pytest.approx(2.4e-9, rel=0.02, abs=0)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +424,7 @@ def test_the_length_formula_by_clarabel():
         found = shortest(x.problems_and_choices[0][0], corpus.important) ** 2
         if balanced_flow(corpus):
             # By clarabel, as above.
-            assert found == pytest.approx(M * N / (M + N), rel=1e-6)
+            assert found == pytest.approx(M * N / (M + N), rel=1e-6, abs=0)
         else:
             assert found < M * N / (M + N) - 1e-6
 

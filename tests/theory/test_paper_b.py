@@ -133,10 +133,12 @@ def test_lemma_6_constants_by_loops():
         size = np.linalg.norm(X, 2)
         printed += (m0 * size**4 + 3 * m1 * size**3) / 3  # |v| = |W| = 1: v = (0, 0, 1), W = diag(1, 1, 0)
     found = measured("B.lemma6", ProblemInstance(problem))
-    assert found["steepest change of the gradient, 500 pairs"].bound == pytest.approx(printed, rel=1e-9)
-    assert found["the sharper constant over the printed one"].measured == pytest.approx(sharper, rel=rounding(100))
+    assert found["steepest change of the gradient, 500 pairs"].bound == pytest.approx(printed, rel=1e-9, abs=0)
+    assert found["the sharper constant over the printed one"].measured == pytest.approx(
+        sharper, rel=rounding(100), abs=0
+    )
     # The largest slope of the loss over 101 points, one of which is the largest.
-    assert printed_smoothness(problem, LogisticLoss()) == pytest.approx(printed, rel=1e-9)
+    assert printed_smoothness(problem, LogisticLoss()) == pytest.approx(printed, rel=1e-9, abs=0)
     assert printed > 2 * sharper
 
 
@@ -146,17 +148,17 @@ def test_the_constants_of_lemma_7s_proof_by_hand():
     c = cone_constants(x.problem, max_margin(x.problem, [1]).vector, [1], as_printed=True)
     largest = math.sqrt(1.01)
     by_hand = 10 * apart(max_margin(x.problem, [1]))  # from a certified axis, by a few products and a logarithm
-    assert c.theta == pytest.approx(1, rel=by_hand)
-    assert c.mu == pytest.approx((0.05 / largest) ** 2 / 8, rel=by_hand)
-    assert c.radius == pytest.approx(20 * math.log(64 * 3 * 1.0 * largest / 0.9), rel=by_hand)
+    assert c.theta == pytest.approx(1, rel=by_hand, abs=0)
+    assert c.mu == pytest.approx((0.05 / largest) ** 2 / 8, rel=by_hand, abs=0)
+    assert c.radius == pytest.approx(20 * math.log(64 * 3 * 1.0 * largest / 0.9), rel=by_hand, abs=0)
     found = measured("B.lemma7-proof-constants", x)
     spread, low, high = math.sqrt(1.1**2 + 1), 0.9 / 8 / (1 + math.e), 2 * 0.9 / (1 + math.exp(-1))
-    assert found["(31a) smallest -<dL, q> / attention on others"].bound == pytest.approx(low, rel=by_hand)
-    assert found["(31a) largest"].bound == pytest.approx(high, rel=by_hand)
-    assert found["(31b) largest |dL| / attention on others"].bound == pytest.approx(spread * high, rel=by_hand)
+    assert found["(31a) smallest -<dL, q> / attention on others"].bound == pytest.approx(low, rel=by_hand, abs=0)
+    assert found["(31a) largest"].bound == pytest.approx(high, rel=by_hand, abs=0)
+    assert found["(31b) largest |dL| / attention on others"].bound == pytest.approx(spread * high, rel=by_hand, abs=0)
     y = without_neighbours()
     narrow = cone_constants(y.problem, max_margin(y.problem, [0, 0]).vector, [0, 0])
-    assert narrow.mu == pytest.approx((0.0125 / math.hypot(1.05, 1)) ** 2 / 8, rel=by_hand)
+    assert narrow.mu == pytest.approx((0.0125 / math.hypot(1.05, 1)) ** 2 / 8, rel=by_hand, abs=0)
 
 
 def test_the_refutation_of_lemma_7s_proof_by_hand():
@@ -173,7 +175,7 @@ def test_the_refutation_of_lemma_7s_proof_by_hand():
             s = 1 / (1 + mpmath.exp(dx * p[0] + dy * p[1]))  # attention on the other token
             slopes.append(-lead * s * (1 - s) * dx / (1 + mpmath.exp(score - s * lead)))
     assert sum(slopes) > 0  # the risk rises along p_mm = (1, 0)
-    assert gradient(x.problem, p)[0] == pytest.approx(float(sum(slopes)) / 2, rel=1e-6)
+    assert gradient(x.problem, p)[0] == pytest.approx(float(sum(slopes)) / 2, rel=1e-6, abs=0)
     assert claim("B.lemma7-proof-constants").on(x).verdict == "fails"
     assert claim("B.lemma7").on(x).verdict == "holds"  # in a narrower cone: the lemma asks for some
 
@@ -230,7 +232,7 @@ def test_best_head_against_a_general_solver():
     value, v = best_head(features[None], problem.labels, norm)
     # Nelder and Mead end at simplices of 1e-12, where the risk is flat; heads have their length but for rounding.
     assert value[0] == pytest.approx(direct.fun, abs=1e-9)
-    assert np.linalg.norm(v[0]) == pytest.approx(norm, rel=rounding(10))
+    assert np.linalg.norm(v[0]) == pytest.approx(norm, rel=rounding(10), abs=0)
 
 
 @pytest.mark.parametrize("problem", [figure3a(), figure3b()])
@@ -291,7 +293,7 @@ def test_the_quadrant_by_a_scan():
     j = Joint(x)
     v, p = quadrant_point(x, (j.head.vector, j.prompt.vector), radii)
     # The minimiser's own tolerance.
-    assert np.linalg.norm(p) == pytest.approx(5.0, rel=1e-6)
+    assert np.linalg.norm(p) == pytest.approx(5.0, rel=1e-6, abs=0)
     turns = np.linspace(0, 2 * np.pi, 4001)
     circle = 5.0 * np.stack([np.cos(turns), np.sin(turns)], axis=1)
     keys = x.problem.keys.tokens
@@ -364,7 +366,7 @@ def test_assumption_c_on_the_papers_example():
     keys = np.array([[[2.0, 0.0], [0.5, 0.3]], [[-2.0, 0.0], [0.2, -0.6]]])
     x = ProblemInstance(TokenProblem.of(keys, [1, -1], head=[1.0, 0.0]), selected=(0, 0))
     found = Joint(x).assumption()
-    assert found.margin == pytest.approx(2, rel=apart(max_margin(x.problem, [0, 0])))
+    assert found.margin == pytest.approx(2, rel=apart(max_margin(x.problem, [0, 0])), abs=0)
     assert found.at_least > 0
     assert found.slack().proven
 
@@ -416,6 +418,6 @@ def test_cones_have_the_width_they_say():
     units = vectors_in_cone(x, axis, 0.2, 200, np.random.default_rng(2))
     cosines = units @ axis
     # Six coordinates, made orthogonal and of length one.
-    assert np.linalg.norm(units, axis=1) == pytest.approx(1, rel=rounding(20))
-    assert cosines.min() == pytest.approx(0.8, rel=rounding(50))
+    assert np.linalg.norm(units, axis=1) == pytest.approx(1, rel=rounding(20), abs=0)
+    assert cosines.min() == pytest.approx(0.8, rel=rounding(50), abs=0)
     assert (cosines >= 0.8 - 1e-12).all()

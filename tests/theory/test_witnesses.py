@@ -85,7 +85,7 @@ def test_the_closed_form_is_longer_than_a_feasible_vector():
     assert np.linalg.norm(vector) > 5 * np.linalg.norm(shorter)
     apart = np.linalg.norm(vector - shorter) / np.linalg.norm(shorter)
     # The same condition number.
-    assert measured("A.lemma3-closed-form", x)["|M^+ 1 - p^| / |p^|"] == pytest.approx(apart, rel=1e-6)
+    assert measured("A.lemma3-closed-form", x)["|M^+ 1 - p^| / |p^|"] == pytest.approx(apart, rel=1e-6, abs=0)
 
 
 def test_no_gradient_along_what_ties_everything():
@@ -176,7 +176,7 @@ def test_theorem_2_growth_by_plain_descent():
     growth = float((steps[-1] - steps[-200]).min())
     assert (np.diff(steps, axis=0) > 0).all()  # Lemma 4: every step moves towards the GMM
     found = measured("B.theorem2", x)["growth of <p(t), p_mm/|p_mm|>, steps 1800 to 2000"]
-    assert found == pytest.approx(growth, rel=1e-6)
+    assert found == pytest.approx(growth, rel=1e-6, abs=0)
 
 
 def test_theorem_3_starts_at_many_digits():
@@ -201,7 +201,7 @@ def test_theorem_3_starts_at_many_digits():
             cosines.append(float(mpmath.fdot(g, axis.tolist()) / mpmath.norm(g)))
     found = measured("B.theorem3", x)
     # Logits of some thousands are rounded to 1e-13 of themselves, and weights to as many times that.
-    assert found["smallest cosine of -dL with the axis at the starts"] == pytest.approx(min(cosines), rel=1e-9)
+    assert found["smallest cosine of -dL with the axis at the starts"] == pytest.approx(min(cosines), rel=1e-9, abs=0)
     assert follow_flow(x.problem, 50 * c.radius * units[0], norm=1e3 * c.radius).path.stop == "norm"
 
 
@@ -220,7 +220,7 @@ def test_theorem_4_path_by_scanning_the_cone():
     assert (length, abs(k)) == (100, 10)
     found = measured("B.theorem4", x)
     # What a path at R = 10000 leaves out is of order log R / R.
-    assert found["|p(R)/R - q| at R = 10000"] == pytest.approx(2 * math.sin(half / 2), rel=1e-3)
+    assert found["|p(R)/R - q| at R = 10000"] == pytest.approx(2 * math.sin(half / 2), rel=1e-3, abs=0)
 
 
 def test_lemma_9_at_many_digits():

@@ -87,7 +87,7 @@ def test_selection_and_mass_by_loops(corpus, model):
         # As above, summed over sixty texts.
         assert mass[name] == pytest.approx((weights * corpus.mask)[(kind == value)].sum() / corpus.n, abs=1e-12)
     assert mass["negative uniform"] + mass["irrelevant uniform"] + mass["positive uniform"] == pytest.approx(
-        1, rel=1e-12
+        1, rel=1e-12, abs=0
     )
 
 

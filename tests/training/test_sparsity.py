@@ -40,9 +40,9 @@ def test_uniform_weights_and_a_single_token() -> None:
     uniform, single = np.full(16, 1 / 16), np.eye(16)[3]
     assert soft_sparsity(uniform) == 16
     assert soft_sparsity(single) == 1
-    assert attention_entropy(uniform) == pytest.approx(np.log(16), rel=rounding(20))
+    assert attention_entropy(uniform) == pytest.approx(np.log(16), rel=rounding(20), abs=0)
     assert attention_entropy(single) == 0
-    assert top_mass(uniform, 4) == pytest.approx(0.25, rel=rounding(4))
+    assert top_mass(uniform, 4) == pytest.approx(0.25, rel=rounding(4), abs=0)
     with pytest.raises(ValueError, match=r"k must lie in 1\.\.16, the number of tokens, got 17"):
         top_mass(uniform, 17)
 
@@ -62,7 +62,7 @@ def test_norms_are_those_of_the_products(width: int, outputs: int, heads: int) -
     # Squares of products, or products of squares: two sums of `width` and `outputs` terms, which may cancel tenfold.
     of_products = rounding(10 * (width + outputs))
     np.testing.assert_allclose(per_head, [np.linalg.norm(q.T @ k) for q, k in blocks], rtol=of_products)
-    assert together == pytest.approx(np.linalg.norm(query.T @ key), rel=of_products)
+    assert together == pytest.approx(np.linalg.norm(query.T @ key), rel=of_products, abs=0)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

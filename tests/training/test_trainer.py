@@ -42,7 +42,7 @@ def test_schedule_and_metrics(data, tmp_path):
         progress=seen.append,
     )
     # One product.
-    assert [row["rate"] for row in run.metrics] == pytest.approx([0.02] * 3 + [0.002] * 3, rel=1e-15)
+    assert [row["rate"] for row in run.metrics] == pytest.approx([0.02] * 3 + [0.002] * 3, rel=1e-15, abs=0)
     assert run.status == "finished"
     assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
     assert seen[-1].step == seen[-1].steps == 30
