@@ -10,6 +10,7 @@ from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead, optimal_sets
 from tokenmargin.problem.instances import figure1b, figure1c, random_problem
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle
 
 MIX = np.random.default_rng(7).standard_normal((5, 5)) / 2
@@ -99,7 +100,32 @@ def test_optimal_sets_hold_ties_together() -> None:
 
 
 def test_values_must_be_coordinates() -> None:
-    problem = figure1c().as_gram()
-    objective = HeadObjective(problem, head=tanh_head(with_hessian=True))
     with pytest.raises(TypeError, match="values in coordinates"):
-        objective.descent(objective.start())
+        HeadObjective(figure1c().as_gram(), head=tanh_head(with_hessian=True))
+
+
+def test_a_gradient_of_another_function_is_refused() -> None:
+    problem = random_problem(3, 4, 5, rng=0)
+    told = tanh_head(with_hessian=False)
+    for wrong, said in (
+        (lambda x: -told.gradient(x), "is not that of the function"),
+        (lambda x: 1.1 * told.gradient(x), "is not that of the function"),
+        (lambda x: told.gradient(x)[..., ::-1], "is not that of the function"),
+        (lambda x: told.gradient(x)[..., 0], r"must have the shape of its vectors \(3, 5\), got \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            HeadObjective(problem, head=NonlinearHead(told.function, wrong))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_kinks_and_single_precision_are_no_wrong_gradients(dtype) -> None:
+    keys = np.random.default_rng(3).integers(-2, 3, (20, 4, 3))  # integers meet kinks
+    problem = TokenProblem.of(keys, [1] * 20, head=[1, 0, 0])
+    mix = np.array([[1, -1, 0], [0, 2, -1]], dtype=dtype)
+    relu = NonlinearHead(
+        lambda x: np.maximum(x.astype(dtype) @ mix.T, 0).sum(-1),
+        lambda x: ((x.astype(dtype) @ mix.T > 0) @ mix).astype(dtype),
+    )
+    assert HeadObjective(problem, head=relu).problem is problem
+    wave = NonlinearHead(lambda x: np.sin(1e5 * x[..., 0]), lambda x: 1e5 * np.cos(1e5 * x) * [1, 0, 0])
+    assert HeadObjective(problem, head=wave).problem is problem

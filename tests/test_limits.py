@@ -346,6 +346,16 @@ def test_nothing_to_separate_is_no_limit() -> None:
     assert basins(alone, np.ones((3, 2))).unsettled == 1
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1e-5, 1e6, 1e15])
+def test_short_and_long_keys_have_the_basins_they_had(scale: float) -> None:
+    problem = figure1b()
+    starts = random_starts(problem, 12, rng=0)
+    scaled = TokenProblem.of(scale * problem.keys.tokens, problem.labels, scores=problem.scores)
+    found, before = basins(scaled, starts / scale), basins(problem, starts)
+    assert set(before.labels) == {0, 1}
+    np.testing.assert_array_equal(found.labels, before.labels)
+
+
 def test_resumed_basins_are_the_uninterrupted_ones() -> None:
     starts = random_starts(figure8(), 40, radius=3.0, rng=np.random.default_rng(0))
     whole = basins(figure8(), starts, steps=2000)

@@ -71,3 +71,26 @@ def test_custom_loss_bends_with_or_without_a_second_derivative():
     # A central difference at the step eps^(1/3), of logarithms up to 4.
     apart = of_difference(np.finfo(float).eps ** (1 / 3), 4.0, 1.0, 4)
     np.testing.assert_allclose(plain.log_slope_derivative(u), logistic.log_slope_derivative(u), rtol=0, atol=apart)
+
+
+def test_a_derivative_of_another_function_is_refused() -> None:
+    for wrong in (lambda u: np.exp(-u), lambda u: -2 * np.exp(-u), lambda u: -np.exp(u)):
+        with pytest.raises(
+            ValueError, match=r"the derivative is not that of the function: .* where its differences tell"
+        ):
+            CustomLoss(lambda u: np.exp(-u), wrong)
+
+
+@pytest.mark.parametrize(
+    ("function", "derivative"),
+    [
+        (lambda u: -np.log(u), lambda u: -1 / u),  # no numbers for u < 0
+        (lambda u: np.exp(-np.float32(u)), lambda u: -np.exp(-np.float32(u))),
+        (lambda u: -u, lambda u: -1.0),
+        (lambda u: 1e-200 * np.exp(-u), lambda u: -1e-200 * np.exp(-u)),
+        (lambda u: np.exp(-100 * u), lambda u: -100 * np.exp(-100 * u)),
+        (lambda u: 1e9 - u, lambda u: -1.0),
+    ],
+)
+def test_what_differences_cannot_tell_is_not_refused(function, derivative) -> None:
+    assert CustomLoss(function, derivative).function is function

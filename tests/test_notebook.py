@@ -42,7 +42,7 @@ def things():
         "objective": objective,
         "joint": tm.JointObjective(problem),
         "head": tm.NonlinearHead(np.tanh, np.cosh),
-        "own loss": tm.CustomLoss(np.exp, np.exp),
+        "own loss": tm.CustomLoss(np.square, lambda u: 2 * u),
         "trajectory": tm.evolve(objective, STEP, steps=30, keep=("point",)),
         "trajectories": tm.evolve(objective, STEP, steps=30, start=starts, keep=("point", "loss", "weights")),
         "bare trajectory": tm.evolve(objective, STEP, steps=30, start=starts),

@@ -221,3 +221,12 @@ def test_random_problems_lie_on_the_sphere_and_follow_their_seed() -> None:
     np.testing.assert_allclose(lengths, 1.0, rtol=rounding(2 * first.keys.dimension))
     with pytest.raises(ValueError, match="no token twice"):
         shared_vocabulary_problem(2, 5, 3, vocabulary=4, rng=np.random.default_rng(0))
+
+
+def test_tensors_that_are_no_arrays_say_what_to_do() -> None:
+    torch = pytest.importorskip("torch")
+    wanted = r"tokens must be a rectangular array of numbers \(.*tensor.detach\(\).numpy\(\).*\); give an array"
+    with pytest.raises(ValueError, match=wanted):
+        TokenProblem.of(torch.zeros(2, 3, 2, requires_grad=True), [1, 1], head=[1, 0])
+    with pytest.raises(ValueError, match="BFloat16"):
+        TokenProblem.of(torch.zeros(2, 3, 2, dtype=torch.bfloat16), [1, 1], head=[1, 0])

@@ -92,6 +92,23 @@ def test_angles_are_accurate_at_any_size(size: float, tilt: float) -> None:
     assert cosine(problem.keys, p, q) == pytest.approx(np.cos(tilt), rel=0, abs=rounding(3 + 4))
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_plain_vectors_need_no_geometry() -> None:
+    keys = random_problem(2, 3, 4, rng=0).keys
+    p, q = np.random.default_rng(1).standard_normal((2, 5, 4))
+    np.testing.assert_array_equal(angle(p, q), angle(keys, p, q))
+    np.testing.assert_array_equal(cosine(p, q), cosine(keys, p, q))
+    assert angle([1, 0], [0, 3]) == pytest.approx(np.pi / 2, rel=rounding(4))
+    with pytest.raises(ValueError, match=r"q must have 2 numbers in its last axis, got shape \(3,\)"):
+        angle([1, 0], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"p must be a vector, got shape \(\)"):
+        angle(np.array(1.0), np.array(2.0))
+    with pytest.raises(TypeError, match=r"between two vectors: angle\(problem.keys, p, q\) or angle\(p, q\)"):
+        angle(keys, p)
+    with pytest.raises(TypeError, match="their problem's keys, not a TokenProblem"):
+        angle(random_problem(2, 3, 4, rng=0), p, q)
+
+
 def test_the_angle_of_the_zero_vector_is_undefined() -> None:
     problem = figure1b()
     assert np.isnan(cosine(problem.keys, problem.keys.zero(), np.ones(3)))

@@ -14,11 +14,12 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, checked_point
 from tokenmargin.problem.geometry import Coordinates, Gram
 from tokenmargin.problem.names import token_name
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 Selection: TypeAlias = Sequence[int] | Array
 """One token per input, counted from 0."""
@@ -46,6 +47,8 @@ def checked_selection(problem: TokenProblem, selected: Selection) -> Int[Array, 
 
 def attention_weights(keys: AbstractGeometry, p: Float[Array, "... D"]) -> Float[Array, "... n T"]:
     """Softmax weights `s_i = softmax(K_i p)`; zero where there is no token."""
+    if not isinstance(keys, AbstractGeometry):
+        raise TypeError(f"attention_weights takes the geometry of keys, problem.keys; got {type(keys).__name__}")
     weights = np.exp(_logits_behind(keys, p))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
@@ -92,32 +95,47 @@ def selected_share(
     return np.asarray(np.where(together, weights, 0.0).sum(axis=-1).mean(axis=-1))
 
 
-def cosine(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """Cosine of the angle between two parameters; NaN when one of them is zero."""
-    p, q = checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
-    lengths = geometry.norm(p) * geometry.norm(q)
+def cosine(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | None = None) -> Float[Array, "..."]:
+    """Cosine of the angle between two parameters, or two plain vectors `cosine(p, q)`; NaN when one of them is zero."""
+    geometry, one, other = _pair(geometry, p, q)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(geometry.inner(p, q) / lengths)
+        return np.asarray(geometry.inner(one, other) / (geometry.norm(one) * geometry.norm(other)))
 
 
-def angle(geometry: AbstractGeometry, p: Float[Array, "... D"], q: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """Angle in radians, accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w.
+def angle(geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | None = None) -> Float[Array, "..."]:
+    """Angle in radians of two parameters, `angle(problem.keys, p, q)`, or of two plain vectors, `angle(p, q)`.
 
-    >>> from tokenmargin.problem.geometry import Coordinates, Gram
-    >>> plane = Coordinates.of([[[1.0, 0.0], [0.0, 1.0]]])
-    >>> f"{angle(plane, np.array([1.0, 0.0]), np.array([1.0, 1e-12])):.6g}"
+    Accurate also when it is tiny: `2 atan2(|u - w|, |u + w|)` for unit vectors u and w.
+
+    >>> f"{angle([1.0, 0.0], [1.0, 1e-12]):.6g}"
     '1e-12'
     """
-    p, q = checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
+    geometry, one, other = _pair(geometry, p, q)
     with np.errstate(invalid="ignore", divide="ignore"):
-        u = p / geometry.norm(p)[..., None]
-        w = q / geometry.norm(q)[..., None]
+        u = one / geometry.norm(one)[..., None]
+        w = other / geometry.norm(other)[..., None]
     return np.asarray(2 * np.arctan2(geometry.norm(u - w), geometry.norm(u + w)))
+
+
+def _pair(
+    geometry: AbstractGeometry | ArrayLike, p: ArrayLike, q: ArrayLike | None
+) -> tuple[AbstractGeometry, Float[Array, "... D"], Float[Array, "... D"]]:
+    """Two parameters and their geometry; of two arguments both are vectors, and the geometry is that of plain ones."""
+    if isinstance(geometry, AbstractGeometry):
+        if q is None:
+            raise TypeError("an angle is between two vectors: angle(problem.keys, p, q) or angle(p, q)")
+        return geometry, checked_point("p", p, geometry.dimension), checked_point("q", q, geometry.dimension)
+    if q is not None or isinstance(geometry, TokenProblem):
+        raise TypeError(f"the geometry of parameters is their problem's keys, not a {type(geometry).__name__}")
+    one = as_array("p", geometry, float)
+    if not one.ndim or not one.size:
+        raise ValueError(f"p must be a vector, got shape {one.shape}")
+    return Coordinates(np.zeros((1, one.shape[-1])), [[0]]), one, checked_point("q", p, one.shape[-1])
 
 
 def optimal_tokens(problem: TokenProblem) -> Bool[Array, "n T"]:
     """Tokens of highest score in their input (Definition 1); several when they tie."""
-    scores = np.where(problem.mask, problem.scores, -np.inf)
+    scores = np.where(checked_problem(problem, "optimal_tokens").mask, problem.scores, -np.inf)
     return np.asarray(scores == scores.max(axis=1, keepdims=True))
 
 

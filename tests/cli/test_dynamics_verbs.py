@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tokenmargin.cli import main
+from tokenmargin.problem.token_problem import TokenProblem
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
@@ -28,6 +29,20 @@ def test_flow_to_a_large_norm_as_json(capsys, tmp_path) -> None:
 def test_flow_is_told_in_words(capsys) -> None:
     assert main(["evolve", "fig8", "--method", "flow", "--until-norm", "100"]) == 0
     assert "stopped by norm" in capsys.readouterr().out
+
+
+def test_a_zero_coordinate_of_a_problem_in_space_is_printed(capsys, tmp_path) -> None:
+    space = tmp_path / "space.npz"
+    TokenProblem.of([[[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.5, 1.5]]], [1], scores=[[1, 0, 0]]).save(space)
+    line = tmp_path / "line.npz"
+    TokenProblem.of([[[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]], [1], scores=[[1, 0]]).save(line)
+    for problem, solved, listed in (
+        (line, "[1.]", "(1)"), ("fig1b", "[1. 0.]", "(1, 0)"), (space, "[1. 0. 0.]", "(1, 0, 0)"),
+    ):  # fmt: skip
+        assert main(["solve", str(problem), "--select", "A2" if problem == "fig1b" else "A1"]) == 0
+        assert f"{solved}\n" in capsys.readouterr().out
+        assert main(["atlas", str(problem)]) == 0
+        assert f"{listed}\n" in capsys.readouterr().out
 
 
 def test_a_norm_beyond_doubles_is_bad_usage(capsys) -> None:

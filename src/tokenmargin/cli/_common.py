@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tokenmargin.engines import AbstractEngine
+    from tokenmargin.problem.abstract_geometry import AbstractGeometry
     from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -77,23 +78,28 @@ def print_hanging(console: Console, markup: str) -> None:
         console.print(Text(" " * gap.end()) + part)
 
 
-def planar(vector: Any) -> Any:
-    """A vector of space without its third coordinate where that is zero, as in a planar problem; others as they are."""
-    return vector[:2] if vector.shape == (3,) and vector[2] == 0 else vector
+def seen_coordinates(vector: Any, keys: AbstractGeometry) -> Any:
+    """A parameter without zeros at the end where every key has zeros, as those of a planar problem in space have."""
+    import numpy as np
+
+    from tokenmargin.problem.geometry import Coordinates
+
+    if not isinstance(keys, Coordinates) or np.shape(vector) != (keys.dimension,):
+        return np.asarray(vector)
+    seen = np.flatnonzero(keys.vectors.any(axis=0) | (np.asarray(vector) != 0))
+    return np.asarray(vector)[: seen.max(initial=0) + 1]
 
 
-def coordinates(vector: Any) -> str:
-    """A vector in six figures, in the plane where it lies in it.
+def coordinates(vector: Any, keys: AbstractGeometry | None = None) -> str:
+    """A vector in six figures; of a parameter of these `keys` its `seen_coordinates`.
 
     >>> import numpy as np
     >>> coordinates(np.array([-1e-17, 0.5, 0.0])), coordinates(np.array([2e-12, 1e-12]))
-    ('[0.  0.5]', '[2.e-12 1.e-12]')
-    >>> coordinates(np.array([1.0, 0.0, 0.0])), coordinates(np.array([1.0, 0.0, 0.0, 0.0]))
-    ('[1. 0.]', '[1. 0. 0. 0.]')
+    ('[0.  0.5 0. ]', '[2.e-12 1.e-12]')
     """
     import numpy as np
 
-    shown = planar(np.asarray(vector))
+    shown = np.asarray(vector) if keys is None else seen_coordinates(vector, keys)
     plain = bool(np.abs(shown).max(initial=0.0) >= 1e-3)  # shorter vectors keep their powers of ten
     with np.printoptions(precision=6, suppress=plain, threshold=12):
         return str(np.where(np.abs(shown) < 5e-7, 0.0, shown) if plain else shown)

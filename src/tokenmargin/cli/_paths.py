@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tokenmargin.dynamics import FlowPath, Trajectory
     from tokenmargin.margin import MarginSolution
+    from tokenmargin.problem.abstract_geometry import AbstractGeometry
     from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -106,8 +107,8 @@ def _exact_weights(path: Trajectory | FlowPath, solution: MarginSolution) -> dic
     return exact_weights(objective, path.prompt, solution)._asdict()
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Print the report of a path."""
+def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
+    """Print the report of a path in a problem with these keys."""
     import numpy as np
 
     from tokenmargin.problem.names import token_name
@@ -115,7 +116,7 @@ def print_report(report: dict[str, Any]) -> None:
     direction, facts = report["direction"], []
     with np.printoptions(precision=6, suppress=True, threshold=12):
         facts += [
-            ("final", coordinates(report["final"])),
+            ("final", coordinates(report["final"], keys)),
             ("norm", f"{report['norm']:.6g} after {report['steps']} steps"),
         ]
         facts.append(("loss", f"{report['loss']:.6g}"))
@@ -151,7 +152,7 @@ def print_report(report: dict[str, Any]) -> None:
         else:
             kind = "" if direction["kind"] is None else f"{direction['kind']}, "
             evidence = f"{direction['problem']}, {kind}certified, margin {direction['margin']:.6g}"
-            facts.append(("direction", f"{coordinates(direction['vector'])} ({evidence})"))
+            facts.append(("direction", f"{coordinates(direction['vector'], keys)} ({evidence})"))
             if direction["norm"] != "l2" and direction["share"] is not None:
                 facts.append(("margin", f"{direction['share']:.6f} of the largest in the norm {direction['norm']}"))
             facts.append(("angle", f"{report['angle']:.3e} rad (cosine {report['cosine']:.8f})"))

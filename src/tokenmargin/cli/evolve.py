@@ -140,7 +140,7 @@ def evolve(
     if json:
         emit_json(report if speeds is None else {**report, "rates": speeds.to_dict()})
     else:
-        print_report(report)
+        print_report(report, path.objective.problem.keys)
         if speeds is not None:
             print(speeds)
     return ended(interrupted=path.interrupted)

@@ -13,9 +13,9 @@ from tokenmargin.cli._common import (
     UsageError,
     coordinates,
     emit_json,
-    planar,
     progress_bar,
     read_problem,
+    seen_coordinates,
     selected_tokens,
     show,
     show_facts,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
     from tokenmargin.margin import Atlas, MarginSolution
+    from tokenmargin.problem.abstract_geometry import AbstractGeometry
     from tokenmargin.problem.token_problem import TokenProblem
 
 MOST = 3  # coordinates of a direction that are printed
@@ -74,7 +75,7 @@ def solve(
     if json:
         emit_json(report)
     else:
-        _print_solution(report)
+        _print_solution(report, data.keys)
     return 1 if solution.status == "inaccurate" else 0
 
 
@@ -109,7 +110,7 @@ def solution_report(problem: TokenProblem, selected: list[int], solution: Margin
     }
 
 
-def _print_solution(report: dict[str, Any]) -> None:
+def _print_solution(report: dict[str, Any], keys: AbstractGeometry) -> None:
     import numpy as np
 
     from tokenmargin.problem.names import token_name
@@ -119,7 +120,7 @@ def _print_solution(report: dict[str, Any]) -> None:
              ("selected", chosen)]  # fmt: skip
     if report["vector"] is not None:
         if (matrix := report["matrix"]) is None:
-            facts.append(("vector", coordinates(report["vector"])))
+            facts.append(("vector", coordinates(report["vector"], keys)))
         else:
             facts.append(("matrix", f"{' x '.join(map(str, np.shape(matrix)))}\n{coordinates(matrix)}"))
         in_norm = "" if report["norm"] == "l2" else f" ({report['norm']})"
@@ -182,7 +183,7 @@ def atlas(
     if json:
         emit_json(found.to_dict() | _arcs_as_data(data))
     else:
-        _print_atlas(found, limit)
+        _print_atlas(found, limit, data.keys)
     return 0 if found.complete else 1
 
 
@@ -197,10 +198,11 @@ def _arcs_as_data(problem: TokenProblem) -> dict[str, Any]:
     return {"arcs": [{"start": arc.start, "stop": arc.stop, "selected": names} for arc, names in arcs]}
 
 
-def _print_atlas(found: Atlas, limit: int) -> None:
+def _print_atlas(found: Atlas, limit: int, keys: AbstractGeometry) -> None:
     from tokenmargin.selection import selection_text
 
-    show(f"{found.selections} selections: {found.feasible} feasible, {found.infeasible} infeasible")
+    several = "s" if found.selections > 1 else ""
+    show(f"{found.selections} selection{several}: {found.feasible} feasible, {found.infeasible} infeasible")
     if found.complete:
         show("every selection decided (limits with a finite part are no selections: evolve --method flow)")
     else:
@@ -210,7 +212,7 @@ def _print_atlas(found: Atlas, limit: int) -> None:
     rows = [
         (
             entry.kind, selection_text(entry.chosen), f"{entry.solution.margin:.6g}", f"{entry.gaps.min():.4g}",
-            f"{entry.solution.certificate.residual:.0e}", _short_direction(entry.solution.vector),
+            f"{entry.solution.certificate.residual:.0e}", _short_direction(entry.solution.vector, keys),
         )
         for entry in found.limits[:limit]
     ]  # fmt: skip
@@ -222,12 +224,8 @@ def _print_atlas(found: Atlas, limit: int) -> None:
         show(f"... and {len(found.limits) - limit} more (--limit, --json)")
 
 
-def _short_direction(vector: Array) -> str:
-    """The first coordinates, in the plane where the vector lies in it.
-
-    >>> import numpy as np
-    >>> _short_direction(np.array([1.0, 0.0, 0.0])), _short_direction(np.array([1.0, 0.0, 0.0, 0.0]))
-    ('(1, 0)', '(1, 0, 0, ...)')
-    """
-    shown = planar(vector)
-    return f"({', '.join(f'{x:.4g}' for x in shown[:MOST].tolist())}{', ...' if len(shown) > MOST else ''})"
+def _short_direction(vector: Array, keys: AbstractGeometry) -> str:
+    """The first of its `seen_coordinates`."""
+    seen = seen_coordinates(vector, keys)
+    shown = ", ".join(f"{x:.4g}" for x in seen[:MOST].tolist())
+    return f"({shown}{', ...' if len(seen) > MOST else ''})"

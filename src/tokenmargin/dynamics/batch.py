@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -124,6 +124,8 @@ def evolve_many(
     ((3, 1), True)
     """
     remedy = "run them one by one, with evolve or limit_of"
+    if not isinstance(problems, Iterable):
+        raise TypeError(f"evolve_many takes a list of problems, [problem] for one; got {type(problems).__name__}")
     problems = [with_fixed_scores(checked_problem(one, "evolve_many"), "evolve_many", remedy) for one in problems]
     loss = LogisticLoss() if loss is None else loss
     firsts = _checked_starts(problems, starts)

@@ -17,9 +17,8 @@ from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.methods import AbstractMethod, State, Value, as_method
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.forward import Descent
-from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.objective.local_scores import as_objective
 from tokenmargin.objective.losses import WeightedInputs
-from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.abstract_geometry import check_finite, checked_point
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
@@ -165,7 +164,7 @@ def evolve(
     >>> path.selected, bool(path.saturation > 0.999)
     (array([0]), True)
     """
-    objective, method = _as_objective(objective), as_method(method)
+    objective, method = as_objective(objective, "evolve"), as_method(method)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must be at least 0 and every at least 1, got {steps} and {every}")
     wanted = _checked_observables(keep)
@@ -225,16 +224,6 @@ def _step_blocks(
 
 def _initial(method: AbstractMethod, objective: AbstractObjective, theta: Float[Array, "... D"]) -> tuple[State, ...]:
     return tuple(method.initial(part) for part in objective.split(theta).values())
-
-
-def _as_objective(given: AbstractObjective | TokenProblem) -> AbstractObjective:
-    if isinstance(given, TokenProblem):
-        return prompt_objective(given)
-    if isinstance(given, AbstractObjective):
-        return given
-    raise TypeError(
-        f"evolve takes an objective, such as PromptObjective(problem), or a problem; got {kind_in_words(given)}"
-    )
 
 
 def _name_of(kept: Kept) -> str:

@@ -26,7 +26,7 @@ from tokenmargin.dynamics.rest import STATIONARY, BesidePiece, DivergentRisk, Fi
 from tokenmargin.dynamics.rounding import Rounding, rounding_along
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.local_scores import prompt_objective
+from tokenmargin.objective.local_scores import as_objective
 from tokenmargin.objective.shared_pulls import pulls_cancel
 from tokenmargin.problem.abstract_geometry import as_array, check_finite
 from tokenmargin.problem.token_problem import TokenProblem
@@ -335,7 +335,7 @@ def flow(
     ('norm', array([0]), array([-0.099504,  0.995037,  0.      ]))
     """
     settings = FlowSettings() if settings is None else settings
-    objective = prompt_objective(objective) if isinstance(objective, TokenProblem) else objective
+    objective = as_objective(objective, "flow")
     if type(objective) is PromptObjective:  # copies keep equal weights: their pulls at each other are left out
         objective = replace(objective, problem=objective.problem.merged)
     theta = objective.start() if start is None else as_array("start", start, float).copy()

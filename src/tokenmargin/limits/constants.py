@@ -20,7 +20,7 @@ from scipy.optimize import linprog
 from tokenmargin.dynamics.span import Span
 from tokenmargin.margin import LimitDirection, limit_constraints, limit_direction
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import NEIGHBOUR_TOLERANCE, Selection, copies_of
 
 STRICT = 1e-7
@@ -197,7 +197,7 @@ def limit_constants(problem: TokenProblem, selected: Selection, *, loss: Abstrac
     0.06026
     """
     loss = LogisticLoss() if loss is None else loss
-    named = limit_direction(problem, selected, loss=loss)
+    named = limit_direction(checked_problem(problem, "limit_constants"), selected, loss=loss)
     constraints = limit_constraints(problem, named.selected)
     span = Span.of(problem.keys, exact=True)
     rows = _difference_rows(span, constraints.token, named)

@@ -19,6 +19,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin import MarginSolution
 from tokenmargin.margin.graph_margin import forced_ties, graph_margin, node_vectors
 from tokenmargin.objective.tied_choice import SoftPart, TiedChoice
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.priority_graph import PriorityGraph
 
@@ -131,6 +132,10 @@ def next_token_limit(problem: NextTokenProblem) -> NextTokenLimit:
     >>> limit.logits.round(6), limit.finite.logits.round(6) + 0.0  # log(2 / 1), shared by the two
     (array([-0.666667,  0.333333,  0.333333]), array([ 0.      ,  0.346574, -0.346574]))
     """
+    if not isinstance(problem, NextTokenProblem):
+        raise TypeError(
+            f"next_token_limit takes a NextTokenProblem.of(sequences, labels); got {kind_in_words(problem)}"
+        )
     graph, dependent = problem.graph, False
     direction = graph_margin(problem, graph)
     if problem.embeddings is not None and not direction.is_optimal:

@@ -26,6 +26,7 @@ from tokenmargin.margin import LimitDirection, limit_direction
 from tokenmargin.norms import L2
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.forward import attend
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, tokens_of_equal_score
 
@@ -147,6 +148,8 @@ def rates(path: FlowPath | Trajectory) -> Rates:
     >>> round(found["|p| against log t, times margin"].fitted, 6), round(found["log angle against log |p|"].fitted, 4)
     (1.0, -1.0)
     """
+    if not isinstance(path, FlowPath | Trajectory):
+        raise TypeError(f"rates takes a path, of flow(problem) or evolve(problem); got {kind_in_words(path)}")
     samples = _samples_of_flow(path) if isinstance(path, FlowPath) else _samples_of_steps(path)
     objective, norm = path.objective, L2 if samples.method is None else samples.method.margin_norm
     problem = objective.local_problem(path.final)

@@ -21,7 +21,7 @@ from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss
 from tokenmargin.objective.shared_pulls import SATURATED
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import selection_text
 
 _LOOK = 25  # steps after which a run is first looked at again; then at every doubling
@@ -107,7 +107,7 @@ def random_starts(problem: TokenProblem, count: int, *, radius: float = 3.0, rng
     if count < 1 or not 0 < radius < np.inf:
         raise ValueError(f"count must be at least 1 and radius positive and finite, got {count} and {radius}")
     rng = generator(rng)
-    span = Span.of(problem.keys, exact=True)
+    span = Span.of(checked_problem(problem, "random_starts").keys, exact=True)
     directions = span.lift(rng.standard_normal((count, span.dimension)))
     return np.asarray(radius * directions / problem.keys.norm(directions)[:, None])
 
@@ -132,8 +132,9 @@ def basins(
     - `problem`: in either geometry.
     - `starts`: one row each; `random_starts` draws them.
     - `method`: normalised descent with step 0.1 by default. It follows gradient flow to a tenth of a unit of length;
-      a start closer to the border of two basins than that may be filed on its other side. Of another method, or of
-      its name, the directions are those of its own norm.
+      a start closer to the border of two basins than that may be filed on its other side. Where the longest difference
+      of two keys is below 2^-10 or above 2^10 the step is 0.1 in a unit in which it is of order one, as in `flow`. Of
+      another method, or of its name, the directions are those of its own norm.
     - `steps`: limit for the runs.
     - `loss`: logistic by default.
     - `progress`: called with the share of the work done.
@@ -145,7 +146,12 @@ def basins(
     >>> [(basin.selected, basin.kind, basin.count) for basin in basins(figure1b(), plane).basins]
     [((0,), 'GMM', 2), ((1,), 'LMM', 1)]
     """
-    rule = NormalizedGradientDescent(0.1) if method is None else as_method(method)
+    problem = checked_problem(problem, "basins")
+    rule = (
+        NormalizedGradientDescent(0.1 * Span.of(problem.keys).in_its_unit().unit)
+        if method is None
+        else as_method(method)
+    )
     runs = evolve_many(
         [problem],
         rule,
@@ -260,6 +266,7 @@ def basin_map(
     - `plane`: two directions; by default the first two coordinates.
     - `method`, `steps`, `progress`: as for `basins`.
     """
+    problem = checked_problem(problem, "basin_map")
     if plane is None:
         if not isinstance(problem.keys, Coordinates) or problem.keys.dimension < 2:
             raise ValueError("basin_map needs a plane: give two directions of the parameter's space")

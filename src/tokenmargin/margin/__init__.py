@@ -29,7 +29,7 @@ from tokenmargin.margin.several_optima import choice_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import AbstractNorm
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import Selection
 
 __all__ = [
@@ -84,7 +84,7 @@ def max_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm
     >>> max_margin(figure1b(), [0], norm="l1").vector.round(4) + 0.0
     array([0., 1., 0.])
     """
-    return solve_in_norm(attention_constraints(problem, selected), norm)
+    return solve_in_norm(attention_constraints(checked_problem(problem, "max_margin"), selected), norm)
 
 
 def class_margin(
@@ -96,12 +96,12 @@ def class_margin(
     >>> class_margin(tied, np.array([[True, True, False]])).vector.round(6) + 0.0
     array([1., 0.])
     """
-    return solve_in_norm(class_constraints(problem, selection), norm)
+    return solve_in_norm(class_constraints(checked_problem(problem, "class_margin"), selection), norm)
 
 
 def label_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNorm | str = "l2") -> MarginSolution:
     """The max-margin head on the selected tokens: the shortest v with `Y_i <v, x_{i alpha_i}> >= 1` (SVM)."""
-    return solve_in_norm(label_constraints(problem, selected), norm)
+    return solve_in_norm(label_constraints(checked_problem(problem, "label_margin"), selected), norm)
 
 
 def support_inputs(problem: TokenProblem, selected: Selection) -> Bool[Array, " n"]:
@@ -126,4 +126,5 @@ def relaxed_max_margin(
     >>> relaxed_max_margin(figure3b(), [1, 1, 1]).vector.round(6) + 0.0
     array([1., 0.])
     """
+    problem = checked_problem(problem, "relaxed_max_margin")
     return solve_in_norm(relaxed_constraints(problem, selected, support_inputs(problem, selected)), norm)

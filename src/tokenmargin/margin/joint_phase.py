@@ -19,7 +19,7 @@ from numpy import ndarray as Array
 from tokenmargin.margin.constraints import Constraints, attention_constraints, label_constraints
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import MarginSolution
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import Selection, checked_selection
 
 SUPPORT = 1e-7
@@ -153,7 +153,7 @@ def joint_phases(problem: TokenProblem, selected: Selection) -> JointPhases:
     >>> round(phases.critical, 9), (phases.at(0.5).solution.vector * phases.at(0.5).value).round(4)
     (1.0, array([0.9951, 0.099 ]))
     """
-    alpha = checked_selection(problem, selected)
+    alpha = checked_selection(checked_problem(problem, "joint_phases"), selected)
     head = solve(label_constraints(problem, alpha))
     if not head.is_optimal:
         raise ValueError(

@@ -30,7 +30,7 @@ from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
 from tokenmargin.objective.shared_pulls import SharedPulls, shared_differences, shared_pulls
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import (
     NEIGHBOUR_TOLERANCE,
     Selection,
@@ -77,7 +77,7 @@ def limit_direction(
     >>> limit_direction(line, [1]).solution.vector, limit_direction(line, [1]).kind
     (array([-1.]), 'GMM')
     """
-    alpha = checked_selection(problem, selected)
+    alpha = checked_selection(checked_problem(problem, "limit_direction"), selected)
     problem = problem.around(alpha)
     found = name_direction(problem, alpha, solve_in_norm(limit_constraints(problem, alpha), norm), loss)
     if found.kind == "LMM" and problem.has_ties and all_best(problem, alpha):

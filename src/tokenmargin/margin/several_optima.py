@@ -22,7 +22,7 @@ from tokenmargin.margin.constraints import Constraints, choice_constraints
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution
 from tokenmargin.norms import L2, AbstractNorm
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import checked_token_sets, optimal_tokens
 
 SAME_NORM = 1e-9
@@ -52,7 +52,7 @@ def choice_margin(
     >>> sorted(float(minimum.vector[0]) for minimum in choice_margin(line).minima)
     [-1.0, 1.0]
     """
-    began = time.perf_counter()
+    began, problem = time.perf_counter(), checked_problem(problem, "choice_margin")
     sets = checked_token_sets(problem, optimal_tokens(problem) if optimal is None else optimal)
     least, solves, finished = np.inf, 0, True
     doubtful: list[float] = []  # lower bounds of the lengths of choices that doubles do not decide

@@ -27,7 +27,7 @@ from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogLoss, Lo
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates, in_coordinates
 from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 from tokenmargin.selection import attention_weights, selected_share
 
 
@@ -176,7 +176,7 @@ class PromptObjective(AbstractObjective):
     """
 
     def __post_init__(self) -> None:
-        _check_signs(self.problem, self.loss)
+        _check_signs(checked_problem(self.problem, type(self).__name__), self.loss)
 
     @property
     def constant_scores(self) -> Float[Array, "n T"] | None:
@@ -288,7 +288,7 @@ class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.problem, ClassProblem):
+        if isinstance(checked_problem(self.problem, type(self).__name__), ClassProblem):
             raise TypeError(
                 f"head and p are trained together for labels -1 and +1, and this problem has {self.problem.k} classes; "
                 "move tokens towards the heads by class_first_step, then train p: limit_of(ClassProblem.of(...))"

@@ -39,7 +39,7 @@ from tokenmargin.objective.products import ProductObjective, plain_space
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.bilinear import as_matrix
 from tokenmargin.problem.geometry import Coordinates, Gram
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FactoredObjective(ProductObjective):
     base: Float[Array, "q d"] | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
-        if self.problem.keys.matrix_shape is None:
+        if checked_problem(self.problem, type(self).__name__).keys.matrix_shape is None:
             as_matrix(self.problem.keys, self.problem.keys.zero())  # raises with a remedy
         if self.rank == 0:
             object.__setattr__(self, "rank", min(self.shape))

@@ -30,6 +30,7 @@ from tokenmargin.objective.forward import (
     prompt_descent,
 )
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned, SquareLoss
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem, soft_margin
 from tokenmargin.problem.token_problem import TokenProblem
@@ -196,6 +197,16 @@ def prompt_objective(
     if isinstance(problem, ClassProblem):
         return ClassObjective(problem, LogisticLoss() if loss is None else loss)
     return PromptObjective(problem, LogisticLoss() if loss is None else loss)
+
+
+def as_objective(given: AbstractObjective | TokenProblem, asked_by: str) -> AbstractObjective:
+    """The objective itself; a problem stands for the risk of p with the loss that fits its labels."""
+    if isinstance(given, TokenProblem):
+        return prompt_objective(given)
+    if isinstance(given, AbstractObjective):
+        return given
+    wanted = "an objective, such as PromptObjective(problem), or a problem"
+    raise TypeError(f"{asked_by} takes {wanted}; got {kind_in_words(given)}")
 
 
 def _log_sum(state: Attention, off: Float[Array, "n T"]) -> LogSigned:

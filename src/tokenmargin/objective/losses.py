@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
+from numpy.typing import ArrayLike
 
 from tokenmargin._notebook import one_line
 from tokenmargin.plugins import find, own_objects
@@ -18,6 +19,7 @@ from tokenmargin.plugins import find, own_objects
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 _SHORT = 1.0
+_TRIED = np.sqrt([2.0, 0.7, 0.1]) * [[-1.0], [1.0]]  # where a loss of one's own is tried: roots, to meet no kink
 
 
 LogSigned: TypeAlias = tuple[Float[Array, "..."], Float[Array, "..."]]
@@ -192,7 +194,8 @@ class CustomLoss(AbstractLoss):
 
     **Arguments**
     - `function`: `loss(u)`, applied to arrays elementwise.
-    - `derivative`: `loss'(u)`, negative at every output.
+    - `derivative`: `loss'(u)`, negative at every output. Differences of the function at a few points tell one that is
+      another function's.
     - `second`: `loss''(u)`, used by the flow and the regularisation path; by default a central difference of
       `log(-loss')` over `eps^(1/3) max(1, |u|)`, right to about ten digits.
     - `lipschitz`, `bound`: `M0` and `M1` of Assumption A, needed only for the step-size rule.
@@ -209,6 +212,9 @@ class CustomLoss(AbstractLoss):
     bound: float | None = None
 
     __repr__ = one_line
+
+    def __post_init__(self) -> None:
+        check_derivative("the derivative", lambda h: self.function(_TRIED + h), lambda: self.derivative(_TRIED))
 
     def value(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         return np.asarray(self.function(u))
@@ -232,6 +238,29 @@ class CustomLoss(AbstractLoss):
         if self.lipschitz is None or self.bound is None:
             raise ValueError("the step-size rule needs CustomLoss(lipschitz=M0, bound=M1); give them, or give a step")
         return self.lipschitz, self.bound
+
+
+def check_derivative(name: str, moved: Callable[[float], ArrayLike], derivative: Callable[[], ArrayLike]) -> None:
+    """Refuse a derivative that is over a hundredth off the central differences of its function.
+
+    Two steps tell how well differences know it: what they disagree about, or rounding may have done, is not counted.
+
+    **Arguments**
+    - `name`: what it is, for the message.
+    - `moved`: the function at each point tried, moved by so much.
+    - `derivative`: what was given for it, at the same points.
+    """
+    with np.errstate(all="ignore"):  # points outside the domain of the function tell nothing
+        given = np.asarray(derivative(), dtype=np.float64)
+        digits = np.finfo(np.result_type(np.asarray(moved(0.0)), np.float16)).eps
+        step = float(np.cbrt(digits))
+        ends = [(np.asarray(moved(h)), np.asarray(moved(-h))) for h in (step, step / 4)]
+        rough, fine = ((up - down) / (2 * h) for (up, down), h in zip(ends, (step, step / 4), strict=True))
+        doubt = np.abs(rough - fine) + 8 * digits * (np.abs(ends[1][0]) + np.abs(ends[1][1])) / step
+        off = np.abs(given - fine) > doubt + 0.01 * (np.abs(given) + np.abs(fine))
+    if off.any():
+        told, seen = given[off][0], np.broadcast_to(fine, off.shape)[off][0]
+        raise ValueError(f"{name} is not that of the function: {told:.4g} where its differences tell {seen:.4g}")
 
 
 @dataclass(frozen=True, eq=False)

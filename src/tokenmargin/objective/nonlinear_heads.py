@@ -25,14 +25,15 @@ from tokenmargin.objective.forward import (
     prompt_block,
 )
 from tokenmargin.objective.local_scores import AbstractLocalObjective, with_balance_against
-from tokenmargin.objective.losses import LogSigned, signed_excess
+from tokenmargin.objective.losses import LogSigned, check_derivative, signed_excess
 from tokenmargin.plugins import find
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+_TRIED = 16  # inputs in which the gradient of a head is compared with differences
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class NonlinearHead:
 
     **Arguments**
     - `function`: `psi(x)`, from shape (..., d) to (...).
-    - `gradient`: from (..., d) to (..., d).
+    - `gradient`: from (..., d) to (..., d). An objective compares it with differences of the function.
     - `hessian`: from (..., d) to (..., d, d), used by the flow and the regularisation path; by default central
       differences of the gradient over `eps^(1/3) max(1, |x_j|)`, right to about ten digits.
 
@@ -97,6 +98,23 @@ class HeadObjective(AbstractLocalObjective):
     """
 
     head: NonlinearHead = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        checked_problem(self.problem, type(self).__name__)
+        values, mask = _values(self.problem.values)[:_TRIED], self.problem.mask[:_TRIED]
+        weights = np.sqrt(2.0 + np.arange(self.problem.T)) * mask  # roots, to meet no kink
+        middle = np.einsum("nt,ntd->nd", weights / weights.sum(axis=1, keepdims=True), values)
+        ways = np.where(mask[..., None], values - middle[:, None], 0.0)
+        gradient = np.asarray(self.head.gradient(middle))
+        if gradient.shape != middle.shape:
+            raise ValueError(
+                f"the gradient of the head must have the shape of its vectors {middle.shape}, got {gradient.shape}"
+            )
+        check_derivative(
+            "the gradient of the head, along the way to a token,",
+            lambda h: self.head.function(middle[:, None] + h * ways),
+            lambda: np.einsum("nd,ntd->nt", gradient, ways),
+        )
 
     def forward(self, theta: Float[Array, "... D"]) -> Attention:
         return self._state(theta)[0]

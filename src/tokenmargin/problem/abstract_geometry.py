@@ -15,6 +15,7 @@ token points to: that is how a start or a head outside the span of the tokens ge
 from __future__ import annotations
 
 import abc
+from copy import copy
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -38,13 +39,15 @@ def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
     """The value as an array, or an error in plain words in place of numpy's own."""
     try:
         return np.asarray(value, dtype)
-    except (ValueError, TypeError, OverflowError) as error:
-        ragged = "inhomogeneous" in str(error)  # which the remedy says in plainer words
-        why, remedy = "" if ragged else f" ({error})", "pad short inputs and give a mask"
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # a tensor that asks for its gradient
+        if "inhomogeneous" in str(error):
+            why, remedy = "", "pad short inputs and give a mask"
+        else:
+            why, remedy = f" ({' '.join(str(error).split())})", "give an array or lists of numbers"
         raise ValueError(f"{name} must be a rectangular array of numbers{why}; {remedy}") from error
 
 
-def checked_point(name: str, p: Float[Array, "... D"], dimension: int) -> Float[Array, "... D"]:
+def checked_point(name: str, p: ArrayLike, dimension: int) -> Float[Array, "... D"]:
     """Validate one parameter, or many along the leading axes, and return them as floats."""
     p = as_array(name, p, float)
     if p.ndim < 1 or p.shape[-1] != dimension:
@@ -159,6 +162,14 @@ class AbstractGeometry(abc.ABC):
         checked_index, checked_mask = _checked_index(index, mask, self.n_vectors)
         object.__setattr__(self, "index", read_only(checked_index))
         object.__setattr__(self, "mask", read_only(checked_mask))
+
+    def at_inputs(self, inputs: Int[Array, " k"]) -> AbstractGeometry:
+        """The tokens of some inputs alone. Parameters stay what they were."""
+        part = copy(self)
+        for name in [name for name in vars(part) if isinstance(getattr(type(self), name, None), cached_property)]:
+            del vars(part)[name]  # what is kept of the tokens is of all of them
+        part._set_tokens(self.index[inputs], self.mask[inputs])
+        return part
 
     @property
     def n(self) -> int:

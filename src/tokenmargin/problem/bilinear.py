@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array, check_finite
@@ -39,6 +39,9 @@ class Bilinear(Coordinates):
         super().__init__(outer.reshape(len(rows), -1), index, keys.mask, matrix_shape=shape)
         object.__setattr__(self, "keys", keys)
         object.__setattr__(self, "queries", np.broadcast_to(queries, (keys.n, queries.shape[-1])))
+
+    def at_inputs(self, inputs: Int[Array, " k"]) -> Bilinear:
+        return Bilinear(self.keys.at_inputs(inputs), self.queries[inputs])
 
 
 def bilinear(keys: AbstractGeometry, queries: Float[Array, "n q"] | Float[Array, " q"]) -> AbstractGeometry:

@@ -70,6 +70,13 @@ class Coordinates(AbstractGeometry):
             array = np.where(there[..., None], array, 0)
         return cls(array.reshape(n * T, d), np.arange(n * T).reshape(n, T), mask)
 
+    def at_inputs(self, inputs: Int[Array, " k"]) -> Coordinates:
+        """The tokens of some inputs, with the vectors that they use, in the order in which they use them."""
+        rows, first, place = np.unique(self.index[inputs], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        index = np.argsort(order)[place.reshape(-1, self.T)]
+        return Coordinates(self.vectors[rows[order]], index, self.mask[inputs], matrix_shape=self.matrix_shape)
+
     @property
     def dimension(self) -> int:
         return int(self.vectors.shape[1])

@@ -136,6 +136,15 @@ class ClassProblem(TokenProblem):
     def has_fixed_scores(self) -> bool:
         return False
 
+    def _part(self, rows: Int[Array, " k"], keys: AbstractGeometry, values: AbstractGeometry) -> ClassProblem:
+        logits = self.class_logits[rows] if self.class_head is None else None
+        part = ClassProblem(
+            keys, self.classes[rows], values, head=self.class_head, class_logits=logits, keep_unused=True
+        )
+        for name in ("class_logits", "rivals"):
+            object.__setattr__(part, name, read_only(getattr(self, name)[rows]))
+        return part
+
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> ClassProblem:
         return ClassProblem(keys, self.classes, values, class_logits=self.class_logits, keep_unused=True)
 
@@ -235,6 +244,10 @@ class RegressionProblem(TokenProblem):
     @property
     def has_fixed_scores(self) -> bool:
         return False
+
+    def _part(self, rows: Int[Array, " k"], keys: AbstractGeometry, values: AbstractGeometry) -> RegressionProblem:
+        scores = self.scores[rows] if self.head is None else None
+        return RegressionProblem(keys, self.targets[rows], values, head=self.head, scores=scores)
 
     def with_keys(self, keys: AbstractGeometry, values: AbstractGeometry | None = None) -> RegressionProblem:
         return RegressionProblem(keys, self.targets, values, scores=self.scores)

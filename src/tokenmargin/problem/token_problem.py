@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -100,6 +100,40 @@ class TokenProblem(Tabular, Drawable):
         """
         geometry = None if values is None else Coordinates.of(values, mask)
         return cls(Coordinates.of(keys, mask), labels, geometry, head=head, scores=scores)
+
+    def __getitem__(self: Kind, inputs: slice | int | ArrayLike) -> Kind:
+        """The problem of some inputs alone: `problem[:4]`, `problem[[0, 2]]`, `problem[labels > 0]`, `problem[3]`.
+
+        Parameters stay what they were, so that a prompt of this problem is one of its parts.
+
+        >>> problem = TokenProblem.of([[[0.0, 1.0], [1.0, 0.0]], [[2.0, 1.0], [1.0, 0.0]]], [1, -1], head=[1.0, 0.0])
+        >>> problem[1:], problem[1:].scores
+        (TokenProblem(n=1, T=2, d=2, scores from a head), array([[-2., -1.]]))
+        """
+        rows = _inputs(inputs, self.n)
+        keys = self.keys.at_inputs(rows)
+        part = self._part(rows, keys, keys if self.values is self.keys else self.values.at_inputs(rows))
+        # The very same numbers: computed anew, a last digit could tell apart scores that tie.
+        object.__setattr__(part, "scores", read_only(self.scores[rows]))
+        return part
+
+    def __len__(self) -> int:
+        """Number of inputs."""
+        return self.n
+
+    __iter__: ClassVar[None] = None
+    """A part is a problem again: to go through inputs, `for i in range(len(problem))`."""
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        """To numpy a problem is one object, though it has a length."""
+        whole = np.empty((), dtype=object)
+        whole[()] = self
+        return whole
+
+    def _part(self: Kind, rows: Int[Array, " k"], keys: AbstractGeometry, values: AbstractGeometry) -> Kind:
+        """The problem of some inputs, given their keys and values."""
+        scores = self.scores[rows] if self.head is None else None
+        return type(self)(keys, self.labels[rows], values, head=self.head, scores=scores)
 
     @property
     def n(self) -> int:
@@ -270,7 +304,7 @@ def checked_problem(item: object, asked_by: str) -> TokenProblem:
     if isinstance(item, TokenProblem):
         return item
     remedy = (
-        "follow another objective with flow(objective) and compare its end with max_margin(problem, path.selected)"
+        "its problem is objective.problem; objectives other than the risk of p are followed by flow(objective)"
         if hasattr(item, "problem")
         else "make one with TokenProblem.of(keys, labels, head=v)"
     )
@@ -285,6 +319,23 @@ def with_fixed_scores(problem: TokenProblem, asked_by: str, remedy: str) -> Toke
         f"{asked_by} ranks tokens by fixed scores, and those of a {type(problem).__name__} depend on where attention "
         f"is; {remedy}"
     )
+
+
+def _inputs(given: slice | int | ArrayLike, n: int) -> Int[Array, " k"]:
+    """The inputs that an index of numpy's kinds means, in its order."""
+    chosen = np.arange(n)[given] if isinstance(given, slice) else as_array("inputs", given)
+    chosen = chosen if chosen.size else chosen.astype(np.intp)  # an empty list has no kind of its own
+    if chosen.ndim > 1 or chosen.dtype.kind not in "iub" or (chosen.dtype.kind == "b" and chosen.shape != (n,)):
+        got = f"{chosen.dtype} {chosen.shape}"
+        raise TypeError(f"inputs are a slice, a number, a list of numbers, or one boolean for each of {n}, got {got}")
+    try:
+        rows = np.atleast_1d(np.arange(n)[chosen])
+    except IndexError:
+        beyond = chosen.ravel()[((chosen >= n) | (chosen < -n)).ravel()]
+        raise IndexError(f"input {beyond[0]} is out of range: this problem has {n} inputs, 0..{n - 1}") from None
+    if not rows.size:
+        raise ValueError(f"a problem needs at least one input; none of {n} is in this part")
+    return rows
 
 
 def checked_vector(name: str, value: ArrayLike, length: int, meaning: str) -> Float[Array, " k"]:

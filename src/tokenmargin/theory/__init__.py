@@ -9,7 +9,8 @@
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from tokenmargin.plugins import added_names, find, load_added
+from tokenmargin.plugins import added_names, find, kind_in_words, load_added
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import paper_a, paper_b, paper_c, paper_d, results
 from tokenmargin.theory.claim import Claim, Findings, Report, Slack, Verdict, needed_hypotheses
 from tokenmargin.theory.evidence import binomial_interval
@@ -70,8 +71,25 @@ def claim(name: str) -> Claim:
 def verify(name: str, instance: Any = None) -> tuple[Report, ...]:
     """Check a claim on the instances it ships with, or on one given.
 
+    A problem stands for `ProblemInstance(problem)`: the tokens of highest score selected, everything else by default.
+
     >>> [report.verdict for report in verify("B.lemma3")][0]
+    'holds'
+    >>> from tokenmargin.problem.instances import figure1b
+    >>> verify("B.theorem1", figure1b())[0].verdict
     'holds'
     """
     found = claim(name)
-    return tuple(found.own()) if instance is None else (found.on(instance),)
+    if instance is None:
+        return tuple(found.own())
+    wanted = type(found.example())
+    if isinstance(instance, TokenProblem) and wanted is ProblemInstance:
+        instance = ProblemInstance(instance)
+    if wanted in (ProblemInstance, EmbeddingInstance) and not isinstance(instance, wanted):
+        remedy = (
+            "ProblemInstance(problem), or a problem"
+            if wanted is ProblemInstance
+            else "EmbeddingInstance.with_corpus(corpus)"
+        )
+        raise TypeError(f"{found.name} is checked on {remedy}; got {kind_in_words(instance)}")
+    return (found.on(instance),)

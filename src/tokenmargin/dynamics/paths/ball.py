@@ -20,6 +20,8 @@ from tokenmargin.dynamics.events import note_interrupt
 from tokenmargin.dynamics.paths.newton import Minimum, SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.local_scores import as_objective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import select
 
 _RATIO = 2.0  # largest factor between two radii of the continuation
@@ -113,7 +115,7 @@ def prompt_landscape(objective: AbstractObjective, selected: Int[Array, " n"] | 
 
 
 def regularisation_path(
-    objective: AbstractObjective,
+    objective: AbstractObjective | TokenProblem,
     radii: Sequence[float] | Float[Array, " radii"],
     *,
     rng: Rng,
@@ -140,7 +142,7 @@ def regularisation_path(
     >>> path.selected, (path.points[-1] / 1e3).round(3) + 0.0
     (array([0]), array([-0.1  ,  0.995,  0.   ]))
     """
-    rng = generator(rng)
+    rng, objective = generator(rng), as_objective(objective, "regularisation_path")
     if starts < 0:
         raise ValueError(f"starts must be at least 0, got {starts}")
     grid = checked_radii(radii)

@@ -22,6 +22,8 @@ from tokenmargin.dynamics.paths.ball import checked_radii
 from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minimise
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import AbstractObjective
+from tokenmargin.objective.local_scores import as_objective
+from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, select
 
 _INSIDE = 1e-9  # of the cosine
@@ -78,7 +80,7 @@ class ConePath(Tabular):
 
 
 def cone_path(
-    objective: AbstractObjective,
+    objective: AbstractObjective | TokenProblem,
     direction: Float[Array, " D"],
     radii: Sequence[float] | Float[Array, " radii"],
     *,
@@ -98,7 +100,7 @@ def cone_path(
     The norm is searched on the radii and on others between them, at most a factor of two apart; where the lowest of
     these lies inside, its neighbourhood is narrowed down by golden sections.
     """
-    rng = generator(rng)
+    rng, objective = generator(rng), as_objective(objective, "cone_path")
     if not 0 < width < 1:
         raise ValueError(f"width must lie between 0 and 1, got {width}")
     reduced = ReducedObjective.of(objective)

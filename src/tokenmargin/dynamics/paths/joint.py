@@ -22,6 +22,7 @@ from tokenmargin.dynamics.paths.newton import SecondOrderFunction, Sphere, minim
 from tokenmargin.dynamics.span import ReducedObjective
 from tokenmargin.objective.attention import JointObjective, PromptObjective
 from tokenmargin.objective.losses import AbstractLoss
+from tokenmargin.plugins import kind_in_words
 from tokenmargin.problem.abstract_geometry import as_array
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem
@@ -84,6 +85,8 @@ def ridge_path(
     - `also`: parameters (v, p) to start from as well.
     - `progress`: called with the share of the starts done.
     """
+    if not isinstance(objective, JointObjective):
+        raise TypeError(f"ridge_path takes a JointObjective(problem, loss); got {kind_in_words(objective)}")
     rng = generator(rng)
     pairs = as_array("radii", radii, float)
     if starts < 0 or (starts == 0 and (also is None or not len(also))):
