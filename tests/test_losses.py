@@ -94,3 +94,11 @@ def test_a_derivative_of_another_function_is_refused() -> None:
 )
 def test_what_differences_cannot_tell_is_not_refused(function, derivative) -> None:
     assert CustomLoss(function, derivative).function is function
+
+
+@pytest.mark.filterwarnings("error")
+def test_constants_far_out_are_no_overflow() -> None:
+    slope, steepest = LogisticLoss().constants(1e4, 1e5)  # the slope bends by e^-u / (1 + e^-u)^2: nothing out there
+    assert (slope, steepest) == (0.0, 0.0)
+    assert LogisticLoss().constants(-1e5, -1e4) == (0.0, 1.0)
+    assert LogisticLoss().constants(-1.0, 2.0)[0] == 0.25

@@ -91,8 +91,8 @@ class LogisticLoss(AbstractLoss):
 
     def constants(self, low: float, high: float) -> tuple[float, float]:
         # loss'' = s(u) s(-u) peaks at 0; |loss'| = s(-u) is largest at the left end.
-        nearest = min(max(0.0, low), high)
-        return float(1 / (2 + 2 * np.cosh(nearest))), float(np.exp(self.log_slope(np.asarray(low))))
+        nearest = abs(min(max(0.0, low), high))
+        return float(np.exp(-nearest) / (1 + np.exp(-nearest)) ** 2), float(np.exp(self.log_slope(np.asarray(low))))
 
 
 @dataclass(frozen=True)
