@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -16,6 +17,7 @@ from PIL import Image
 from tokenmargin.experiments import EXPERIMENTS
 from tokenmargin.experiments.experiment import Curves
 from tokenmargin.experiments.figures.prompt_paths import Figure1b, Figure8
+from tokenmargin.problem.instances import figure1b
 from tokenmargin.report.figures import DRAWINGS, draw, draw_curves, draw_figures, draw_gap_distribution, save_figure
 from tokenmargin.report.page import PageTable, Section, inline_svg, write_page
 from tokenmargin.report.style import LIMIT_COLOURS, NAME
@@ -101,6 +103,16 @@ def test_drawings_have_axes_that_are_named(experiment) -> None:
     for axes in figure.axes:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
+
+
+def test_names_of_tokens_stay_within_the_frame_of_a_plot() -> None:
+    axes = figure1b().plot()
+    axes.figure.draw_without_rendering()
+    frame, names = axes.get_window_extent(), [text for text in axes.texts if text.get_gid() == NAME]
+    assert [name.get_text()[:2] for name in names] == ["A1", "A2", "A3"]
+    for box in (name.get_window_extent() for name in names):
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
+    plt.close(axes.figure)
 
 
 def test_names_of_tokens_stay_within_the_frame_and_off_each_other() -> None:

@@ -221,6 +221,7 @@ def save_basin_map(basins: Basins, path: Path) -> None:
     with paper_style(), atomic_path(path) as beside:
         figure = Figure(figsize=ONE, layout="constrained")
         draw_object(basins, figure.add_subplot())
+        settle_names(figure)
         figure.savefig(beside)
 
 

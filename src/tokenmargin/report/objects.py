@@ -30,6 +30,7 @@ from tokenmargin.report.style import (
     finish_plane,
     legend_below,
     paper_style,
+    settle_names,
 )
 from tokenmargin.selection import angle, optimal_tokens, selection_text
 
@@ -47,6 +48,7 @@ def plot(item: Any, ax: Axes | None = None, **settings: Any) -> Axes:
         figure = plt.figure(figsize=ONE, layout="constrained")
         try:
             draw_object(item, figure.add_subplot(), **settings)
+            settle_names(figure)
         except BaseException:  # an empty figure would be shown with the next one
             plt.close(figure)
             raise
