@@ -70,7 +70,7 @@ package: $(VENV)/.installed-package
 	@rm -rf build/empty && ls dist
 
 sbom: $(VENV)/.installed-test
-	@$(BIN)/python -m benchmarks.dependencies --out build/sbom.json
+	@$(BIN)/python -m benchmarks.dependencies --extra all --out build/sbom.json
 
 clean:
 	rm -rf $(VENV) out runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

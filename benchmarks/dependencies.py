@@ -1,7 +1,8 @@
 """What an installation brings along: `python -m benchmarks.dependencies [--extra NAME ...] [--out sbom.json]`.
 
-Prints every distribution that the base install (and the extras named) needs, with version and licence as its metadata
-states them; `--out` writes the same as a CycloneDX document.
+Prints every distribution that the base install (and the extras named, or `--extra all`) needs and that is installed,
+with version and licence as its metadata states them. `--out` writes the same as a CycloneDX document, in which what the
+base install needs is required and the rest optional.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata as metadata
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +18,11 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["COPYLEFT", "closure", "licence"]
+__all__ = ["COPYLEFT", "closure", "document", "licence"]
 
 COPYLEFT = ("GPL", "AGPL", "LGPL", "GNU ", "EUPL", "SSPL", "MPL")
 """Words in the name of a licence that asks something of those who distribute the whole."""
+_NAMES = re.compile(r"(GNU (Lesser |Affero )?General|Mozilla|Eclipse) Public License", re.IGNORECASE)
 
 
 def closure(name: str, extras: Sequence[str] = ()) -> dict[str, metadata.Distribution]:
@@ -44,16 +47,20 @@ def closure(name: str, extras: Sequence[str] = ()) -> dict[str, metadata.Distrib
 
 
 def licence(distribution: metadata.Distribution) -> str:
-    """The licence as the metadata names it: the expression, else the classifiers, else the first line of the field."""
+    """The licence as the metadata names it: the expression, the classifiers, the first that the field's text names, or
+    its first line."""
     about = distribution.metadata
     if expression := about.get("License-Expression"):
         return expression
     classes = [line.split("::")[-1].strip() for line in about.get_all("Classifier") or () if "License ::" in line]
-    return ", ".join(classes) or (about.get("License") or "not stated").splitlines()[0]
+    text = about.get("License") or "not stated"
+    named = _NAMES.search(text)
+    return ", ".join(classes) or (named.group() if named else text.splitlines()[0])
 
 
 def document(distributions: dict[str, metadata.Distribution]) -> dict[str, object]:
     """The bill of materials, in CycloneDX's form."""
+    base = closure("tokenmargin")
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -63,6 +70,7 @@ def document(distributions: dict[str, metadata.Distribution]) -> dict[str, objec
                 "type": "library",
                 "name": name,
                 "version": found.version,
+                "scope": "required" if name in base else "optional",
                 "purl": f"pkg:pypi/{name}@{found.version}",
                 "licenses": [{"license": {"name": licence(found)}}],
             }
@@ -73,10 +81,11 @@ def document(distributions: dict[str, metadata.Distribution]) -> dict[str, objec
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--extra", nargs="*", default=(), help="extras beside the base install")
+    parser.add_argument("--extra", nargs="*", default=(), help="extras beside the base install, or all")
     parser.add_argument("--out", type=Path, help="file for the CycloneDX document")
     options = parser.parse_args()
-    found = closure("tokenmargin", options.extra)
+    every = metadata.metadata("tokenmargin").get_all("Provides-Extra") or []
+    found = closure("tokenmargin", every if options.extra == ["all"] else options.extra)
     for name, distribution in found.items():
         print(f"{name:24} {distribution.version:14} {licence(distribution)}")
     if options.out is not None:
