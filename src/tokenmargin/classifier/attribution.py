@@ -187,7 +187,7 @@ def _select_tokens(encoded: EncodedTexts, logits: list[Array], first: Array) -> 
     more = np.isfinite(second)
     margins[more] = first[more] - second[more]
     places = np.where(np.isfinite(first), places, 0)
-    length = np.zeros(len(first), np.int64)  # of the selected n-gram, less one
+    length = np.zeros(len(first), np.int64)  # of the selected n-gram, less one: the level that has it at its place
     for n, ids in enumerate(encoded.levels):
         if len(ids):
             length[(ids[np.minimum(places, len(ids) - 1)] == selected) & (selected >= 0)] = n

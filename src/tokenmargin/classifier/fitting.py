@@ -225,6 +225,7 @@ class KeptTexts:
         chance, codes = self.chance[order], self.data.codes[order]
         new = np.ones(len(order), bool)
         new[1:] = (chance[1:] != chance[:-1]) | (codes[1:] != codes[:-1])
+        # In `order` the copies of a text follow each other: `number` counts distinct texts, `first` has a row of each.
         first, number = order[new], np.cumsum(new) - 1
         weight = np.bincount(number, self.data.weight[order], len(first))
         rows = np.sort(first[:most])  # in the order in which they came

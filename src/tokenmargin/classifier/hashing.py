@@ -79,6 +79,8 @@ class HashedVocabulary:
         of_word = np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
         last = of_word[words.codes]
         plain, levels = EncodedTexts([], words), list[Array]()
+        # `mixed` is the hash of the n-gram that begins at each word: it goes on from that of its first n - 1 words. An
+        # n-gram that would reach into the next document is none.
         segment, mixed = plain.segment, last
         for n in range(1, self.ngrams + 1):
             if n > 1:

@@ -86,7 +86,7 @@ def token_statistics(
     filled = np.flatnonzero(lengths)
     if len(filled):
         largest[filled] = np.maximum.reduceat(logits, counts.indptr[filled])
-    best = np.flatnonzero(logits == largest[text])
+    best = np.flatnonzero(logits == largest[text])  # of several in one text, the first is selected
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
     top = np.maximum(largest, model.sink_logit)
     share = (counts.data if model.repeats else 1.0) * np.exp(logits - top[text])

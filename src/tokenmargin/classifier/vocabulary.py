@@ -97,6 +97,8 @@ class Vocabulary:
         rank = np.array([row_of.get(word, -1) for word in words.distinct] + [-1], np.int32)
         keys: list[Array] = []
         encoded = EncodedTexts([rank[words.codes]], words)
+        # The ids of n-grams follow those of all shorter ones; `_ngram_numbers` must know how many precede the
+        # (n-1)-grams.
         for n in range(2, ngrams + 1):
             numbers, places = _ngram_numbers(
                 encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0)
@@ -145,7 +147,7 @@ class Vocabulary:
         """Documents in this vocabulary."""
         rows = np.array([self._rows.get(word, -1) for word in words.distinct] or [-1], np.int32)
         encoded = EncodedTexts([rows[words.codes]], words)
-        below, base = 0, len(self.words)
+        below, base = 0, len(self.words)  # the first ids of the (n-1)-grams and of the n-grams
         for n, keys in enumerate(self.keys, start=2):
             numbers, places = _ngram_numbers(encoded, n, len(self.words), below)
             ids = np.full(len(words.codes), -1, np.int32)

@@ -104,6 +104,7 @@ class TokenData:
         lengths = self.offsets[rows + 1] - begin
         ends = lengths.cumsum(0)
         segment = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), lengths)
+        # Row k fills `ends[k] - lengths[k] .. ends[k]` of the batch, from `begin[k]` on in `ids`: add the difference.
         place = torch.arange(len(segment), device=rows.device) + (begin - ends + lengths)[segment]
         return RaggedBatch(self.ids[place], segment, self.labels[rows])
 
@@ -116,6 +117,7 @@ def truncate(data: Sequences, tokens: int) -> Sequences:
         raise ValueError("max_tokens needs the data in memory; cut the texts when they are prepared")
     lengths = data.offsets.diff()
     kept = lengths.clamp(max=tokens)
+    # The place of each token in its own sequence, counted from 0.
     place = torch.arange(len(data.ids), device=data.device) - torch.repeat_interleave(data.offsets[:-1], lengths)
     offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
     return replace(data, ids=data.ids[place < tokens], offsets=offsets)

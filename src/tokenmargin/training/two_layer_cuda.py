@@ -93,6 +93,7 @@ class TwoLayerCuda(TwoLayer):
         rows = rows[torch.argsort(batches * (self._width + 1) - self._sizes[rows])]
         self._order[: len(rows)] = rows
         self._counter[0], self._counter[1] = 0, len(rows)
+        # Every distinct token of every row: the row it is in (`place`), and where in that row it stands (`column`).
         spans = self._sizes[rows]
         place = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), spans)
         column = torch.arange(len(place), device=rows.device) - (spans.cumsum(0) - spans)[place]
@@ -100,6 +101,7 @@ class TwoLayerCuda(TwoLayer):
         key = (place // batch) * m + token  # the batch, then the token in it
         sorted_key, by_token = torch.sort(key, stable=True)
         self._occurrences[: len(key)] = ((place % batch) * U + column)[by_token].int()
+        # Sorted by token, the occurrences of token s in step k are entries `starts[k m + s] .. starts[k m + s + 1]`.
         edges = torch.arange(STEPS * m + 1, device=rows.device)
         self._starts.copy_(torch.searchsorted(sorted_key, edges))
 
