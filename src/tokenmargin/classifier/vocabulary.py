@@ -97,17 +97,15 @@ class Vocabulary:
         rank = np.array([row_of.get(word, -1) for word in words.distinct] + [-1], np.int32)
         keys: list[Array] = []
         encoded = EncodedTexts([rank[words.codes]], words)
-        # The ids of n-grams follow those of all shorter ones; `_ngram_numbers` must know how many precede the
-        # (n-1)-grams.
+        below, base = 0, len(kept)  # the first ids of the (n-1)-grams and of the n-grams
         for n in range(2, ngrams + 1):
-            numbers, places = _ngram_numbers(
-                encoded, n, len(kept), sum(map(len, keys[:-1])) + (len(kept) if n > 2 else 0)
-            )
-            found, level = _frequent_numbers(numbers, minimum_gram, None if times is None else times[places])
+            numbers, places = _ngram_numbers(encoded, n, len(kept), below)
+            found, row = _frequent_numbers(numbers, minimum_gram, None if times is None else times[places])
             ids = np.full(len(words.codes), -1, np.int32)
-            ids[places] = np.where(level >= 0, level + len(kept) + sum(map(len, keys)), -1)
+            ids[places] = np.where(row >= 0, row + base, -1)
             keys.append(found)
             encoded.levels.append(ids)
+            below, base = base, base + len(found)
         return Vocabulary(tuple(kept), tuple(keys)), encoded
 
     def __repr__(self) -> str:
