@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 
 from tokenmargin.classifier.explanation import TokenPart
 from tokenmargin.classifier.token_model import TokenModel
-from tokenmargin.classifier.vocabulary import EncodedTexts, segment_sum
+from tokenmargin.classifier.vocabulary import EncodedTexts, segment_max, segment_sum
 from tokenmargin.engines import usable_cores
 
 CHUNK = 1000  # texts handled at a time: their arrays stay in the cache
@@ -58,7 +58,7 @@ def attribute_texts(
     """
     n, offsets, segment = encoded.n, encoded.words.offsets, encoded.segment
     logits, shares, log_Z = logits_and_shares(encoded, model)
-    first = np.max([_segment_max(x, offsets) for x in logits], axis=0)
+    first = np.max([segment_max(x, offsets) for x in logits], axis=0)
     _, token_values = model.padded_arrays
     # The weight e^a / Z^g of a token is its softmax share e^a / Z times this.
     amount = np.exp((1 - model.exponent) * log_Z)
@@ -90,7 +90,7 @@ def logits_and_shares(encoded: EncodedTexts, model: TokenModel) -> tuple[list[Ar
     offsets, segment = encoded.words.offsets, encoded.segment
     token_logits, _ = model.padded_arrays
     logits = [token_logits[ids] for ids in encoded.levels]
-    top = np.maximum(np.max([_segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
+    top = np.maximum(np.max([segment_max(x, offsets) for x in logits], axis=0), model.sink_logit)
     shares = [np.exp(x - top[segment]) for x in logits]
     for share, times in zip(shares, _occurrence_counts(encoded) if not model.repeats else (), strict=not model.repeats):
         share /= times  # a token counts once: its occurrences divide its weight among them
@@ -129,15 +129,6 @@ def join_attributions(
     lengths = np.concatenate([np.diff(arrays["offsets"]) for _, arrays in found])
     joined["offsets"] = np.concatenate([[0], np.cumsum(lengths)])
     return np.concatenate([outputs for outputs, _ in found]), joined
-
-
-def _segment_max(values: Array, offsets: Array) -> Array:
-    """The maximum of each segment, -inf of an empty one."""
-    largest = np.full(len(offsets) - 1, -np.inf)
-    filled = np.flatnonzero(np.diff(offsets))
-    if len(filled):
-        largest[filled] = np.maximum.reduceat(values, offsets[filled])
-    return largest
 
 
 def _occurrence_counts(encoded: EncodedTexts) -> list[Array]:
@@ -181,7 +172,7 @@ def _select_tokens(encoded: EncodedTexts, logits: list[Array], first: Array) -> 
     others = []
     for ids, x in zip(encoded.levels, logits, strict=True):
         others.append(np.where(ids == selected[segment], -np.inf, x))
-    second = np.max([_segment_max(x, offsets) for x in others], axis=0)
+    second = np.max([segment_max(x, offsets) for x in others], axis=0)
     competitors, _ = _largest_logits(encoded, others, second)
     margins = np.full(len(first), np.inf)
     more = np.isfinite(second)

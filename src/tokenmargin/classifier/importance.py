@@ -15,6 +15,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._notebook import Tabular
 from tokenmargin.classifier.token_model import TokenModel
+from tokenmargin.classifier.vocabulary import segment_max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,14 +79,10 @@ def token_statistics(
 ) -> TokenStatistics:
     """Statistics over texts, given how often each text holds each token, and the class of each text."""
     (n, m), tokens = counts.shape, counts.indices
-    logits, lengths = model.logits[tokens], np.diff(counts.indptr)
-    text = np.repeat(np.arange(n), lengths)
+    logits, text = model.logits[tokens], np.repeat(np.arange(n), np.diff(counts.indptr))
     texts = np.stack([np.bincount(tokens[codes[text] == c], minlength=m) for c in range(classes)], axis=1)
     occurrences = np.stack([counts.T @ (codes == c) for c in range(classes)], axis=1)
-    largest = np.full(n, -np.inf)
-    filled = np.flatnonzero(lengths)
-    if len(filled):
-        largest[filled] = np.maximum.reduceat(logits, counts.indptr[filled])
+    largest = segment_max(logits, counts.indptr)
     best = np.flatnonzero(logits == largest[text])  # of several in one text, the first is selected
     winners = tokens[best[np.unique(text[best], return_index=True)[1]]]
     top = np.maximum(largest, model.sink_logit)

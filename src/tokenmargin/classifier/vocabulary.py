@@ -238,3 +238,12 @@ def segment_sum(values: Float[Array, " words"], offsets: Int[Array, " n_plus_1"]
     if len(filled):
         total[filled] = np.add.reduceat(values, offsets[filled])
     return total
+
+
+def segment_max(values: Float[Array, " words"], offsets: Int[Array, " n_plus_1"]) -> Float[Array, " n"]:
+    """Maxima over consecutive segments, -inf for empty ones."""
+    largest = np.full(len(offsets) - 1, -np.inf)
+    filled = np.flatnonzero(np.diff(offsets))
+    if len(filled):
+        largest[filled] = np.maximum.reduceat(values, offsets[filled])
+    return largest

@@ -89,6 +89,7 @@ class TrainedEmbeddings(AbstractExperiment):
 
     def run(self, progress: Progress = None) -> Result:
         from tokenmargin.problem.instances import balanced, subset
+        from tokenmargin.training.config import choose_device
         from tokenmargin.training.probe import train_observed
 
         corpus, notes = self.corpus()
@@ -101,7 +102,7 @@ class TrainedEmbeddings(AbstractExperiment):
         for k, seed in enumerate(self.seeds):
             config = replace(self.training_config(), seed=seed)
             report = None if progress is None else _share(progress, k, len(self.seeds))
-            _, record, found = train_observed(config, corpus, device=self._device(), progress=report)
+            _, record, found = train_observed(config, corpus, device=choose_device(self.device), progress=report)
             records.append(record)
             scores.append(found.astype(np.float32))
         tables = {
@@ -128,11 +129,6 @@ class TrainedEmbeddings(AbstractExperiment):
         settings = {name: getattr(self, name) for name in shared}
         scale = self.start_scale
         return TrainingConfig(model=self.model, embedding_scale=scale, prompt_scale=scale, **settings)  # type: ignore[arg-type]
-
-    def _device(self) -> str:
-        from tokenmargin.training.config import choose_device
-
-        return choose_device(self.device)
 
     def _notes(self, corpus: TokenCorpus, runs: Table) -> tuple[str, ...]:
         share = float((corpus.labels > 0).mean())
