@@ -100,8 +100,9 @@ def test_gradient_against_differences(repeats, loss, k, g, held):
 
     rng = np.random.default_rng(1)
     presence = sp.csr_matrix((rng.random((12, 7)) < 0.4).astype(float))
-    counts = presence.multiply(rng.integers(1, 5, (12, 7))).tocsr() if repeats else None
-    data = solver.LabelledTexts(presence, rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float), k, counts)
+    matrix = presence.multiply(rng.integers(1, 5, (12, 7))).tocsr() if repeats else presence
+    codes, weight = rng.integers(0, k, 12), rng.integers(1, 4, 12).astype(float)
+    data = solver.LabelledTexts(matrix, codes, weight, k, counted=repeats)
     start, units = solver.start_model(data, 0.5, g)
     objective = solver.TokenObjective(data, origin=start, units=units, penalty=solver.Penalty(held, 0.2), loss=loss)
     # In the units that the ridge is measured in, the features of a text have length 1 in the mean of their squares.
@@ -405,6 +406,17 @@ def test_occurrences_count_where_they_decide():
     assert once.score(texts, labels) < 0.7
     with pytest.raises(ValueError, match="repeats must be"):
         TokenSelectionClassifier(repeats="often").fit(texts, labels)
+
+
+@pytest.mark.parametrize("settings", [{"repeats": True, "exponent": 0.0}, {}])
+def test_validation_counts_occurrences_as_the_model_does(settings):
+    """The classes differ in how often one word stands, so a model that counts decides all held-out texts rightly."""
+    rng = np.random.default_rng(0)
+    words = [["tick"] * (1 + 3 * (i % 2)) + [f"w{k}" for k in rng.integers(0, 30, 4)] + [f"n{i}"] for i in range(300)]
+    model = TokenSelectionClassifier(random_state=0, **settings).fit(words, np.arange(300) % 2)
+    assert model.token_model_.repeats
+    assert model.validation_.accuracy == 1.0
+    assert model.validation_.signal
 
 
 def test_words_of_the_texts_held_out_alone_are_not_known_on_their_fold():

@@ -29,7 +29,7 @@ from tokenmargin.classifier.hashing import HashedVocabulary
 from tokenmargin.classifier.importance import token_statistics
 from tokenmargin.classifier.input_checks import check_documents, check_labels, check_settings
 from tokenmargin.classifier.model_choice import FitChoice
-from tokenmargin.classifier.solver import LabelledTexts, presence_of
+from tokenmargin.classifier.solver import LabelledTexts
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.classifier.tokenizers import Tokenizer, read_tokens
 from tokenmargin.classifier.vocabulary import EncodedTexts, Vocabulary
@@ -238,7 +238,7 @@ class TokenSelectionClassifier(FittedClassifier):
         )  # fmt: skip
 
     def _with_classes(self, counts: sp.csr_matrix, codes: Array, weight: Array) -> LabelledTexts:
-        return LabelledTexts(presence_of(counts), codes, weight, len(self.classes_), counts)
+        return LabelledTexts(counts, codes, weight, len(self.classes_), counted=True)
 
     def _check_classes(self, labels: Array) -> None:
         unknown = np.setdiff1d(labels, self.classes_)

@@ -140,7 +140,8 @@ def fit_and_validate(
     validation, iterations, losses = None, settings.max_iter, list[float]()
     if judged:
         found, changes, losses = fit_from(part, chosen, settings, changes, iterations)
-        validation = validate(found.decide(data.presence[held]), data.codes[held], data.codes)
+        test = data.with_counts(chosen.repeats).matrix[held]
+        validation = validate(found.decide(test), data.codes[held], data.codes)
         iterations = min(ITERATIONS_AFTER_CHECK, iterations)
     found, changes, more = fit_from(data, chosen, settings, changes, iterations)
     return Fit(found, changes, losses + more), chosen, validation
@@ -153,11 +154,11 @@ def _choose_settings(
     first, free = FitChoice(**settings.given), {*CHOSEN} - {*settings.given}
     if settings.attention == "uniform":
         first, free = replace(first, start_power=None), free - {"start_power"}
-    if data.counts is None or (data.counts.data > 1).sum() <= FEW_REPEATS * data.counts.nnz:
+    if not data.counted or (data.matrix.data > 1).sum() <= FEW_REPEATS * data.matrix.nnz:
         free -= {"repeats"}
-    if not free or not data.presence.shape[1] or len(strata) < FEWEST_TO_CHOOSE:
+    if not free or not data.matrix.shape[1] or len(strata) < FEWEST_TO_CHOOSE:
         return first, None
-    parts, turns = number_of_folds(len(strata), data.presence.nnz)
+    parts, turns = number_of_folds(len(strata), data.matrix.nnz)
     fold_of = fold_numbers(strata, chance, parts)
     return choose_settings(
         data, fold_of, turns, first=first, free=free, tolerance=settings.tolerance, least=settings.min_count,

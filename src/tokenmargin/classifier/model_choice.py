@@ -296,7 +296,7 @@ def choose_settings(
             if best is not before:
                 break
     best = judge.search_ridge(best) if "value_penalty" in free else best
-    near = folds[0].start_from_last(best, data.presence.shape[1])
+    near = folds[0].start_from_last(best, data.matrix.shape[1])
     best = judge.blend(best) if blend else best
     return replace(best, tried=len(judge.seen), folds=len(folds)), near
 
@@ -307,11 +307,11 @@ def make_folds(data: LabelledTexts, fold_of: Array, turns: int, least: int) -> I
     The vocabulary comes from all texts, also those held out. A token that would be unknown without them is left out: it
     would have no value and take attention from others, which does not happen in texts to come.
     """
-    counts = data.presence.getnnz(axis=0)
+    counts = data.matrix.getnnz(axis=0)
     for turn in range(turns):
         held = fold_of == turn
         train = data.part(~held)
         if held.any() and len(np.unique(train.codes)) == data.k:
-            often = train.presence.getnnz(axis=0) >= np.minimum(least, counts)
+            often = train.matrix.getnnz(axis=0) >= np.minimum(least, counts)
             kept = np.flatnonzero(often & (counts > 0))
             yield Fold(train.of_tokens(kept), data.part(held).of_tokens(kept), kept)

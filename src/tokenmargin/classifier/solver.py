@@ -52,37 +52,37 @@ class Penalty:
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Texts as matrices of tokens, with their classes and weights.
+    """Texts as a matrix of tokens, with their classes and weights.
 
     **Attributes**
-    - `presence`: 1 where a text holds a token.
+    - `matrix`: how often each token counts in each text.
     - `codes`: the class of each text, as a number below `k`. `weight`: as how many texts each counts.
-    - `counts`: how often a text holds a token; None if every token of a text counts once.
+    - `counted`: whether every occurrence of a token counts; if not, `matrix` is 1 where a text holds a token.
     """
 
-    presence: sp.csr_matrix
+    matrix: sp.csr_matrix
     codes: Int[Array, " n"]
     weight: Float[Array, " n"]
     k: int
-    counts: sp.csr_matrix | None = None
+    counted: bool = False
+
+    @cached_property
+    def presence(self) -> sp.csr_matrix:
+        """1 where a text holds a token."""
+        m = self.matrix
+        return sp.csr_matrix((np.ones(m.nnz), m.indices, m.indptr), shape=m.shape) if self.counted else m
 
     def part(self, rows: Array) -> LabelledTexts:
         """The texts of some rows."""
-        return replace(self._with_matrix(self.matrix[rows]), codes=self.codes[rows], weight=self.weight[rows])
+        return replace(self, matrix=self.matrix[rows], codes=self.codes[rows], weight=self.weight[rows])
 
     def of_tokens(self, kept: Int[Array, " kept"]) -> LabelledTexts:
         """All texts with some of the tokens."""
-        return self._with_matrix(self.matrix[:, kept])
-
-    def _with_matrix(self, matrix: sp.csr_matrix) -> LabelledTexts:
-        """The same texts with another `matrix`."""
-        if self.counts is None:
-            return replace(self, presence=matrix)
-        return replace(self, presence=presence_of(matrix), counts=matrix)
+        return replace(self, matrix=self.matrix[:, kept])
 
     def with_counts(self, repeats: bool) -> LabelledTexts:
         """The same texts; every occurrence of a token counts if `repeats`, else every token counts once."""
-        return self if repeats else replace(self, counts=None)
+        return self if repeats else replace(self, matrix=self.presence, counted=False)
 
     @cached_property
     def token_weights(self) -> tuple[Float[Array, " m"], Float[Array, "m columns"]]:
@@ -96,11 +96,6 @@ class LabelledTexts:
         """`1 + log(n / n_s)` for a token of n_s of n texts."""
         return 1 + np.log((1 + self.weight.sum()) / (1 + self.presence.T @ self.weight)).clip(0)
 
-    @property
-    def matrix(self) -> sp.csr_matrix:
-        """How often each token counts in each text."""
-        return self.presence if self.counts is None else self.counts
-
     @cached_property
     def products(self) -> ThreadedMatrix:
         """The matrix, prepared for products with it and with its transpose."""
@@ -112,16 +107,11 @@ class LabelledTexts:
         return np.maximum(np.bincount(self.codes, self.weight, self.k) / self.weight.sum(), 1e-12)
 
 
-def presence_of(counts: sp.csr_matrix) -> sp.csr_matrix:
-    """A matrix with 1 wherever `counts` has an entry."""
-    return sp.csr_matrix((np.ones(counts.nnz), counts.indices, counts.indptr), shape=counts.shape)
-
-
 def join_labelled(parts: Sequence[LabelledTexts]) -> LabelledTexts:
     """The texts of several parts, which have the same tokens."""
     codes, weight = (np.concatenate([getattr(part, name) for part in parts]) for name in ("codes", "weight"))
-    whole = parts[0]._with_matrix(sp.vstack([part.matrix for part in parts], format="csr"))
-    return replace(whole, codes=codes, weight=weight)
+    matrix = sp.vstack([part.matrix for part in parts], format="csr")
+    return replace(parts[0], matrix=matrix, codes=codes, weight=weight)
 
 
 def naive_bayes(texts: Float[Array, "m k"], smoothing: float) -> Float[Array, "m columns"]:
@@ -152,15 +142,15 @@ def start_model(
     - `power`: of naive Bayes in the units; None gives all tokens the same attention and unit.
     - `exponent`: g.
     """
-    m, prior = data.presence.shape[1], class_prior(data.shares)
+    m, prior = data.matrix.shape[1], class_prior(data.shares)
     logits, units = np.zeros(m), np.ones((m, 1))
     if power is not None:
         attention, telling = data.token_weights
         logits, units = np.log(attention), (data.rarity / attention)[:, None] * telling**power
     typical = _median(data.matrix @ np.exp(logits), data.weight) if m else 1.0
     sink = np.log(max(typical * exponent**SINK_POWER, 1e-9))
-    values, repeats = np.zeros((m, len(prior))), data.counts is not None
-    return TokenModel(logits, values, float(sink), prior, prior, exponent, repeats), units
+    values = np.zeros((m, len(prior)))
+    return TokenModel(logits, values, float(sink), prior, prior, exponent, data.counted), units
 
 
 def _median(values: Float[Array, " n"], weight: Float[Array, " n"]) -> float:
@@ -270,7 +260,7 @@ class TokenObjective:
         self._e = np.exp(origin.logits)
         Z = self._data.product(self._e) + np.exp(origin.sink_logit)
         self._power = (Z**-origin.exponent)[:, None]  # of the attention that stays
-        squares = self._data.product if data.counts is None else data.counts.power(2).dot
+        squares = data.matrix.power(2).dot if data.counted else self._data.product
         lengths = squares((self._e[:, None] * units) ** 2).mean(1) * self._power[:, 0] ** 2
         self._unit = units / max(float(np.sqrt(self._share @ lengths)), 1e-12)
         self._scaled = self._unit * self._e[:, None]
