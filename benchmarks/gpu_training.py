@@ -23,7 +23,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.instances import SYNTHETIC_SIZE, balanced, k_level_corpus
+from tokenmargin.problem.instances import SYNTHETIC_SIZE, balanced_sequences, k_level_corpus
 from tokenmargin.training.config import TrainingConfig, choose_device
 from tokenmargin.training.probe import machine, train_observed
 
@@ -220,7 +220,7 @@ def load_corpus(name: str, folder: Path) -> TokenCorpus:
         return corpus
     rng = np.random.default_rng(1 if "other" in variant else 0)
     size = None if variant[0] == "balanced" else int(variant[0])
-    chosen = balanced(corpus, rng, size=size)
+    chosen = balanced_sequences(corpus, rng, size=size)
     return chosen if size is None else without_rare(chosen, LEAST_OCCURRENCES[size])
 
 

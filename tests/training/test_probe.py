@@ -12,7 +12,7 @@ from tests.oracles.trained_models import as_problem, selected
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.corpus import TokenCorpus
-from tokenmargin.problem.instances import balanced, selective_corpus, subset
+from tokenmargin.problem.instances import balanced_sequences, selective_corpus, some_sequences
 from tokenmargin.selection import attention_weights, cosine
 from tokenmargin.training.batches import TokenData
 from tokenmargin.training.config import TrainingConfig
@@ -106,10 +106,10 @@ def test_learned_direction_is_the_max_margin_of_the_learned_selection():
 
 
 def test_subsets_keep_sequences_and_vocabulary(corpus):
-    part = subset(corpus, np.array([5, 2]))
+    part = some_sequences(corpus, np.array([5, 2]))
     assert part.tokens.tolist() == [*corpus.index[2, : corpus.lengths[2]], *corpus.index[5, : corpus.lengths[5]]]
     assert part.vocabulary == corpus.vocabulary
-    even = balanced(corpus, np.random.default_rng(0))
+    even = balanced_sequences(corpus, np.random.default_rng(0))
     assert (
         (even.labels > 0).sum() == (even.labels < 0).sum() == min((corpus.labels > 0).sum(), (corpus.labels < 0).sum())
     )

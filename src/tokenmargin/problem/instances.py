@@ -277,7 +277,7 @@ def _from_rows(rows: Int[Array, "n T"], labels: Array, words: list[str]) -> Toke
     return TokenCorpus(rows.ravel(), np.full(n, T), labels, tuple(words))
 
 
-def balanced(corpus: TokenCorpus, rng: Rng, *, size: int | None = None) -> TokenCorpus:
+def balanced_sequences(corpus: TokenCorpus, rng: Rng, *, size: int | None = None) -> TokenCorpus:
     """As many sequences of either label, `size` in all: by default as many as the smaller class allows."""
     rng = generator(rng)
     sides = [np.flatnonzero(corpus.labels == y) for y in (-1.0, 1.0)]
@@ -285,10 +285,10 @@ def balanced(corpus: TokenCorpus, rng: Rng, *, size: int | None = None) -> Token
     rows = np.zeros(corpus.n, dtype=bool)
     for side in sides:
         rows[rng.choice(side, each, replace=False)] = True
-    return subset(corpus, np.flatnonzero(rows))
+    return some_sequences(corpus, np.flatnonzero(rows))
 
 
-def subset(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
+def some_sequences(corpus: TokenCorpus, rows: Int[Array, " r"]) -> TokenCorpus:
     """Some sequences, in their order; the vocabulary stays."""
     kept = np.zeros(corpus.n, dtype=bool)
     kept[rows] = True

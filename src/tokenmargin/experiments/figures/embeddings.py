@@ -88,16 +88,16 @@ class TrainedEmbeddings(AbstractExperiment):
         return cached_digests(self.dataset, "bert-vocabulary")
 
     def run(self, progress: Progress = None) -> Result:
-        from tokenmargin.problem.instances import balanced, subset
+        from tokenmargin.problem.instances import balanced_sequences, some_sequences
         from tokenmargin.training.config import choose_device
         from tokenmargin.training.probe import train_observed
 
         corpus, notes = self.corpus()
         rng = np.random.default_rng(0)
         if self.balanced:
-            corpus = balanced(corpus, rng)
+            corpus = balanced_sequences(corpus, rng)
         if self.texts is not None and self.texts < corpus.n:
-            corpus = subset(corpus, np.sort(rng.choice(corpus.n, self.texts, replace=False)))
+            corpus = some_sequences(corpus, np.sort(rng.choice(corpus.n, self.texts, replace=False)))
         records, scores = [], []
         for k, seed in enumerate(self.seeds):
             config = replace(self.training_config(), seed=seed)
