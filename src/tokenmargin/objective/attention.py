@@ -288,7 +288,8 @@ class JointObjective(AbstractObjective):
     """The risk as a function of the head v and the attention parameter p together: the parameter is (v, p)."""
 
     def __post_init__(self) -> None:
-        if isinstance(checked_problem(self.problem, type(self).__name__), ClassProblem):
+        checked_problem(self.problem, type(self).__name__)
+        if isinstance(self.problem, ClassProblem):
             raise TypeError(
                 f"head and p are trained together for labels -1 and +1, and this problem has {self.problem.k} classes; "
                 "move tokens towards the heads by class_first_step, then train p: limit_of(ClassProblem.of(...))"
