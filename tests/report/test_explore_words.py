@@ -95,6 +95,14 @@ STATES = {
         ("proofs", "above", "Each selected token outscores them, so training can settle here: these are the best"),
         ("settle", "beside", "A1: A2 (1) and A3 (1) on the margin score less."),
     ),
+    "on a line": (
+        {"inputs": inputs_of([(0, 0, 1), (1, 0, 0), (-1, 0, 0)]), "start": [0.5, 0.1], "asked": [0]},
+        ("proofs", "above", "No direction selects A1: 0.5 (A1 − A2) + 0.5 (A1 − A3) = 0, and no p can make"),
+    ),
+    "by a hair beside a line": (
+        {"inputs": inputs_of([(0, 0, 1), (-1, -1e-15, 0), (1, -1e-15, 0)]), "start": [0.5, 0.1], "asked": [0]},
+        ("proofs", "above", "Whether a direction selects A1 is too close to call in double precision."),
+    ),
     "three copies that tie with another token": (
         {"inputs": inputs_of([(1, 0, 0.1), (1, 0, 0.1), (1, 0, 0.1), (0, 1, 0.1), (-1, -1, 0)]), "start": [0.1, 0.5]},
         ("settle", "cards", "\n".join(2 * ["the best tokens: the global max-margin direction"])),

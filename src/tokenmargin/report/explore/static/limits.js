@@ -231,6 +231,35 @@ function isLeast(rows, options, margin) {
   return choices.length === 1 || choices.every((choice) => !(maxMargin(asked(rows, choice).differences).margin > margin * (1 + TIE)));
 }
 
+const DOUBLE = new DataView(new ArrayBuffer(8));
+
+/** A double as a whole number, in units of the smallest one. */
+function whole(x) {
+  DOUBLE.setFloat64(0, x);
+  const bits = DOUBLE.getBigUint64(0), exponent = Number((bits >> 52n) & 0x7ffn), digits = bits & 0xfffffffffffffn;
+  const size = exponent ? (digits | 0x10000000000000n) << BigInt(exponent - 1) : digits;
+  return bits >> 63n ? -size : size;
+}
+
+/** Whether some rows are proven to have zero among their mixtures, in exact arithmetic on the doubles given. */
+function meetInZero(rows) {
+  const cross = (a, b) => a[0] * b[1] - a[1] * b[0], opposite = (a, b) => cross(a, b) === 0n && a[0] * b[0] + a[1] * b[1] <= 0n;
+  if (rows.some((a, j) => rows.some((b, k) => k > j && opposite(a, b)) || (a[0] === 0n && a[1] === 0n))) return true;
+  if (rows.length < 3) return false;
+  const [a, b, c] = rows, parts = [cross(b, c), cross(c, a), cross(a, b)]; // a (b x c) + b (c x a) + c (a x b) = 0
+  return parts.some((part) => part !== 0n) && (parts.every((part) => part >= 0n) || parts.every((part) => part <= 0n));
+}
+
+/** Whether the rows that hold the hull at zero, with one other where need be, prove that a selection is impossible. */
+function isRefuted(inputs, selected, about, held) {
+  const row = (j) => {
+    const [i, t] = about[j], [own, other] = [inputs[i].tokens[selected[i]], inputs[i].tokens[t]];
+    return [whole(own.x) - whole(other.x), whole(own.y) - whole(other.y)];
+  };
+  const rows = held.map(row);
+  return meetInZero(rows) || (held.length === 2 && about.some((_, j) => !held.includes(j) && meetInZero([...rows, row(j)])));
+}
+
 /** The answer about one selection of single tokens: status, margin, support, or the combination that refutes it. */
 export function verdictOn(inputs, selected) {
   const rows = [], about = [];
@@ -242,8 +271,9 @@ export function verdictOn(inputs, selected) {
   const solution = maxMargin(rows);
   const weights = solution.farkas ?? solution.multipliers;
   const evidence = solution.held.map((row, k) => ({ token: about[row], row: rows[row], weight: weights[k] })).filter((one) => one.weight > 0);
-  const verdict = { ...solution, selected, evidence, rows, about, neighbours: [], higher: [], level: [] };
-  if (solution.status !== "optimal") return verdict;
+  const status = solution.status === "infeasible" && !isRefuted(inputs, selected, about, solution.held) ? "inaccurate" : solution.status;
+  const verdict = { ...solution, status, selected, evidence, rows, about, neighbours: [], higher: [], level: [] };
+  if (status !== "optimal") return verdict;
   const [px, py] = solution.vector, shared = inputs.map(({ tokens }) => sharedScores(tokens));
   rows.forEach(([x, y], j) => {
     if (x * px + y * py > 1 + NEIGHBOUR) return;
