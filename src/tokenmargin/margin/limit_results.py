@@ -206,7 +206,7 @@ class SelectionTally:
         return self.solves >= self.budget
 
     def record(self, selected: Int[Array, " n"], limit: LimitDirection) -> None:
-        """File the direction of a feasible selection. One that leads with other tokens is filed under those."""
+        """Count a feasible selection and list its direction, unless that belongs to another selection of equals."""
         if limit.kind == "inaccurate":
             self.undecided.append(tuple(selected.tolist()))
             return
