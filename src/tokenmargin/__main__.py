@@ -1,5 +1,6 @@
 """The program: `tokenmargin` and `python -m tokenmargin`."""
 
+import io
 import os
 import sys
 
@@ -25,6 +26,8 @@ def _open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may be no text
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import next_token_windows
 from tokenmargin.selection import saturation, select
 
+STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
 ROWS = ("damaged record", "full", "readonly")
 
 
@@ -149,3 +151,31 @@ def test_streams_that_are_closed_lead_nowhere(tmp_path, command, closed, printed
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert printed in done.stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes")
+def test_a_folder_whose_name_is_not_utf8(tmp_path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
+    model = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xf6del"))
+    program = [sys.executable, "-m", "tokenmargin"]
+    fit = [*program, "fit", rows, "--out", model, "--min-count", "1"]
+    done = subprocess.run(fit, capture_output=True, text=True, check=True, env=os.environ | STRICT)
+    assert done.stdout.endswith("m\\udcf6del\n")
+    assert main(["report", str(model), str(rows), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes")
+def test_what_is_for_the_owner_alone_stays_so(tmp_path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n" + "a good film,1\na bad film,0\n" * 8)
+    for mask, mode in ((0o077, 0o600), (0o022, 0o644)):
+        before = os.umask(mask)
+        try:
+            assert main(["fit", str(rows), "--out", str(tmp_path / f"{mask}"), "--min-count", "1"]) == 0
+            assert main(["prepare", str(rows), "--out", str(tmp_path / f"{mask}.safetensors")]) == 0
+        finally:
+            os.umask(before)
+        files = [*(tmp_path / f"{mask}").iterdir(), tmp_path / f"{mask}.safetensors"]
+        assert {path.stat().st_mode & 0o777 for path in files} == {mode}

@@ -12,6 +12,7 @@ refused.
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -91,8 +92,10 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
     }
     if light:
         arrays |= {name: arrays[name].astype(np.float32) for name in ("logits", "values")}
+    (folder / "model.safetensors").touch()
+    mode = stat.S_IMODE((folder / "model.safetensors").stat().st_mode)
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files for their owner alone
+    (folder / "model.safetensors").chmod(mode)  # safetensors makes files for their owner alone, whatever the umask
     tokenizer = model.tokenizer
     described: dict[str, Any] = {"kind": describe_tokenizer(tokenizer), **model.vocabulary_.json_content()}
     if hasattr(tokenizer, "to_str"):
@@ -104,7 +107,8 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
     (folder / "tokenizer.json").write_text(
         json.dumps(described, ensure_ascii=False, separators=(",", ":")), encoding="utf-8"
     )
-    (folder / "README.md").write_text(_card(model, notes), encoding="utf-8")
+    # A path in the notes may have bytes that are no UTF-8: they are kept as escapes, which JSON reads as they were.
+    (folder / "README.md").write_text(_card(model, notes), encoding="utf-8", errors="backslashreplace")
     settings = {name: value for name in SETTINGS if (value := getattr(model, name)) is not None}
     config = {
         "kind": KIND,
@@ -120,7 +124,8 @@ def _write(model: TokenSelectionClassifier, folder: Path, notes: dict[str, Any],
         "notes": notes,
         "sha256": {name: file_digest(folder / name) for name in FILES},
     }
-    (folder / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    content = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
+    (folder / "config.json").write_text(content, encoding="utf-8", errors="backslashreplace")
 
 
 def _card(model: TokenSelectionClassifier, notes: Mapping[str, Any]) -> str:

@@ -69,7 +69,7 @@ def write_template(path: Path, name: str, shown: Mapping[str, object]) -> Path:
     )
     text = environment.get_template(name).render(shown)
     with atomic_path(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
 
 
