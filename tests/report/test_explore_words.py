@@ -1,6 +1,7 @@
 """What the page says of a picture, run by node: in states that nobody chose, and against the library's answers."""
 
 import json
+import math
 import subprocess
 
 import numpy as np
@@ -94,6 +95,10 @@ STATES = {
         {"inputs": COPIES, "start": [1, 1], "asked": [0]},
         ("proofs", "above", "Each selected token outscores them, so training can settle here: these are the best"),
         ("settle", "beside", "A1: A2 (1) and A3 (1) on the margin score less."),
+    ),
+    "five equals around one that scores less": (
+        {"inputs": inputs_of([*[(math.cos(a), math.sin(a), 1) for a in (0.1, 1.3, 2.6, 3.9, 5.1)], (0, 0, 0)])},
+        ("proofs", "beside", "; and 1 more."),
     ),
     "on a line": (
         {"inputs": inputs_of([(0, 0, 1), (1, 0, 0), (-1, 0, 0)]), "start": [0.5, 0.1], "asked": [0]},

@@ -81,7 +81,7 @@ export function countWords({ limits, inputs, arcs }) {
   const all = inputs.reduce((product, { tokens }) => product * tokens.length, 1);
   if (all === 1) return "There is one way to choose.";
   const places = limits.length === 0 ? "none is a place" : limits.length === 1 ? "one is a place" : `${limits.length} are places`, names = limits.slice(0, 4).map((limit) => tokensOf(limit.sets)).join("; ");
-  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${places} to settle${names ? `: ${names}` : ""}${limits.length > 4 ? "; ..." : ""}.${limits.open.length ? ` ${nowhere({ open: limits.open }, inputs)}` : ""}`;
+  return `Of ${all} ways to choose, ${arcs} can be selected by a direction; ${places} to settle${names ? `: ${names}` : ""}${limits.length > 4 ? `; and ${limits.length - 4} more` : ""}.${limits.open.length ? ` ${nowhere({ open: limits.open }, inputs)}` : ""}`;
 }
 
 /** Where the run is, and what it has lowered. */
