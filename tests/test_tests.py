@@ -8,7 +8,10 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from benchmarks.tolerances import Watch, table
 
 TESTS = Path(__file__).parent
 FILES = sorted(set(TESTS.rglob("*.py")) - {Path(__file__)})
@@ -119,6 +122,18 @@ def test_tests_go_by_the_front_and_to_the_end(file):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and (lines := list(returns(node)))
     }
     assert not early, f"a test that returns early says nothing; use pytest.skip(reason): {early}"
+
+
+def test_errors_are_seen_beside_what_is_allowed():
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        watch.start(patch)
+        assert pytest.approx(1, abs=0.5) == 1.25
+        np.testing.assert_allclose([1.0, 3.0, np.inf], [1.0, 2.0, np.inf], rtol=0, atol=4.0)
+        torch.testing.assert_close(torch.tensor(8.0), torch.tensor(8.0), rtol=0, atol=1.0)
+    assert [seen.share for seen in watch.lines.values()] == [0.5, 0.25, 0.0]
+    assert "tests/" not in table(watch.lines)
+    assert "test_tests.py" in table(watch.lines)
 
 
 def test_these_rules_see_what_they_forbid():

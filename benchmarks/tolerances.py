@@ -1,0 +1,113 @@
+"""What tests compare, against what they allow: `python -m benchmarks.tolerances tests/margin [--rows 20]`.
+
+Every `approx`, `assert_allclose` and `assert_close` is watched while the tests run: for every line, the largest error
+as a share of its tolerance. A share near 1 may be above 1 on another processor; one far below it, of a tolerance that
+is not small itself, would let a defect pass. Other kernels are asked for by the environment, as `.ci/portable` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+TESTS = str(Path(__file__).parents[1] / "tests")
+NEAR, FAR, WIDE = 0.1, 1e-4, 1e-9
+
+
+class Seen(NamedTuple):
+    share: float
+    error: float
+    allowed: float
+
+
+class Watch:
+    """The largest share that was seen of every line that compares."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, int], Seen] = {}
+
+    def note(self, found: Any, expected: Any, rel: float, off: float) -> None:
+        """Keep the largest error of this comparison, as a share of what is allowed, if it is its line's largest."""
+        one, other = np.broadcast_arrays(np.asarray(found, dtype=float), np.asarray(expected, dtype=float))
+        known = np.isfinite(one) & np.isfinite(other)
+        if not known.any():
+            return
+        errors, allowed = np.abs(one[known] - other[known]), off + rel * np.abs(other[known])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(errors == 0, 0.0, errors / allowed)
+        k = int(shares.argmax())
+        at, seen = _place(), Seen(float(shares[k]), float(errors[k]), float(allowed[k]))
+        if at is not None and seen.share >= self.lines.get(at, Seen(-1, 0, 0)).share:
+            self.lines[at] = seen
+
+    def start(self, patch: pytest.MonkeyPatch) -> None:
+        """Stand in for the functions that compare, and pass on what they say."""
+        import torch
+
+        kind = type(pytest.approx(1.0))
+        equal, allclose, close = kind.__eq__, np.testing.assert_allclose, torch.testing.assert_close
+
+        def of_approx(self_: Any, found: object) -> bool:
+            if isinstance(found, int | float | np.number):
+                self.note(found, self_.expected, 0.0, self_.tolerance)
+            return bool(equal(self_, found))
+
+        def of_numpy(found: Any, expected: Any, rtol: float = 1e-7, atol: float = 0, **more: Any) -> None:
+            self.note(found, expected, rtol, atol)
+            allclose(found, expected, rtol=rtol, atol=atol, **more)
+
+        def of_torch(found: Any, expected: Any, *, rtol: float, atol: float, **more: Any) -> None:
+            self.note(found.detach().cpu(), expected.detach().cpu(), rtol, atol)
+            close(found, expected, rtol=rtol, atol=atol, **more)
+
+        patch.setattr(kind, "__eq__", of_approx)
+        patch.setattr(np.testing, "assert_allclose", of_numpy)
+        patch.setattr(torch.testing, "assert_close", of_torch)
+
+
+def _place() -> tuple[str, int] | None:
+    """The innermost line of a test that led here."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(TESTS):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def table(lines: dict[tuple[str, int], Seen]) -> str:
+    """A row for every line, the largest share first."""
+    rows = [f"{'share':>8} {'error':>8} {'allowed':>8}"]
+    for (file, line), seen in sorted(lines.items(), key=lambda one: -one[1].share):
+        where = f"{file.removeprefix(TESTS + '/')}:{line}"
+        text = linecache.getline(file, line).strip()[:70]
+        rows.append(f"{seen.share:8.1e} {seen.error:8.1e} {seen.allowed:8.1e}  {where:<44} {text}")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tests", nargs="+", help="files, folders or single tests, and options of pytest")
+    parser.add_argument("--rows", type=int, default=20, help="rows of each table, at most")
+    given, options = parser.parse_known_args()
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patch:
+        watch.start(patch)
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *given.tests, *options])
+    near = {at: seen for at, seen in watch.lines.items() if seen.share > NEAR}
+    far = {at: seen for at, seen in watch.lines.items() if seen.share < FAR and seen.allowed > WIDE}
+    print(f"\n{len(watch.lines)} lines compare")
+    for title, some in ((f"{len(near)} use more than a tenth of what they allow", near),
+                        (f"{len(far)} allow more than {WIDE:g} and use less than {FAR:g} of it", far)):  # fmt: skip
+        print(f"\n{title}\n{table(dict(sorted(some.items(), key=lambda one: -one[1].share)[: given.rows]))}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
