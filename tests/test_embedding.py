@@ -54,7 +54,7 @@ def test_both_geometries_step_alike():
     vectors = stepped.geometry.vectors
     of_products = rounding(3 * 5, float((vectors**2).sum(axis=1).max()))  # sums of five products, thrice
     np.testing.assert_allclose(gram.geometry.matrix, vectors @ vectors.T, rtol=0, atol=of_products)
-    np.testing.assert_allclose(gram.norms, stepped.norms, rtol=of_products)
+    np.testing.assert_allclose(gram.geometry.vector_norms, stepped.geometry.vector_norms, rtol=of_products)
     assert objective.value(gram) == pytest.approx(objective.value(stepped), rel=of_products, abs=0)
 
 
