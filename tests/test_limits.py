@@ -346,6 +346,10 @@ def test_nothing_to_separate_is_no_limit() -> None:
     assert basins(alone, np.ones((3, 2))).unsettled == 1
 
 
+def test_basins_that_no_start_has_reached_are_not_listed() -> None:
+    assert repr(basins(figure8(), np.zeros((1, 2)), steps=1)) == "Basins(1 start: unsettled 100.0%)"
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e-5, 1e6, 1e15])
 def test_short_and_long_keys_have_the_basins_they_had(scale: float) -> None:
     problem = figure1b()

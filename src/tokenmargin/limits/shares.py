@@ -78,9 +78,10 @@ class Basins(Tabular, Drawable):
         return float((self.labels < 0).mean())
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{one.kind} {selection_text(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4])
-        more = f", {len(self.basins) - 4} more" if len(self.basins) > 4 else ""
-        return f"Basins({len(self.labels)} starts: {found}{more}, unsettled {self.unsettled:.1%})"
+        found = [f"{one.kind} {selection_text(one.named.chosen)} {one.share:.1%}" for one in self.basins[:4]]
+        more = [f"{len(self.basins) - 4} more"] * (len(self.basins) > 4)
+        starts = f"{len(self.labels)} start{'s' * (len(self.labels) != 1)}"
+        return f"Basins({starts}: {', '.join([*found, *more, f'unsettled {self.unsettled:.1%}'])})"
 
     def _columns(self) -> dict[str, Array]:
         """A row a basin; shares that no basin has are unsettled."""
