@@ -227,7 +227,9 @@ def test_bad_input_names_the_remedy():
         tm.TokenProblem.of([[[0.0, 1.0]], [[1.0, 0.0], [1.0, 1.0]]], [1, 1], head=[1.0, 0.0])
     with pytest.raises(ValueError, match=r"many classes: ClassProblem"):
         tm.TokenProblem.of(np.zeros((3, 2, 2)), [0, 1, 2], head=[1.0, 0.0])
-    head = tm.NonlinearHead(np.tanh, np.cosh)
+    head = tm.NonlinearHead(lambda x: np.tanh(x).sum(-1), lambda x: np.cosh(x) ** -2)
+    with pytest.raises(ValueError, match=r"must give shapes \(1,\) and \(1, 3\) .*, got \(1, 3\) and \(1, 3\)"):
+        tm.HeadObjective(problem, head=tm.NonlinearHead(np.tanh, np.cosh))
     for ask in (tm.atlas, lambda item: tm.evolve_many([item], STEP, steps=1)):
         with pytest.raises(TypeError, match=r"takes a TokenProblem, got HeadObjective; .* flow\(objective\)"):
             ask(tm.HeadObjective(problem, head=head))

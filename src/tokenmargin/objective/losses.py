@@ -259,7 +259,7 @@ def check_derivative(name: str, moved: Callable[[float], ArrayLike], derivative:
         doubt = np.abs(rough - fine) + 8 * digits * (np.abs(ends[1][0]) + np.abs(ends[1][1])) / step
         off = np.abs(given - fine) > doubt + 0.01 * (np.abs(given) + np.abs(fine))
     if off.any():
-        told, seen = given[off][0], np.broadcast_to(fine, off.shape)[off][0]
+        told, seen = (np.broadcast_to(part, off.shape)[off][0] for part in (given, fine))
         raise ValueError(f"{name} is not that of the function: {told:.4g} where its differences tell {seen:.4g}")
 
 

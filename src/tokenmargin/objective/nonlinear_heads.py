@@ -105,10 +105,11 @@ class HeadObjective(AbstractLocalObjective):
         weights = np.sqrt(2.0 + np.arange(self.problem.T)) * mask  # roots, to meet no kink
         middle = np.einsum("nt,ntd->nd", weights / weights.sum(axis=1, keepdims=True), values)
         ways = np.where(mask[..., None], values - middle[:, None], 0.0)
-        gradient = np.asarray(self.head.gradient(middle))
-        if gradient.shape != middle.shape:
+        number, gradient = (np.asarray(part(middle)) for part in (self.head.function, self.head.gradient))
+        if number.shape != middle.shape[:-1] or gradient.shape != middle.shape:
             raise ValueError(
-                f"the gradient of the head must have the shape of its vectors {middle.shape}, got {gradient.shape}"
+                f"the head and its gradient must give shapes {middle.shape[:-1]} and {middle.shape} for vectors of "
+                f"shape {middle.shape}, got {number.shape} and {gradient.shape}"
             )
         check_derivative(
             "the gradient of the head, along the way to a token,",
