@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenmargin.data.words import find_words
@@ -53,3 +53,13 @@ def test_markup_is_blank_and_spans_stay_true():
 def test_unknown_punctuation_is_refused():
     with pytest.raises(ValueError, match="punctuation must be 'split' or 'join', got 'keep'"):
         find_words(["a"], punctuation="keep")
+
+
+@given(st.lists(st.text(alphabet="aB\u00e9 #_.", max_size=12), max_size=6))
+@example(["# a", "#", "a#b", "##a", "a#", "#a"])
+def test_a_hash_belongs_to_the_word_that_follows_it_at_once(texts):
+    words = find_words(texts, markup=False, symbols=True)
+    for i, text in enumerate(texts):
+        here = slice(words.offsets[i], words.offsets[i + 1])
+        wanted = re.findall(r"(?:(?<![^\W_])#)?[^\W_]+", text)
+        assert [words.distinct[code] for code in words.codes[here]] == wanted
