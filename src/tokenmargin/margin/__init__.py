@@ -19,7 +19,7 @@ from tokenmargin.margin.constraints import (
 from tokenmargin.margin.corpus.pairs import RowPairs, argmax_pairs, selected_pairs
 from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.held_ties import HeldTies, held_ties, tie_of_equals
-from tokenmargin.margin.joint_phase import SUPPORT, JointPhases, Phase, joint_phases
+from tokenmargin.margin.joint_phase import JointPhases, Phase, joint_phases, label_room
 from tokenmargin.margin.limit_directions import limit_constraints, limit_direction, tied_direction
 from tokenmargin.margin.limit_results import Atlas, Kind, LimitDirection
 from tokenmargin.margin.normed.certificate import GAP, MATRIX_GAP
@@ -57,6 +57,7 @@ __all__ = [
     "is_planar",
     "joint_phases",
     "label_margin",
+    "label_room",
     "limit_constraints",
     "limit_direction",
     "max_margin",
@@ -106,13 +107,7 @@ def label_margin(problem: TokenProblem, selected: Selection, *, norm: AbstractNo
 
 def support_inputs(problem: TokenProblem, selected: Selection) -> Bool[Array, " n"]:
     """Inputs whose selected token is a support vector of the max-margin head: `Y_i <v, x_{i alpha_i}> = 1`."""
-    head = label_margin(problem, selected)
-    if not head.is_optimal:
-        raise ValueError(
-            f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
-        )
-    outputs = problem.values.logits(head.vector)[np.arange(problem.n), np.asarray(selected)]
-    return np.asarray(problem.labels * outputs <= 1 + SUPPORT)
+    return np.asarray(label_room(problem, selected)[1] == 0)
 
 
 def relaxed_max_margin(

@@ -141,6 +141,19 @@ class JointPhases:
         return Phase(sigma * solution.margin, sigma, solution)
 
 
+def label_room(problem: TokenProblem, selected: Selection) -> tuple[MarginSolution, Float[Array, " n"]]:
+    """The max-margin head of the selected tokens, and by how much the label margin of each input exceeds the least, in
+    units of it: zero on the support inputs."""
+    alpha = checked_selection(problem, selected)
+    head = solve(label_constraints(problem, alpha))
+    if not head.is_optimal:
+        raise ValueError(
+            f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
+        )
+    outputs = problem.labels * problem.values.logits(head.vector)[np.arange(problem.n), alpha]
+    return head, np.where(outputs <= 1 + SUPPORT, 0.0, outputs - 1)
+
+
 def joint_phases(problem: TokenProblem, selected: Selection) -> JointPhases:
     """Where the prompt goes when head and prompt are trained together, for every ratio of their norms.
 
@@ -154,14 +167,7 @@ def joint_phases(problem: TokenProblem, selected: Selection) -> JointPhases:
     (1.0, array([0.9951, 0.099 ]))
     """
     alpha = checked_selection(checked_problem(problem, "joint_phases"), selected)
-    head = solve(label_constraints(problem, alpha))
-    if not head.is_optimal:
-        raise ValueError(
-            f"the selected tokens cannot be separated by label ({head.status}): there is no max-margin head"
-        )
-    outputs = problem.labels * problem.values.logits(head.vector)[np.arange(problem.n), alpha]
-    room = np.where(outputs <= 1 + SUPPORT, 0.0, outputs - 1)
-    found = JointPhases(problem, head, room, attention_constraints(problem, alpha))
+    found = JointPhases(problem, *label_room(problem, alpha), attention_constraints(problem, alpha))
     if not found.prompt.is_optimal:
         raise ValueError(f"no prompt selects these tokens: the max-margin problem is {found.prompt.status}")
     return found

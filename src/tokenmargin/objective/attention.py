@@ -110,6 +110,12 @@ class AbstractObjective(abc.ABC):
         size, sign = self.excess(theta, selected)
         return float(size) if sign > 0 else np.nan
 
+    def excess_rank(self, theta: Float[Array, " D"], selected: Int[Array, " n"] | None = None) -> tuple[float, float]:
+        """What orders points as their risk does, where risks agree to every digit: the sign of the excess, then its
+        logarithm with that sign."""
+        size, sign = self.excess(theta, selected)
+        return float(sign), float(sign * size) if sign else 0.0
+
     @property
     def dimension(self) -> int:
         """Length of the flat parameter."""

@@ -261,12 +261,6 @@ class ProblemInstance:
             return self.objective
         return HeadObjective(self.problem, self.loss, head=self.head)
 
-    def excess_rank(self, p: Float[Array, " D"], alpha: Int[Array, " n"]) -> tuple[float, float]:
-        """What orders points as their risk does, where risks agree to every digit: the sign of `L(p)` less the risk of
-        selecting alpha, and its logarithm."""
-        size, sign = self.risk.excess(p, alpha)
-        return float(sign), float(sign * size) if sign else 0.0
-
     @property
     def rng(self) -> np.random.Generator:
         """A fresh generator: every check of an instance sees the same numbers."""

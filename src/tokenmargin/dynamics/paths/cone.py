@@ -165,19 +165,17 @@ class _Cap:
         found = []
         for start in starts:
             point = radius * start
-            found.append((self.rank(point), point))
+            found.append(self._ranked(point))
             inside = minimise(self.landscape(point), point, sphere=Sphere(radius), max_iterations=_ITERATIONS).point
             if inside @ self.q >= (cosine - _INSIDE) * radius:
-                found.append((self.rank(inside), inside))
+                found.append(self._ranked(inside))
             edge = border.embed(border.coordinates(point))
             held = minimise(self.landscape(edge), edge, sphere=border, max_iterations=_ITERATIONS).point
-            found.append((self.rank(held), held))
+            found.append(self._ranked(held))
         return min(found, key=lambda candidate: candidate[0])
 
-    def rank(self, y: Float[Array, " r"]) -> tuple[float, float]:
-        """A key that sorts points by their risk: the sign of the excess over the selection, then its signed log."""
-        size, sign = self.objective.excess(y, self.selected)
-        return float(sign), float(sign * size) if sign else 0.0
+    def _ranked(self, y: Float[Array, " r"]) -> Ranked:
+        return self.objective.excess_rank(y, self.selected), y
 
     def landscape(self, start: Float[Array, " r"]) -> SecondOrderFunction:
         """The logarithm of the excess on the start's side of zero, so that lower is better; NaN on the other side."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
 from scipy.special import erfc
 from scipy.stats import chi2
 
@@ -54,7 +56,7 @@ def probability_beyond(size: int, dimension: float, delta: float) -> tuple[float
 
 def _tilt_factor(L: float, d: float) -> float:
     """`E exp(L - L/r) sqrt(r) <= (1 - u)^(-1/2) exp(-(d/2)(log(1 - u) + u))`, u = 2L/d: how much likelier an `<E_s, p>`
-    is than an `<E_s, v>` to be too large, at most (the proof of `initialisation_repaired`)."""
+    is than an `<E_s, v>` to be too large, at most (docs/results/random-starts.md)."""
     u = 2 * L / d
     return float(np.exp(-(d / 2) * (np.log1p(-u) + u)) / np.sqrt(1 - u))
 
@@ -84,16 +86,7 @@ def _conclusion(x: EmbeddingInstance) -> tuple[Slack, ...]:
 
 def initialisation_repaired(x: EmbeddingInstance) -> Findings:
     """(14) holds with probability 1 - delta for two tokens or more, `d >= 256` and `d >= (2 log(|S|^2/delta))^2`.
-
-    Proof. Let m = |S| and L = log(m^2/delta). Each of the m + 1 products with v is normal of variance 1/d, and too
-    large with probability `erfc(sqrt(L)) <= (delta/m^2) / sqrt(pi L)`. Given `r = |p|^2` a product with p is too large
-    with probability `erfc(sqrt(L/r)) <= sqrt(r / (pi L)) exp(-L/r)`, and `1/r >= 2 - r`. As r is chi-squared over d,
-    the mean of `sqrt(r) exp(L (r - 1))` is at most `(1 - u)^(-1/2) exp(-(d/2)(log(1 - u) + u))` with u = 2L/d: tilting
-    by `exp(L r)` divides the scale of r by 1 - u. The exponent is at most `(L^2/d) / (1 - u)`; with d >= 4 L^2 and
-    d >= 256 that is `1/4 / (1 - 1/16)`, and the mean at most 1.35. A length beyond 2 has probability at most
-    `exp(-0.8 d)`. In all `delta (2.35 m + 1) / (m^2 sqrt(pi L)) + (m + 1) exp(-0.8 d)`, and as L >= log(m^2) this is
-    at most 0.69 delta for m = 2 and less for more tokens.
-    """
+    (Ours; proof in docs/results/random-starts.md.)"""
     return Findings((above("|S|", x.corpus.size, 2), *concentration(x)), _conclusion(x))
 
 
@@ -185,9 +178,14 @@ def lemma11(x: EmbeddingInstance) -> Findings:
 
 def risk_bound(x: EmbeddingInstance) -> float:
     """The right-hand side of Lemma 12."""
+    return float(LogisticLoss().value(promised_margins(x) - 1 / (22 * x.step)).mean())
+
+
+def promised_margins(x: EmbeddingInstance) -> Float[Array, " n"]:
+    """`(1/T) sum_i (eta_0/2) y alpha_{x_i}`: what the first step gives every sequence, up to its error."""
     corpus = x.corpus
     alpha = np.where(corpus.mask, corpus.signed_frequency[corpus.index], 0.0).sum(axis=1) / corpus.lengths
-    return float(LogisticLoss().value(x.step / 2 * corpus.labels * alpha - 1 / (22 * x.step)).mean())
+    return np.asarray(x.step / 2 * corpus.labels * alpha)
 
 
 def lemma12(x: EmbeddingInstance) -> Findings:
@@ -249,7 +247,7 @@ CLAIMS = (
         about="(14) for two tokens or more, d >= 256 and d >= (2 log(|S|^2/delta))^2",
         example=lambda: EmbeddingInstance.of(4, 3, dimension=256), outside=(_one_token, _tiny_delta),
         unneeded={"d": "Used for the constants of the proof; no instance is known that breaks it alone and fails."},
-        note="The conditions on d are the paper's own, from Lemma 2 on. The proof is in the statement."),
+        note="The conditions on d are the paper's own, from Lemma 2 on."),
     Claim("A.lemma2", lemma2, "sampled",
         about="(5), (6): the first step adds (eta_0/2) alpha_s v, up to 11 eta_0 d^(-1/4)",
         example=lambda: EmbeddingInstance.of(4, 3, draws=100, varied=True),

@@ -122,15 +122,7 @@ def exact_length(x: EmbeddingInstance) -> Findings:
     """Under Assumption 4, with M important tokens and N irrelevant ones, orthonormal but for what the first step adds
     along v, up to an error e < 1 in spectral norm: `|p^|^2 <= M N / (M + N)`, and equal where the flow below exists,
     both up to a factor `1 +- e/(1 - e)`. Then `p^ = (N sum E_s - M sum E_t) / (M + N)`. Frequencies do not matter.
-
-    Proof. Sequences of T tokens, one important and irrelevant ones that balance: the labels have n/2 sequences each, so
-    `sum alpha_s = 0`. Let a be `N/(M+N)` on important tokens and `-M/(M+N)` on irrelevant ones, `|a|^2 = MN/(M+N)`. The
-    Gram matrix is `K = I + (eta_0/2)^2 alpha alpha'` up to e, and `K a = a`. The vector with logits a leads by 1 in
-    every sequence and has squared length `a' K^(-1) a = |a|^2`. Conversely weights l_st >= 0 on pairs that share a
-    sequence, with sums N/(M+N) over each s and M/(M+N) over each t, give `sum l_st <= <sum l_st (E_s - E_t), p^>`,
-    that is `|a|^2 <= |E' a| |p^|` with `|E' a|^2 = a' K a = |a|^2`. Such weights are a flow from important to
-    irrelevant tokens; without one some constraints are slack, and p^ is shorter.
-    """
+    (Ours; proof in docs/results/random-starts.md.)"""
     _, _, squared = _shares(x)
     hypotheses = (
         *selective_conditions(x),
@@ -193,7 +185,7 @@ CLAIMS = (
         note="`44 sqrt(2n)` as printed; Lemma 19 asks for 44 n, which is more for n >= 2."),
     Claim("A.length", exact_length, "bounded", about="|p^|^2 = M N / (M + N), with M important and N irrelevant tokens",
         example=lambda: EmbeddingInstance.of(4, 3, draws=5), outside=(_unbalanced_corpus,),
-        note="Not in the paper. The proof is in the statement."),
+        note="Not in the paper."),
     Claim("A.length-bound", length_bound, "bounded", about="... and never more", example=_unbalanced_corpus,
         note="Not in the paper. So |p^| is less than sqrt(M) for every corpus."),
     Claim("A.length-heuristic", length_heuristic, "bounded", about="D.5: |p^| is about sqrt(|S_X|)",

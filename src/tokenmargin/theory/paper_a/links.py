@@ -17,7 +17,7 @@ from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen
 from tokenmargin.theory.evidence import FollowedFlow
 from tokenmargin.theory.paper_a.conditions import theorem5_conditions, true_of_most_draws, without_subject
-from tokenmargin.theory.paper_a.first_step import risk_bound
+from tokenmargin.theory.paper_a.first_step import promised_margins, risk_bound
 from tokenmargin.theory.paper_a.flow import OUTSIDE_THE_REGIME, in_the_regime, seen_in_the_limit
 from tokenmargin.theory.paper_a.leading_pairs import Pairs, choices, local_optimality
 from tokenmargin.theory.paper_a.only_important import aligned_start, largest_mu
@@ -41,9 +41,8 @@ def after_first_step(x: EmbeddingInstance, step: FirstStep) -> Links:
     gamma = corpus.labels[:, None] * objective.values(step.after)
     star, others = corpus.important, corpus.mask & ~corpus.important
     spread = (1 + 11 * eta) * d**-0.25
-    signed = np.where(corpus.mask, corpus.signed_frequency[corpus.index], 0.0).sum(axis=1) / T
     margins = objective.outputs(step.after)
-    promised = eta / 2 * corpus.labels * signed - 1 / (22 * eta)
+    promised = promised_margins(x) - 1 / (22 * eta)
     gap = np.where(star, gamma, -np.inf).max(axis=1, keepdims=True) - np.where(others, gamma, -np.inf)
     risk = float(loss.value(margins).mean())
     unselected = float(loss.value(np.array([0.75 * d**-0.125]))[0]) / n

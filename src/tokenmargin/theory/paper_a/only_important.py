@@ -1,7 +1,7 @@
 """When only important tokens are selected: Lemma 19 of paper A, and why it says nothing of random starts.
 
 Lemma 19 asks that the max-margin vector of the important tokens be shorter, by a factor 1 - mu, than that of every
-other selection. The proof that a random start never has such a mu > 0 is in `no_mu`.
+other selection. A random start never has such a mu > 0: `no_mu`.
 """
 
 from __future__ import annotations
@@ -70,24 +70,7 @@ def lemma19_without_mu(x: EmbeddingInstance) -> Findings:
 def no_mu(x: EmbeddingInstance) -> Findings:
     """Under Theorem 5's conditions a random start leaves Lemma 19 no mu > 0: the selection that separates the most
     frequent important token and ties everything else has a shorter max-margin vector. (Of randomness this takes (14)
-    and tokens that start orthonormal up to d^(-1/4).)
-
-    Proof. Let M be the number of important tokens, N of irrelevant ones, k_s in how many sequences the important token
-    s stands. Each sequence of T holds one important token, and irrelevant tokens are as frequent under either label,
-    so the labels have n/2 sequences each: `sum k_s` over the positive s is that over the negative s. Up to terms of
-    size d^(-1/4), `E_s = e_s + y_s k_s c v` with orthonormal e_s and v and `c = eta_0 / (2 n T) >= 2 n T`, and
-    `E_t = e_t` for irrelevant t.
-
-    - For each s put the weight 1 on its constraints `<E_s - E_t, p> >= 1` in all. They add up to `<w, p> >= M` with
-      `w = sum_s E_s - sum_t m_t e_t`, `sum_t m_t = M`. Its components along v cancel, so `|w|^2 <= M + M^2`, and
-      `|p^|^2 >= M^2 / |w|^2 >= 1 - 1/(M+1)`.
-    - The vector with logit b + 1 for s and b for all other tokens, and component z along v, selects as said. Its
-      squared length, least over b and z, is `1 - 1/(N+M) - k_s^2 / (sum k^2 + c^(-2))`. For the largest k_s the last
-      term is at least `1/(M+1)`, as `c k_s >= 1`. So `|p'|^2 <= |p^|^2 - 1/(N+M)`: mu is negative.
-
-    What was left out moves squared lengths by at most a multiple of `|S| eta_0^2 d^(-1/4) < |S| / (88 eta_0)^2`, which
-    is far below `1/(N+M) = 1/|S|`.
-    """
+    and tokens that start orthonormal up to d^(-1/4). Ours; proof in docs/results/random-starts.md.)"""
     corpus, hypotheses = x.corpus, theorem5_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
@@ -215,7 +198,7 @@ CLAIMS = (
             lambda: EmbeddingInstance.of(4, 2, irrelevant=1, dimension=300, step=1e-6),
             lambda: EmbeddingInstance.on(["good a", "good a", "good a", "bad a"], [1, 1, 1, -1]),
             lambda: EmbeddingInstance.on(["good a"] * 6 + ["bad a a a"] * 2, [1] * 6 + [-1] * 2),
-        ), note="Not in the paper, which expects mu > 0 for tokens of equal frequency. The proof is in the statement."),
+        ), note="Not in the paper, which expects mu > 0 for tokens of equal frequency."),
     Claim("A.lemma19-without-mu", lemma19_without_mu, "sampled", about="only important tokens, whatever mu",
         example=in_the_regime, outside=OUTSIDE_THE_REGIME, unneeded=IMPLIED),
 )  # fmt: skip

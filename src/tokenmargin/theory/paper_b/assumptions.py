@@ -19,6 +19,7 @@ from tokenmargin.margin import MarginSolution, relaxed_max_margin, solve
 from tokenmargin.margin.constraints import row_constraints
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss, CustomLoss
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, leads
@@ -218,6 +219,11 @@ def log_outside(problem: TokenProblem, points: Float[Array, "k D"], optimal: Boo
     logits = problem.keys.logits(points)
     others = logsumexp(np.where(problem.mask & ~optimal, logits, -np.inf), axis=-1)
     return np.asarray((others - logsumexp(logits, axis=-1)).max(axis=-1))
+
+
+def rank_of_vectors(geometry: AbstractGeometry) -> int:
+    """The dimension of the span of a geometry's vectors."""
+    return int(np.linalg.matrix_rank(geometry.differences(np.arange(geometry.n_vectors), None)))
 
 
 def general_position(problem: TokenProblem, alpha: Int[Array, " n"]) -> Slack:

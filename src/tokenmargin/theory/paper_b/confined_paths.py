@@ -14,7 +14,7 @@ from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, directional_neighbours, is_locally_optimal, leads, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, above, below, seen, true
-from tokenmargin.theory.paper_b.assumptions import general_position
+from tokenmargin.theory.paper_b.assumptions import general_position, rank_of_vectors
 from tokenmargin.theory.settings import ProblemInstance
 
 WIDTH = 0.005
@@ -79,8 +79,7 @@ def _path_findings(x: ProblemInstance, q: Float[Array, " D"]) -> Findings:
 def _distances(x: ProblemInstance, q: Float[Array, " D"]) -> tuple[float, float]:
     """`|p(R)/R - q|` for the local regularisation path at the last two radii."""
     keys = x.problem.keys
-    spanned = np.linalg.matrix_rank(keys.differences(np.arange(keys.n_vectors), None))
-    if spanned > 1:
+    if rank_of_vectors(keys) > 1:
         points = cone_path(x.objective, q, RADII, width=WIDTH, rng=x.rng, starts=1).points[-2:]
     else:  # the cone is a ray
         points = np.stack([_on_the_ray(x, q, top) for top in RADII[-2:]])
@@ -92,7 +91,7 @@ def _on_the_ray(x: ProblemInstance, q: Float[Array, " D"], top: float) -> Float[
     """The point of least risk on a ray, of length between R_0 and `top`; of equal risks the longest."""
     alpha = np.asarray(x.problem.keys.logits(q).argmax(axis=1))
     lengths = np.geomspace(RADII[0], top, 200)[::-1]
-    return np.asarray(min(lengths, key=lambda r: x.excess_rank(r * q, alpha)) * q)
+    return np.asarray(min(lengths, key=lambda r: x.risk.excess_rank(r * q, alpha)) * q)
 
 
 def _is_lmm(x: ProblemInstance, q: Float[Array, " D"], alpha: Int[Array, " n"]) -> bool:
@@ -135,16 +134,8 @@ def lemma10(x: ProblemInstance) -> Findings:
     q = drawn if x.q is None else x.q
     alpha = np.asarray(problem.keys.logits(q).argmax(axis=1))
     number = int(directional_neighbours(problem.keys, q).sum())
-    return Findings(
-        (general_position(problem, alpha),), (below("directional neighbours", number, _dimension(problem)),)
-    )
-
-
-def _dimension(problem: TokenProblem) -> int:
-    """d: the dimension of the keys; in Gram space that of their span."""
-    if isinstance(problem.keys, Coordinates):
-        return problem.keys.dimension
-    return int(np.linalg.matrix_rank(problem.keys.differences(np.arange(problem.keys.n_vectors), None)))
+    d = problem.keys.dimension if isinstance(problem.keys, Coordinates) else rank_of_vectors(problem.keys)
+    return Findings((general_position(problem, alpha),), (below("directional neighbours", number, d),))
 
 
 def _three_tokens(q: tuple[float, ...], name: str) -> ProblemInstance:

@@ -12,6 +12,7 @@ from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import directional_neighbours, leads, optimal_tokens, selected_tokens
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, equal, seen, true
+from tokenmargin.theory.paper_b.assumptions import rank_of_vectors
 from tokenmargin.theory.settings import ProblemInstance
 
 LINEAR = 1e-10
@@ -51,8 +52,7 @@ def _lost_rank(problem: TokenProblem) -> Slack:
     name, mapped = "rank of the tokens that W loses", key_map(problem)
     if mapped is None:
         return seen(below(name, np.inf, 0), "tokens in coordinates")
-    values, keys = (g.differences(np.arange(g.n_vectors), None) for g in (problem.values, problem.keys))
-    return below(name, int(np.linalg.matrix_rank(values)) - int(np.linalg.matrix_rank(keys)), 0)
+    return below(name, rank_of_vectors(problem.values) - rank_of_vectors(problem.keys), 0)
 
 
 def _outside(problem: TokenProblem) -> float:
@@ -106,7 +106,7 @@ def _compare_risks(x: ProblemInstance, *, second: bool) -> Findings:
         )
     low, high = (q, p) if second else (p, q)
     radii = np.geomspace(30, 3000, 40) / max(min(abs(of_p.margin - of_q.margin), of_q.next, of_p.next), 1e-9)
-    wrong = sum(not x.excess_rank(r * low, alpha) < x.excess_rank(r * high, alpha) for r in radii[20:])
+    wrong = sum(not x.risk.excess_rank(r * low, alpha) < x.risk.excess_rank(r * high, alpha) for r in radii[20:])
     return Findings(
         hypotheses, (seen(below("norms of the last 20 at which the risks are ordered otherwise", wrong, 0)),)
     )

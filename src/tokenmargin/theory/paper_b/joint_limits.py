@@ -19,6 +19,7 @@ from tokenmargin.margin import (
     MarginSolution,
     joint_phases,
     label_margin,
+    label_room,
     max_margin,
     relaxed_max_margin,
     support_inputs,
@@ -60,16 +61,15 @@ class Joint:
         return relaxed_max_margin(self.x.problem, self.x.alpha)
 
     @cached_property
+    def margin_spared(self) -> Float[Array, " n"]:
+        """`(m_i - 1) r Gamma / R`: what each input is spared of its margin; zero on the support inputs."""
+        _, room = label_room(self.x.problem, self.x.alpha)
+        return room * self.x.factor * self.head.margin
+
+    @cached_property
     def support(self) -> Bool[Array, " n"]:
         """The inputs whose selected token is a support vector."""
         return support_inputs(self.x.problem, self.x.alpha)
-
-    @cached_property
-    def margin_spared(self) -> Float[Array, " n"]:
-        """`(m_i - 1) r Gamma / R`: what each input is spared of its margin; zero on the support inputs."""
-        problem, alpha = self.x.problem, self.x.alpha
-        outputs = problem.labels * problem.values.logits(self.head.vector)[np.arange(problem.n), alpha]
-        return np.where(self.support, 0.0, (outputs - 1) * self.x.factor * self.head.margin)
 
     def assumption(self, support: Bool[Array, " n"] | None = None) -> AssumptionC:
         """Assumption C over the inputs of `support`."""

@@ -11,7 +11,7 @@ from tokenmargin.objective.first_step import FirstStep
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.conditions import one_length, selective_conditions, true_of_most_draws
-from tokenmargin.theory.paper_a.first_step import ragged_corpus
+from tokenmargin.theory.paper_a.first_step import promised_margins, ragged_corpus
 from tokenmargin.theory.settings import EmbeddingInstance, enough_step
 
 SMALL = 0.05
@@ -96,11 +96,9 @@ def sharp_first_step(x: EmbeddingInstance) -> Findings:
 
 def _logits(x: EmbeddingInstance, step: FirstStep) -> tuple[float, float]:
     """The largest difference of logits after the step, and by how much a margin falls short of its mean frequency."""
-    corpus = x.corpus
     logits, _ = step.after.overlaps
-    outputs = EmbeddingObjective(corpus).outputs(step.after)
-    alpha = np.where(corpus.mask, corpus.signed_frequency[corpus.index], 0.0).sum(axis=1) / corpus.lengths
-    return float(np.ptp(logits)), float((x.step / 2 * corpus.labels * alpha - outputs).max())
+    outputs = EmbeddingObjective(x.corpus).outputs(step.after)
+    return float(np.ptp(logits)), float((promised_margins(x) - outputs).max())
 
 
 def sharp_conditions(x: EmbeddingInstance) -> Findings:
