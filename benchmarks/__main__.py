@@ -18,7 +18,10 @@ def main() -> None:
             sys.exit(f"no benchmark {name!r}; they are the modules of this folder")
         print(f"\n=== {name}\n", flush=True)
         sys.argv = [name]
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        try:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        except SystemExit as ended:  # with the exit code of that one alone
+            print(f"{name} ended with {ended.code}" if ended.code else "", end="")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the first saturated softmax would have filed otherwise (what is saved by going o
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter
 from unittest import mock
@@ -17,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.limits_audit import FAMILIES, case
+from benchmarks.tools import print_table, run_main
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve_many
 from tokenmargin.limits import shares
 from tokenmargin.limits.by_method import SATURATED
@@ -67,21 +67,14 @@ def audit(number: int, count: int, seed: int, tally: Counter[str]) -> None:
             print(f"problem {number}, start {j}: {limit!r}, filed {'nowhere' if filed[j] is None else 'elsewhere'}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="problems")
-    parser.add_argument("--starts", type=int, default=20, help="starts of each")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+def main(*, count: int = 100, starts: int = 20, seed: int = 0) -> None:
     tallies = {family: Counter[str]() for family in FAMILIES}
-    for number in range(options.count):
-        audit(number, options.starts, options.seed, tallies[case(number, options.seed).family])
+    for number in range(count):
+        audit(number, starts, seed, tallies[case(number, seed).family])
     names = ("starts", "otherwise than flow", "... at saturation", "unsettled", "not known", "flows", "ms",
              "ms until saturation")  # fmt: skip
-    print(f"| family | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}")
-    for family, tally in tallies.items():
-        print(f"| {family} | {' | '.join(str(tally[name]) for name in names)} |")
+    print_table(("family", *names), ((family, *(tally[name] for name in names)) for family, tally in tallies.items()))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

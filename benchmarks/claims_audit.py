@@ -9,17 +9,16 @@ come from families that no shipped instance belongs to: see `claims_families_a` 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.tools import print_table, run_main
 from tokenmargin.theory import PAPER_CLAIMS, Claim
 
 __all__ = ["Tally", "audit", "families"]
@@ -78,36 +77,28 @@ def audit(claim: Claim, count: int, *, seed: int = 0) -> Tally:
     return tally
 
 
-def _rows(tallies: list[Tally]) -> Iterator[str]:
-    yield f"| claim | {' | '.join(VERDICTS)} | s per instance |"
-    yield "|---" * (len(VERDICTS) + 2) + "|"
-    for tally in tallies:
-        counts = " | ".join(str(tally.verdicts[verdict]) for verdict in VERDICTS)
-        yield f"| {tally.claim.name} | {counts} | {tally.seconds / max(1, tally.verdicts.total()):.2f} |"
+def _row(tally: Tally) -> list[object]:
+    seconds = f"{tally.seconds / max(1, tally.verdicts.total()):.2f}"
+    return [tally.claim.name, *(tally.verdicts[verdict] for verdict in VERDICTS), seconds]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=300, help="instances per claim")
-    parser.add_argument(
-        "--paper", choices=sorted({known.name[0] for known in PAPER_CLAIMS}), help="one paper's claims only"
-    )
-    parser.add_argument("--claim", nargs="*", help="these claims only")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    chosen = [
-        claim
-        for claim in PAPER_CLAIMS
-        if options.paper in (None, claim.name[0]) and (not options.claim or claim.name in options.claim)
-    ]
+def main(
+    *,
+    count: int = 300,
+    paper: Literal["A", "B", "C", "D", "R"] | None = None,
+    claim: list[str] | None = None,
+    seed: int = 0,
+) -> int:
+    asked = [one for one in PAPER_CLAIMS if paper in (None, one.name[0]) and (not claim or one.name in claim)]
     began, tallies = time.perf_counter(), []
-    for claim in chosen:
-        tallies.append(audit(claim, options.count, seed=options.seed))
-        tally = tallies[-1]
-        print(f"{claim.name}: {dict(tally.verdicts)}, {tally.seconds:.0f} s, slowest {tally.slowest:.1f} s", flush=True)
-        for line in tally.fails if tally.lies else ():
-            print(f"  {line}", flush=True)
-    print("\n" + "\n".join(_rows(tallies)))
+    for one in asked:
+        tally = audit(one, count, seed=seed)
+        tallies.append(tally)
+        print(f"{one.name}: {dict(tally.verdicts)}, {tally.seconds:.0f} s, slowest {tally.slowest:.1f} s", flush=True)
+        for failed in tally.fails if tally.lies else ():
+            print(f"  {failed}", flush=True)
+    print()
+    print_table(("claim", *VERDICTS, "s per instance"), map(_row, tallies))
     lies = [tally.claim.name for tally in tallies if tally.lies]
     print(
         f"\n{len(tallies)} claims, {time.perf_counter() - began:.0f} s; fail without being listed as false: {lies or 0}"
@@ -116,4 +107,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

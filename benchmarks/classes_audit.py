@@ -9,15 +9,15 @@ and times 1e-3; class logits times 30.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import time
+from typing import Literal
 
-import clarabel
 import numpy as np
-import scipy.sparse as sp
 import torch
+from tests.oracles.by_clarabel import by_clarabel
 
+from benchmarks.tools import run_main
 from tokenmargin.limits import Limit, limit_of
 from tokenmargin.margin import attention_constraints
 from tokenmargin.objective.attention_maps import Entmax, MapObjective, Sparsemax
@@ -90,15 +90,8 @@ def angle_to_clarabel(limit: Limit, problem: TokenProblem) -> tuple[float, float
     feasible and longer than the certified one by a share g, is off by at most `sqrt((1 + g)^2 - 1)`; the path's end
     by its own angle.
     """
-    rows = attention_constraints(problem, limit.selected).rows()
-    d = rows.shape[1]
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    eye, none = sp.csc_matrix(np.eye(d)), np.zeros(d)
-    solver = clarabel.DefaultSolver(
-        eye, none, sp.csc_matrix(-rows), -np.ones(len(rows)), [clarabel.NonnegativeConeT(len(rows))], settings
-    )
-    found = np.array(solver.solve().x)
+    constraints = attention_constraints(problem, limit.selected)
+    rows, (_, found) = constraints.rows(), by_clarabel(constraints)
     p = limit.path.prompt
     longer = max(float(np.linalg.norm(found) / (rows @ found).min() * limit.solution.margin), 1.0)
     off = float(np.linalg.norm(p / np.linalg.norm(p) - found / np.linalg.norm(found)))
@@ -135,13 +128,9 @@ def limits(count: int) -> None:
     print(f"largest share of what clarabel's own gap and the path's end allow: {share:.2f}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("derivatives", "limits"))
-    parser.add_argument("--count", type=int, default=60)
-    asked = parser.parse_args()
-    {"derivatives": derivatives, "limits": limits}[asked.what](asked.count)
+def main(what: Literal["derivatives", "limits"], /, *, count: int = 60) -> None:
+    {"derivatives": derivatives, "limits": limits}[what](count)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

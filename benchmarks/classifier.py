@@ -11,17 +11,19 @@ CPU seconds from texts to a fitted model.
 
 from __future__ import annotations
 
-import argparse
 import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow.parquet as pq
+from cyclopts import Parameter
 
 from benchmarks.classifier_suite import suite
+from benchmarks.tools import run_main
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.evaluation import deletion_test, importance_agreement
 from tokenmargin.classifier.explanation import Explanation
@@ -121,36 +123,33 @@ class FastText:
         return np.array([int(self.model.f.predict(self._plain(t), 1, 0.0, "strict")[0][1][9:]) for t in texts])
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path, nargs="*")
-    parser.add_argument("--suite", action="store_true", help="many sets beside tuned references")
-    parser.add_argument("--whole", action="store_true", help="of the suite: complete sets too")
-    parser.add_argument("--match", default="", help="of the suite: only sets with this in their name")
-    parser.add_argument("--store", type=Path, help="of the suite: keep what is judged in this file, and go on from it")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="of the suite: CPU minutes to judge for")
-    parser.add_argument("--ngrams", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", choices=("all", "ours", "references"), default="all")
-    options = parser.parse_args()
-    if options.suite:
-        suite(
-            options.table, ngrams=options.ngrams, seeds=options.seeds, whole=options.whole, only=options.match,
-            store=options.store, minutes=options.minutes,
-        )  # fmt: skip
+def main(
+    tables: list[Path] | None = None,
+    /,
+    *,
+    ngrams: int = 1,
+    seeds: int = 5,
+    only: Literal["all", "ours", "references"] = "all",
+    many: Annotated[bool, Parameter(name="--suite")] = False,
+    whole: bool = False,
+    match: str = "",
+    store: Path | None = None,
+    minutes: float = float("inf"),
+) -> None:
+    """Print the table, or those of the suite: of sets with `match` in their name, also of `whole` ones."""
+    if many:
+        suite(tables or [], ngrams=ngrams, seeds=seeds, whole=whole, only=match, store=store, minutes=minutes)
         return
-    texts, labels, test, truth = read(options.table[0])
-    n = options.ngrams
-    print(f"IMDB: {len(texts)} training texts, {len(test)} test texts, n-grams up to {n}")
+    texts, labels, test, truth = read((tables or [Path("imdb.parquet")])[0])
+    print(f"IMDB: {len(texts)} training texts, {len(test)} test texts, n-grams up to {ngrams}")
     print(f"{'method':34} {'accuracy':>18} {'fit s':>9} {'fit CPU s':>9} {'texts/s':>12}")
-    if options.only != "references":
-        ours((texts, labels, test, truth), n, seeds=options.seeds)
-    if options.only != "ours":
-        judge("TF-IDF + logistic regression", lambda: tfidf(n).fit(texts, labels), test, truth)  # type: ignore[attr-defined]
-        judge("NB-SVM (logistic loss)", lambda: NaiveBayesRegression(n).fit(texts, labels), test, truth)
+    if only != "references":
+        ours((texts, labels, test, truth), ngrams, seeds=seeds)
+    if only != "ours":
+        judge("TF-IDF + logistic regression", lambda: tfidf(ngrams).fit(texts, labels), test, truth)  # type: ignore[attr-defined]
+        judge("NB-SVM (logistic loss)", lambda: NaiveBayesRegression(ngrams).fit(texts, labels), test, truth)
         try:
-            judge("fastText", lambda: FastText(n).fit(texts, labels), test, truth)
+            judge("fastText", lambda: FastText(ngrams).fit(texts, labels), test, truth)
         except ImportError:
             print("fastText: not installed, skipped")
 
@@ -197,4 +196,4 @@ def ours(data: Halves, n: int, *, seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

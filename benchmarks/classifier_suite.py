@@ -23,9 +23,11 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
+from benchmarks.tools import header
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.fitting import document_numbers, draw_numbers, held_out_mask
 from tokenmargin.data.sentences import make_sentences
+from tokenmargin.data.sources import read_text_rows
 
 SLICES = (1000, 5000)
 Set = tuple[str, list[str], np.ndarray]
@@ -34,16 +36,7 @@ METHODS = ("tokenmargin", "logistic regression", "calibrated SVC")
 
 def read_table(path: Path) -> tuple[list[str], np.ndarray]:
     """Texts and labels, each text once."""
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        columns = pq.read_table(path).to_pydict()
-    else:
-        import csv
-
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = read_text_rows(path).columns
     texts = columns["text"]
     labels = np.array(columns["label" if "label" in columns else "stars"])
     kept = np.ones(len(texts), bool)
@@ -169,8 +162,7 @@ def suite(
     if store is not None and store.is_file():
         known = {(one["set"], one["seed"]): one["found"] for one in map(json.loads, store.read_text().splitlines())}
     end = time.process_time() + 60 * minutes
-    print("| set | accuracy: ours, LR, SVC | less LR | less SVC | log loss: ours, LR, SVC | CPU / LR |")
-    print("|---|---|---|---|---|---|")
+    print(header("set", "accuracy: ours, LR, SVC", "less LR", "less SVC", "log loss: ours, LR, SVC", "CPU / LR"))
     rows = []
     for name, texts, labels in sets:
         if only not in name:

@@ -36,7 +36,7 @@ class Talkative(Ranks):
     """One rank that exchanges with itself."""
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         return False
 
 

@@ -12,13 +12,13 @@ difference, and how many agree to four digits.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.tools import run_main
 from tokenmargin.dynamics import flow
 from tokenmargin.dynamics.paths.ball import minimum_along
 from tokenmargin.limits import LimitConstants, limit_constants
@@ -140,16 +140,11 @@ def _flow(problem: TokenProblem, loss: AbstractLoss, constants: LimitConstants, 
     return _off(constants.product(path.prompt), constants.of_flow(path.prompt))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000, help="problems with a constant to compare")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    began, found, drawn_problems = time.time(), [], 0
-    while sum(not one.reason for one in found) < arguments.count:
-        found.append(compare(drawn_problems, arguments.seed))
-        drawn_problems += 1
-        print(f"\r{drawn_problems} problems", end="", file=sys.stderr, flush=True)
+def main(*, count: int = 1000, seed: int = 0) -> None:
+    began, found = time.time(), list[Comparison]()
+    while sum(not one.reason for one in found) < count:
+        found.append(compare(len(found), seed))
+        print(f"\r{len(found)} problems", end="", file=sys.stderr, flush=True)
     for family in (*FAMILIES, None):
         these = [one for one in found if one.family == (family or one.family)]
         known = [one for one in these if not one.reason]
@@ -169,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

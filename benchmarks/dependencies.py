@@ -7,16 +7,16 @@ base install needs is required and the rest optional.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata as metadata
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from benchmarks.tools import run_main
 
 __all__ = ["COPYLEFT", "closure", "document", "licence"]
 
@@ -79,21 +79,16 @@ def document(distributions: dict[str, metadata.Distribution]) -> dict[str, objec
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--extra", nargs="*", default=(), help="extras beside the base install, or all")
-    parser.add_argument("--out", type=Path, help="file for the CycloneDX document")
-    options = parser.parse_args()
+def main(*, extra: list[str] | None = None, out: Path | None = None) -> None:
     every = metadata.metadata("tokenmargin").get_all("Provides-Extra") or []
-    found = closure("tokenmargin", every if options.extra == ["all"] else options.extra)
+    found = closure("tokenmargin", every if extra == ["all"] else extra or ())
     for name, distribution in found.items():
         print(f"{name:24} {distribution.version:14} {licence(distribution)}")
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document(found), indent=1) + "\n")
-        print(f"written to {options.out}")
-    return 0
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document(found), indent=1) + "\n")
+        print(f"written to {out}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

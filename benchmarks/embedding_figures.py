@@ -10,8 +10,6 @@ is.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -23,6 +21,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.gpu_training import load_corpus
+from benchmarks.tools import header, line, run_main, write_csv
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.report.figures import draw_products
 from tokenmargin.report.style import GLOBAL, LOCAL, MUTED, paper_style
@@ -116,30 +115,20 @@ def draw_along(runs: Runs) -> Figure:
 
 def write_tables(runs: Runs, folder: Path, name: str) -> None:
     """The outcome of every run, and its course."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}-runs.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow((*SETTINGS, *OUTCOMES))
-        for run in runs.values():
-            values = {"dataset": run["dataset"], **run["config"], **run}
-            values |= {key.removeprefix("final "): value for key, value in run.items() if key.startswith("final ")}
-            values["milestones"] = " ".join(map(str, run["config"]["milestones"]))
-            table.writerow(_short(values[key]) for key in (*SETTINGS, *OUTCOMES))
-    with (folder / f"{name}-curves.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("run", *ALONG))
-        for name, run in runs.items():
-            seen = (row for row in run["metrics"] if "rho_v" in row)
-            table.writerows((name, *(_short(row[key]) for key in ALONG)) for row in seen)
-
-
-def _short(value: object) -> object:
-    return f"{value:.5g}" if isinstance(value, float) else value
+    rows = []
+    for run in runs.values():
+        values = {"dataset": run["dataset"], **run["config"], **run}
+        values |= {key.removeprefix("final "): value for key, value in run.items() if key.startswith("final ")}
+        values["milestones"] = " ".join(map(str, run["config"]["milestones"]))
+        rows.append([values[key] for key in (*SETTINGS, *OUTCOMES)])
+    write_csv(folder / f"{name}-runs.csv", (*SETTINGS, *OUTCOMES), rows)
+    seen = [(name, row) for name, run in runs.items() for row in run["metrics"] if "rho_v" in row]
+    write_csv(folder / f"{name}-curves.csv", ("run", *ALONG), ([name, *map(row.get, ALONG)] for name, row in seen))
 
 
 def print_tables(runs: Runs) -> None:
     """The tables of docs/training-notes.md: the printed settings over seeds, then the study of settings."""
-    print("| model | data | seeds | loss | rho_v | rho_p | sign | seconds |\n|---|---|---|---|---|---|---|---|")
+    print(header("model", "data", "seeds", "loss", "rho_v", "rho_p", "sign", "seconds"))
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for name, run in runs.items():
         if " paper " in name:
@@ -148,37 +137,37 @@ def print_tables(runs: Runs) -> None:
         dataset, model = name.split(" ", 1)
         cells = [_spread([run[f"final {key}"] for run in group]) for key in ("loss", "rho_v", "rho_p", "sign")]
         seconds = np.mean([run["seconds"] for run in group])
-        print(f"| {model} | {dataset} | {len(group)} | {' | '.join(cells)} | {seconds:.1f} |")
-    print("\n| model | data | settings | loss | rho_v | rho_p | sign | best rho_p: epoch, loss, rho_v, rho_p |")
-    print("|---|---|---|---|---|---|---|---|")
+        print(line(model, dataset, len(group), *cells, f"{seconds:.1f}"))
+    best = "best rho_p: epoch, loss, rho_v, rho_p"
+    print("\n" + header("model", "data", "settings", "loss", "rho_v", "rho_p", "sign", best))
     for name, run in runs.items():
         if " paper " in name:
             continue
         dataset, model, settings = name.split(" ", 2)
         cells = [f"{run['final loss']:.2g}", *(f"{run[f'final {key}']:.3f}" for key in ("rho_v", "rho_p", "sign"))]
-        best = max((row for row in run["metrics"] if "rho_p" in row), key=lambda row: row["rho_p"])
-        course = f"{best['epoch']}, {best['loss']:.2g}, {best['rho_v']:.2f}, {best['rho_p']:.2f}"
-        print(f"| {model} | {dataset} | {settings} | {' | '.join(cells)} | {course} |")
+        top = max((row for row in run["metrics"] if "rho_p" in row), key=lambda row: row["rho_p"])
+        course = f"{top['epoch']}, {top['loss']:.2g}, {top['rho_v']:.2f}, {top['rho_p']:.2f}"
+        print(line(model, dataset, settings, *cells, course))
 
 
 def print_at_loss(runs: Runs, loss: float) -> None:
     """The alignment at one loss, whatever the rate: runs that differ from the printed settings in the rate alone."""
-    print(f"\n| model | data | rate | first epoch of loss <= {loss:g} | loss | rho_v | rho_p | sign |")
-    print("|---|---|---|---|---|---|---|---|")
+    first = f"first epoch of loss <= {loss:g}"
+    print("\n" + header("model", "data", "rate", first, "loss", "rho_v", "rho_p", "sign"))
     for run in runs.values():
         config = run["config"]
         if config["embedding_scale"] != 1 or config["decay"] != 1e-8 or not config["milestones"] or config["seed"] != 0:
             continue
         reached = [row for row in run["metrics"] if "rho_v" in row and row["loss"] <= loss]
         if reached:
-            cells = " | ".join(f"{reached[0][key]:.2f}" for key in ("loss", "rho_v", "rho_p", "sign"))
-            print(f"| {config['model']} | {run['dataset']} | {config['rate']:g} | {reached[0]['epoch']} | {cells} |")
+            cells = (f"{reached[0][key]:.2f}" for key in ("loss", "rho_v", "rho_p", "sign"))
+            print(line(config["model"], run["dataset"], f"{config['rate']:g}", reached[0]["epoch"], *cells))
 
 
 def print_concentration(runs: Runs, arrays: Mapping[str, np.ndarray], data: Path) -> None:
     """How much of a review's attention its most attended token has: one-layer, the printed settings and ours."""
-    print("\n| run | loss | deviation of <E, p> | mean weight of the top token | reviews where it is > 0.999 |")
-    print("|---|---|---|---|---|")
+    weights = ("mean weight of the top token", "reviews where it is > 0.999")
+    print("\n" + header("run", "loss", "deviation of <E, p>", *weights))
     ours = {names[-1] for names in FIGURES.values()}
     find = cache(lambda dataset: load_corpus(dataset, data))
     for name, run in runs.items():
@@ -187,8 +176,8 @@ def print_concentration(runs: Runs, arrays: Mapping[str, np.ndarray], data: Path
         corpus = find(run["dataset"])
         logits = arrays[f"{name}/scores"][0].astype(float)
         top = top_weights(logits, corpus)
-        cells = f"{run['final loss']:.2g} | {logits.std():.3g} | {top.mean():.3f} | {(top > 0.999).mean():.3f}"
-        print(f"| {name} | {cells} |")
+        cells = (f"{run['final loss']:.2g}", f"{logits.std():.3g}", f"{top.mean():.3f}", f"{(top > 0.999).mean():.3f}")
+        print(line(name, *cells))
 
 
 def top_weights(logits: np.ndarray, corpus: TokenCorpus) -> np.ndarray:
@@ -211,15 +200,10 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):{digits}}{spread}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, help="folder with results-*.json and scores-*.npz")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
-    parser.add_argument("--tables", default="training", help="what the tables' names begin with")
-    parser.add_argument("--data", type=Path, help="folder with imdb.npz and yelp.npz")
-    chosen = parser.parse_args()
-    runs, arrays = load(chosen.results)
-    images = chosen.out / "img"
+def main(results: Path, /, *, out: Path = Path("docs"), tables: str = "training", data: Path | None = None) -> None:
+    """`tables` is what the tables' names begin with, `data` the folder with imdb.npz and yelp.npz."""
+    runs, arrays = load(results)
+    images = out / "img"
     images.mkdir(parents=True, exist_ok=True)
     there = {figure: names for figure, names in FIGURES.items() if all(name in runs for name in names)}
     for figure, names in there.items():
@@ -229,12 +213,12 @@ def main() -> None:
     if there.keys() - {"small"}:
         with paper_style():
             save(draw_along(runs), images / "embeddings-along.png")
-    write_tables(runs, chosen.out / "results", chosen.tables)
+    write_tables(runs, out / "results", tables)
     print_tables(runs)
     print_at_loss(runs, 0.2)
-    if chosen.data is not None:
-        print_concentration(runs, arrays, chosen.data)
+    if data is not None:
+        print_concentration(runs, arrays, data)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

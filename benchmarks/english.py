@@ -7,13 +7,13 @@ are not copies of the first, on their first sentences and on their last: how oft
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray as Array
 
+from benchmarks.tools import run_main
 from tokenmargin.classifier import TokenSelectionClassifier
 from tokenmargin.classifier.what_if import DOUBLED_ODDS, decide_by_words
 from tokenmargin.data.sources import binary_labels, read_labelled
@@ -34,10 +34,8 @@ def judged(model: TokenSelectionClassifier, texts: list[str], labels: Array) -> 
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("reviews", type=Path)
-    read = read_labelled(str(parser.parse_args().reviews))
+def main(reviews: Path, /) -> None:
+    read = read_labelled(reviews)
     labels, half = binary_labels(read.labels), len(read.texts) // 2
     model = TokenSelectionClassifier(max_words=WORDS, random_state=0).fit(read.texts[:half], labels[:half])
     seen = set(read.texts[:half])
@@ -58,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -14,11 +14,9 @@ of its terms.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from numpy import ndarray as Array
 from tests.oracles.by_arcs import atlas_by_arcs
 
 from benchmarks.explore_families import PLANE_FAMILIES, Inputs
+from benchmarks.tools import run_main
 from tokenmargin.dynamics import FlowSettings, GradientDescent, NormalizedGradientDescent, evolve, flow
 from tokenmargin.limits import limit_of
 from tokenmargin.margin import max_margin
@@ -243,34 +242,29 @@ def _compare_end(
         tally.wrong.append((f"start {start.tolist()} ends at {names[0]} in the library, {theirs} in the page", asked))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--flows", type=int, help="problems of each kind that are followed by flow; all by default")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--family", choices=[family.__name__ for family in PLANE_FAMILIES])
-    options = parser.parse_args()
-    rng = np.random.default_rng(options.seed)
-    families = [family for family in PLANE_FAMILIES if options.family in (None, family.__name__)]
+def main(*, count: int = 1000, flows: int | None = None, seed: int = 0, family: str | None = None) -> int:
+    """Problems of each `family`, of which the first `flows` (all by default) are followed by flow."""
+    rng = np.random.default_rng(seed)
+    makers = [make for make in PLANE_FAMILIES if family in (None, make.__name__)]
     failed = 0
-    for family in families:
+    for make in makers:
         tally = Tally()
-        each = -(-options.count // len(families))
-        followed = each if options.flows is None else options.flows
-        asked = [asked_of(family(rng), rng, **({} if k < followed else SHORT)) for k in range(each)]
+        each = -(-count // len(makers))
+        followed = each if flows is None else flows
+        asked = [asked_of(make(rng), rng, **({} if k < followed else SHORT)) for k in range(each)]
         for question, answer in zip(asked, page_answers(asked), strict=True):
             compare(question, answer, tally)
         failed += len(tally.wrong)
-        counts = ", ".join(f"{count} {what}" for what, count in tally.compared.items())
-        print(f"{family.__name__}: {counts}; {tally.sensitive} paths amplify rounding")
+        counts = ", ".join(f"{number} {what}" for what, number in tally.compared.items())
+        print(f"{make.__name__}: {counts}; {tally.sensitive} paths amplify rounding")
         print("  largest differences: " + ", ".join(f"{what} {error:.1e}" for what, error in tally.largest.items()))
         for what, question in tally.wrong[:5]:
             print(
                 f"  DIFFERS {what}\n    {json.dumps(question['inputs'])} start {question['start']} {question['loss']}"
             )
     print(f"{failed} differences")
-    sys.exit(failed > 0)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

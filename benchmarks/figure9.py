@@ -8,19 +8,16 @@ the pivoted one, on the same problems; and what a guard does in the normalisatio
 
 from __future__ import annotations
 
-import argparse
 import time
 
-import cvxopt
 import numpy as np
 import torch
 
+from benchmarks.tools import by_cvxopt, run_main
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve_many
 from tokenmargin.experiments.figures.overparameterisation import Figure9a
 from tokenmargin.margin import max_margin_batch
 from tokenmargin.problem.token_problem import TokenProblem
-
-cvxopt.solvers.options["show_progress"] = False
 
 
 def usual_way(problem: TokenProblem, steps: int) -> float:
@@ -41,12 +38,7 @@ def usual_way(problem: TokenProblem, steps: int) -> float:
     rows = torch.cat(
         [keys[i, chosen[i]] - keys[i, np.arange(len(keys[i])) != int(chosen[i])] for i in range(len(keys))]
     )
-    d = keys.shape[-1]
-    solution = cvxopt.solvers.qp(
-        cvxopt.matrix(np.eye(d)), cvxopt.matrix(np.zeros(d)),
-        cvxopt.matrix(-rows.double().numpy()), cvxopt.matrix(-np.ones(len(rows))),
-    )  # fmt: skip
-    direction, final = np.array(solution["x"]).ravel(), p.detach().double().numpy()
+    direction, final = by_cvxopt(rows.double().numpy()), p.detach().double().numpy()
     return float(direction @ final / np.linalg.norm(direction) / np.linalg.norm(final))
 
 
@@ -84,30 +76,23 @@ def correlations(problems: list[TokenProblem], p: np.ndarray, saturation: np.nda
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=1000, help="trials per dimension of our run")
-    parser.add_argument("--sample", type=int, default=3, help="trials per dimension done the usual way")
-    parser.add_argument("--arithmetic", type=int, default=200, help="trials per dimension of the second table")
-    options = parser.parse_args()
-    torch.set_num_threads(torch.get_num_threads())
-    experiment = Figure9a(trials=options.trials)
+def main(*, trials: int = 1000, sample: int = 3, arithmetic: int = 200) -> None:
+    """Trials per dimension: of our run, of those done the usual way, and of the second table."""
+    experiment = Figure9a(trials=trials)
     began, busy = time.perf_counter(), time.process_time()
     result = experiment.run()
     ours, our_work = time.perf_counter() - began, time.process_time() - busy
     usual, their_work = {}, 0.0
     for d in experiment.dimensions:
-        sample = experiment.problems(d)[: options.sample]
-        usual_way(sample[0], 10)  # warm up
+        some = experiment.problems(d)[:sample]
+        usual_way(some[0], 10)  # warm up
         began, busy = time.perf_counter(), time.process_time()
-        for problem in sample:
+        for problem in some:
             usual_way(problem, experiment.steps)
-        usual[d] = (time.perf_counter() - began) / len(sample)
-        their_work += (time.process_time() - busy) / len(sample) * options.trials
-    theirs = sum(usual.values()) * options.trials
-    print(
-        f"ours: {ours:.1f} s for {options.trials} trials in each of {len(usual)} dimensions, classified and certified"
-    )
+        usual[d] = (time.perf_counter() - began) / len(some)
+        their_work += (time.process_time() - busy) / len(some) * trials
+    theirs = sum(usual.values()) * trials
+    print(f"ours: {ours:.1f} s for {trials} trials in each of {len(usual)} dimensions, classified and certified")
     print("usual way, seconds a trial: " + ", ".join(f"d={d} {seconds:.3f}" for d, seconds in usual.items()))
     print(f"usual way, whole figure: {theirs:.0f} s; ratio {theirs / ours:.0f}x")
     print(f"processor time: ours {our_work:.1f} s, usual way {their_work:.0f} s; ratio {their_work / our_work:.0f}x")
@@ -119,8 +104,8 @@ def main() -> None:
         cosines = runs["cosine"][here & np.isfinite(runs["cosine"])]
         print(f"{d:5d}  {len(cosines) / here.sum():9.3f}  {share[0]:6.3f}  {share[1]:6.3f}  {share[2]:7.3f}"
               f"  {cosines.mean():11.6f}  {cosines.min():12.6f}")  # fmt: skip
-    if options.arithmetic:
-        compare_arithmetic(experiment, options.arithmetic)
+    if arithmetic:
+        compare_arithmetic(experiment, arithmetic)
 
 
 def compare_arithmetic(experiment: Figure9a, trials: int) -> None:
@@ -142,4 +127,4 @@ def compare_arithmetic(experiment: Figure9a, trials: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

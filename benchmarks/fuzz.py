@@ -11,10 +11,8 @@ read as another, numbers that are none, exit codes without a word.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
-import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -25,6 +23,8 @@ from tests.fuzz.flags import flags
 from tests.fuzz.harness import MEMORY, Surface, Tally, fuzz
 from tests.fuzz.requests import requests
 from tests.fuzz.samples import Samples
+
+from benchmarks.tools import line, print_table, run_main
 
 SURFACES: dict[str, tuple[Surface, int]] = {
     **FILES,
@@ -60,32 +60,33 @@ def run(name: str, *, seed: int, count: int, first: int = 0, seconds: float = 1e
     return tally
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--surface", action="append", choices=sorted(SURFACES))
-    parser.add_argument("--minutes", type=float, help="shared among the surfaces; without it, their counts")
-    parser.add_argument("--share", type=float, default=1.0, help="of the counts")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first input")
-    parser.add_argument("--only", type=int, help="give this one input, and show what it raises")
-    given = parser.parse_args()
-    chosen = given.surface or list(SURFACES)
-    if given.only is not None:
-        return _once(chosen[0], given.seed, given.only)
-    print(f"| surface | {' | '.join(COLUMNS)} | seconds |\n|---|{'---:|' * (len(COLUMNS) + 1)}")
+def main(
+    *,
+    surface: list[str] | None = None,
+    minutes: float | None = None,
+    share: float = 1.0,
+    seed: int = 0,
+    first: int = 0,
+    only: int | None = None,
+) -> int:
+    """So many minutes in all, or a share of every surface's count, from the first input on; or one input alone."""
+    chosen = surface or list(SURFACES)
+    if only is not None:
+        return _once(chosen[0], seed, only)
+    print_table(("surface", *COLUMNS, "seconds"), (), numbers=len(COLUMNS) + 1)
     failures, faults, total = 0, [], [0] * len(COLUMNS)
     for name in chosen:
-        count = int(SURFACES[name][1] * given.share) if given.minutes is None else 10**9
-        seconds = 1e9 if given.minutes is None else 60 * given.minutes / len(chosen)
-        tally = run(name, seed=given.seed, count=count, first=given.first, seconds=seconds)
+        count = int(SURFACES[name][1] * share) if minutes is None else 10**9
+        seconds = 1e9 if minutes is None else 60 * minutes / len(chosen)
+        tally = run(name, seed=seed, count=count, first=first, seconds=seconds)
         numbers = [getattr(tally, column) for column in COLUMNS]
         total = [a + b for a, b in zip(total, numbers, strict=True)]
-        print(f"| {name} | {' | '.join(map(str, numbers))} | {tally.seconds:.0f} |", flush=True)
+        print(line(name, *numbers, f"{tally.seconds:.0f}"), flush=True)
         failures += tally.failures
         for where, times in tally.faults.most_common():
             number, said = tally.examples.get(where, (-1, ""))
             faults.append(f"{name}: {times} x {where} (first: {number}) {said}")
-    print(f"| **all** | {' | '.join(map(str, total))} | |\n")
+    print(line("**all**", *total, "") + "\n")
     print("\n".join(faults))
     return int(failures > 0)
 
@@ -107,4 +108,4 @@ def _once(name: str, seed: int, number: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

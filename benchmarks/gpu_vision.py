@@ -2,10 +2,9 @@
 
     python -m benchmarks.gpu_vision short --data DATA --runs RUNS --out OUT --device cuda --budget 550
 
-reads the images (the file of `tokenmargin data get cifar10`, or a folder of parts packed by `benchmarks.image_codec`),
-trains the jobs of a plan one after the other, each in a folder of its own under RUNS, and writes `vision-JOB.json`
-(settings, machine, a row an epoch) and `vision-JOB.npz` (attention maps, measures per layer and head) to OUT. Called
-again, it goes on where the time was up.
+reads the images (the file of `tokenmargin data get cifar10`), trains the jobs of a plan one after the other, each in a
+folder of its own under RUNS, and writes `vision-JOB.json` (settings, machine, a row an epoch) and `vision-JOB.npz`
+(attention maps, measures per layer and head) to OUT. Called again, it goes on where the time was up.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_training import write_results
-from benchmarks.image_codec import load_packed
 from tokenmargin.data.images import ImageSet, load_images
 from tokenmargin.training.config import choose_device
 from tokenmargin.training.vision.learner import VisionConfig
@@ -101,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a plan from the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_vision", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("plan", choices=PLANS)
-    parser.add_argument("--data", type=Path, required=True, help="cifar10.npz, or a folder of packed parts")
+    parser.add_argument("--data", type=Path, required=True, help="cifar10.npz")
     parser.add_argument("--runs", type=Path, required=True, help="folder for checkpoints; found again, a run goes on")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--device", default=choose_device())
@@ -121,8 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     compiled = chosen["device"] == "cuda" and not chosen["eager"]
     where = {name: chosen[name] for name in ("runs", "out", "device", "budget")}
-    images = load_packed(chosen["data"]) if chosen["data"].is_dir() else load_images(chosen["data"])
-    run_plan(jobs, images, **where, compiled=compiled)
+    run_plan(jobs, load_images(chosen["data"]), **where, compiled=compiled)
 
 
 if __name__ == "__main__":

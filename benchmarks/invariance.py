@@ -9,25 +9,20 @@ where both are complete.
 
 from __future__ import annotations
 
-import argparse
-import sys
-
 from tests.oracles.told_otherwise import contradictions
 
+from benchmarks.tools import run_main
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200, help="problems")
-    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
-    options = parser.parse_args()
+
+def main(*, count: int = 200, first: int = 0) -> int:
     total = 0
-    for seed in range(options.first, options.first + options.count):
+    for seed in range(first, first + count):
         for line in contradictions(seed):
             total += 1
             print(f"problem {seed}, {line}", flush=True)
-    print(f"{options.count} problems, each told in five other ways: {total} contradictions")
+    print(f"{count} problems, each told in five other ways: {total} contradictions")
     return int(total > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

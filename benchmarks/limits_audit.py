@@ -14,17 +14,15 @@ rows that are formed here.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import clarabel
 import numpy as np
 from scipy import sparse
 
+from benchmarks.tools import print_table, run_main
 from tokenmargin.limits.by_method import SATURATED
 from tokenmargin.limits.limit import Limit, limit_of
 from tokenmargin.margin import Atlas, LimitDirection, atlas
@@ -195,48 +193,47 @@ def _compare(here: Case, found: Atlas, limit: Limit, tally: Tally, where: str) -
             tally.silent.append(f"{where}: {limit!r} gives no reason")
 
 
-def _rows(tallies: dict[str, Tally]) -> Iterator[str]:
+def _print_families(tallies: dict[str, Tally]) -> None:
     names = sorted({name for tally in tallies.values() for name in tally.outcomes})
-    yield f"| family | problems | atlas entries (sets) | {' | '.join(names)} | ties held | misses | clarabel, rad |"
-    yield "|---" * (len(names) + 6) + "|"
-    for family, tally in tallies.items():
-        counts = " | ".join(str(tally.outcomes[name]) for name in names)
-        entries, last = f"{tally.listed} ({tally.sets})", f"{tally.held} | {len(tally.silent)} | {tally.clarabel:.0e}"
-        yield f"| {family} | {tally.problems} | {entries} | {counts} | {last} |"
+    print_table(
+        ("family", "problems", "atlas entries (sets)", *names, "ties held", "misses", "clarabel, rad"),
+        (
+            (family, t.problems, f"{t.listed} ({t.sets})", *(t.outcomes[name] for name in names), t.held,
+             len(t.silent), f"{t.clarabel:.0e}")
+            for family, t in tallies.items()
+        ),
+    )  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000, help="problems")
-    parser.add_argument("--first", type=int, default=0, help="number of the first problem")
-    parser.add_argument("--starts", type=int, default=3, choices=range(4), help="flows of each; 0: atlases alone")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+def main(*, count: int = 2000, first: int = 0, starts: int = 3, seed: int = 0) -> int:
+    """So many problems from the first on, with up to three flows each; without flows atlases alone are looked at."""
     began, tallies = time.perf_counter(), {family: Tally() for family in FAMILIES}
-    for number in range(options.first, options.first + options.count):
-        here = case(number, options.seed)
+    for number in range(first, first + count):
+        here = case(number, seed)
         tally = tallies[here.family]
         before = len(tally.silent)
         reasons = tally.reasons.copy()
-        audit(here, tally, starts=options.starts)
+        audit(here, tally, starts=starts)
         for line in tally.silent[before:]:
             print(f"problem {number}, {here.family}: {line}", flush=True)
         for reason in tally.reasons - reasons:
             print(f"problem {number}, {here.family}: {reason}", flush=True)
-    print("\n" + "\n".join(_rows(tallies)) + "\n")
+    print()
+    _print_families(tallies)
+    print()
     for family, tally in tallies.items():
-        for reason, count in tally.reasons.most_common():
-            print(f"{family}: {count} x {reason}")
+        for reason, times in tally.reasons.most_common():
+            print(f"{family}: {times} x {reason}")
     largest, slowest = (max(getattr(t, name) for t in tallies.values()) for name in ("largest", "slowest"))
     silent, seconds = sum(len(tally.silent) for tally in tallies.values()), time.perf_counter() - began
     print(f"\nmisses {silent}; largest angle to a listed limit {largest:.1e} rad; {seconds:.0f} s, ", end="")
     print(f"slowest flow {slowest:.1f} s")
     for family, tally in tallies.items():
-        for words, count in tally.unsearched.most_common():
-            print(f"{family}: {count} atlases: {words}")
+        for words, times in tally.unsearched.most_common():
+            print(f"{family}: {times} atlases: {words}")
         print(f"{family}: {tally.complete} of {tally.problems} atlases complete")
     return 1 if silent else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

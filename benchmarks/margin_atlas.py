@@ -13,14 +13,13 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
 import time
 
 import numpy as np
 
 import tokenmargin as tm
+from benchmarks.tools import run_main
 from tokenmargin.margin import LimitDirection, atlas, max_margin
 from tokenmargin.selection import is_locally_optimal
 
@@ -82,29 +81,25 @@ def missing(problem: tm.TokenProblem, starts: int, rng: np.random.Generator) -> 
     return settled, len(seen), len(seen - known)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--starts", type=int, default=1000)
-    arguments = parser.parse_args()
+def main(*, problems: int = 200, starts: int = 1000) -> int:
     rng = np.random.default_rng(0)
     began = time.perf_counter()
-    problems = random_shapes(rng, arguments.problems)
-    wrong = sum({tuple(x.selected.tolist()) for x in atlas(p).limits} != brute_force(p) for p in problems)
-    print(f"brute force: {len(problems)} problems, {wrong} atlases differ ({time.perf_counter() - began:.0f} s)")
+    shapes = random_shapes(rng, problems)
+    wrong = sum({tuple(x.selected.tolist()) for x in atlas(p).limits} != brute_force(p) for p in shapes)
+    print(f"brute force: {problems} problems, {wrong} atlases differ ({time.perf_counter() - began:.0f} s)")
     listed = attracted = lost = 0
     for n, T, d in ((1, 3, 2), (2, 3, 2), (3, 4, 3), (3, 4, 5)):
         problem = tm.random_problem(n, T, d, rng=rng)
         limits = atlas(problem).limits
         listed += len(limits)
         attracted += sum(attracts(problem, limit, rng) for limit in limits)
-        settled, seen, unknown = missing(problem, arguments.starts, rng)
+        settled, seen, unknown = missing(problem, starts, rng)
         lost += unknown
-        print(f"n={n}, T={T}, d={d}: {len(limits)} limits; {settled} of {arguments.starts} starts settled, "
+        print(f"n={n}, T={T}, d={d}: {len(limits)} limits; {settled} of {starts} starts settled, "
               f"in {seen} limits, {unknown} not in the atlas ({time.perf_counter() - began:.0f} s)")  # fmt: skip
     print(f"{attracted} of {listed} listed limits attract flow started near them; {lost} limits missing")
     return int(wrong + lost + listed - attracted > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

@@ -10,12 +10,13 @@ the number asked for. The planted p selects the tokens; it is neither the answer
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
+from typing import Literal
 
 import numpy as np
 
+from benchmarks.tools import run_main
 from tokenmargin.margin import argmax_pairs, corpus_margin
 from tokenmargin.margin.corpus.pairs import transitive_reduction
 from tokenmargin.problem.corpus import TokenCorpus
@@ -50,16 +51,16 @@ def as_corpus(ids: np.ndarray, vocabulary: int) -> TokenCorpus:
     return TokenCorpus(ids, np.full(sequences, LENGTH), np.ones(sequences), tuple(map(str, range(vocabulary))))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", type=int, default=8000)
-    parser.add_argument("--dimension", type=int, default=512)
-    parser.add_argument("--constraints", type=int, default=5_000_000)
-    parser.add_argument("--gap", type=float, default=1e-6)
-    parser.add_argument("--route", choices=("cuts", "interior"), help="by default the faster one for the dimension")
-    arguments = parser.parse_args()
-    rng = np.random.default_rng(0)
-    vectors, planted, corpus = random_corpus(arguments.vocabulary, arguments.dimension, arguments.constraints, rng=rng)
+def main(
+    *,
+    vocabulary: int = 8000,
+    dimension: int = 512,
+    constraints: int = 5_000_000,
+    gap: float = 1e-6,
+    route: Literal["cuts", "interior"] | None = None,
+) -> None:
+    """By default the route that is faster for the dimension."""
+    vectors, planted, corpus = random_corpus(vocabulary, dimension, constraints, rng=np.random.default_rng(0))
     began = time.perf_counter()
     pairs = argmax_pairs(corpus, vectors @ planted)
     collected = time.perf_counter() - began
@@ -69,13 +70,11 @@ def main() -> None:
         gaps.append(gap)
         print(f"  {time.perf_counter() - began:6.1f} s  gap {gap:.2e}", flush=True)
 
-    solution = corpus_margin(
-        vectors, pairs, start=planted, gap=arguments.gap, route=arguments.route, progress=progress
-    )  # fmt: skip
+    solution = corpus_margin(vectors, pairs, start=planted, gap=gap, route=route, progress=progress)
     smallest = pairs.margins(vectors @ solution.vector).min()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{arguments.vocabulary} tokens, d={arguments.dimension}: {pairs.occurrences} constraints, "
+        f"{vocabulary} tokens, d={dimension}: {pairs.occurrences} constraints, "
         f"{len(pairs)} distinct, {len(transitive_reduction(pairs, len(vectors)).numbers)} not implied by others\n"
         f"{solution.status} in {len(gaps)} rounds, {collected:.1f} s to collect and {solution.seconds:.1f} s to solve; "
         f"gap {solution.certificate.gap:.1e}, residual {solution.certificate.residual:.1e}, "
@@ -85,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -14,8 +14,6 @@ No tolerance of ours enters the truth; those of the claim are the documented one
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
@@ -26,6 +24,7 @@ import numpy as np
 from tests.oracles.edge_families import FAMILIES, Family, Posed
 from tests.oracles.exact_margin import ExactAnswer, Row, dot, exact_rows, excess, solve_exactly, worst_violation
 
+from benchmarks.tools import line, print_table, run_main
 from tokenmargin.margin import TOLERANCE, MarginSolution, atlas, max_margin, max_margin_batch
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.problem.token_problem import TokenProblem
@@ -178,24 +177,18 @@ def hardness(rows: list[Row], truth: ExactAnswer) -> float:
     return float(1 / (truth.squared * max(dot(row, row) for row in rows))) ** 0.5
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+def main(*, count: int = 100_000, seed: int = 0) -> int:
     began = time.perf_counter()
-    rng = np.random.default_rng(arguments.seed)
-    share, false = arguments.count // len(FAMILIES), []
-    print("| family | feasible | infeasible | " + " | ".join(f"{way}: o / i / ?" for way in WAYS) + " | false |")
-    print("|---|" + "---:|" * (len(WAYS) + 3))
+    rng = np.random.default_rng(seed)
+    share, false = count // len(FAMILIES), []
+    names = ("family", "feasible", "infeasible", *(f"{way}: o / i / ?" for way in WAYS), "false")
+    print_table(names, (), numbers=len(WAYS) + 3)
     for family in FAMILIES:
         found = audit(family, share, rng=rng)
         tally, false = found.tally, false + found.false
         said = [" / ".join(str(tally[way, s]) for s in ("optimal", "infeasible", "inaccurate")) for way in WAYS]
-        print(
-            f"| {family.__name__} | {tally['truth', 'optimal']} | {tally['truth', 'infeasible']} | "
-            + " | ".join(said) + f" | {len(found.false)} |", flush=True
-        )  # fmt: skip
+        truths = (tally["truth", status] for status in ("optimal", "infeasible"))
+        print(line(family.__name__, *truths, *said, len(found.false)), flush=True)
     print("\no / i / ?: optimal, infeasible, inaccurate.")
     print(f"{share * len(FAMILIES)} problems in {time.perf_counter() - began:.0f} s, {len(false)} false answers")
     print("\n".join(false[:20]))
@@ -203,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

@@ -15,6 +15,7 @@ import numpy as np
 
 import tokenmargin as tm
 from benchmarks.margin_corpus import LENGTH, as_corpus
+from benchmarks.tools import header, line, slope
 from tokenmargin.margin import argmax_pairs, corpus_margin, max_margin
 
 
@@ -48,14 +49,12 @@ def seconds_of_corpus(constraints: int, *, vocabulary: int = 4000, d: int = 128)
 
 
 def row(what: str, sizes: Sequence[int], seconds: Sequence[float]) -> str:
-    slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
-    tail = np.polyfit(np.log(sizes[-3:]), np.log(seconds[-3:]), 1)[0]
-    cells = ", ".join(f"{s}: {1e3 * t:.2g} ms" for s, t in zip(sizes, seconds, strict=True))
-    return f"| {what} | {cells} | {slope:.2f} | {tail:.2f} |"
+    times = ", ".join(f"{s}: {1e3 * t:.2g} ms" for s, t in zip(sizes, seconds, strict=True))
+    return line(what, times, f"{slope(sizes, seconds):.2f}", f"{slope(sizes[-3:], seconds[-3:]):.2f}")
 
 
 def main() -> None:
-    print("| growing | size: time | slope | slope of the last three |\n|---|---|---:|---:|")
+    print(header("growing", "size: time", "slope", "slope of the last three", numbers=2))
     sizes = (4, 12, 40, 120, 400)
     print(row("n (T=6, d=20)", sizes, [seconds_of_solve(n, 6, 20) for n in sizes]))
     print(row("T (n=4, d=20)", sizes, [seconds_of_solve(4, T, 20) for T in sizes]))

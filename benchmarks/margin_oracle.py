@@ -19,9 +19,7 @@ In other norms all go in stacks (matrices one by one), every proof checked by it
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -36,6 +34,7 @@ from tests.oracles.margin_families import FAMILIES, choice
 from tests.oracles.stacked_families import FAMILIES as STACKS
 
 from benchmarks.margin_exact import audit
+from benchmarks.tools import line, print_table, run_main
 from tokenmargin.margin import MarginBatch, MarginSolution, choice_margin, max_margin, max_margin_batch, solve
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.normed.certificate import gap_tolerance
@@ -158,8 +157,7 @@ def compare_least(norm: SchattenNorm, rows: np.ndarray, found: MarginSolution, s
 
 def in_norm(norm: AbstractNorm, count: int, seed: int, *, peer: int = 4) -> tuple[int, int]:
     """The table of one norm: how many problems, how many false answers."""
-    print(f"| {norm.name}, in stacks | optimal | infeasible | inaccurate | wrong | over | residual | undecided |")
-    print("|---|" + "---:|" * 7)
+    print_table((f"{norm.name}, in stacks", *STATUSES, "wrong", "over", "residual", "undecided"), (), numbers=7)
     asked = failures = 0
     if isinstance(norm, SchattenNorm):
         found = of_matrices(count, norm, 25 * peer, seed)
@@ -168,8 +166,7 @@ def in_norm(norm: AbstractNorm, count: int, seed: int, *, peer: int = 4) -> tupl
         found = in_stacks(count, norm, seed)
     for name, seen in found:
         numbers = [*(seen.statuses[s] for s in STATUSES), seen.wrong, seen.over, f"{seen.residual:.0e}"]
-        bound = f"{seen.bound:.0e}" if seen.bound else ""
-        print(f"| {name} | {' | '.join(map(str, numbers))} | {bound} |", flush=True)
+        print(line(name, *numbers, f"{seen.bound:.0e}" if seen.bound else ""), flush=True)
         asked, failures = asked + seen.statuses.total(), failures + seen.wrong + seen.over
         if isinstance(norm, SchattenNorm):
             peer_said = (
@@ -201,15 +198,13 @@ def one_by_one(count: int, peer: int, seed: int) -> Iterator[tuple[str, Tally]]:
 
 def kinds(count: int, peer: int, seed: int) -> tuple[int, int]:
     """The table of single calls."""
-    print(
-        "| one by one | optimal | infeasible | inaccurate | wrong | over | residual | difference | refuted | silent |"
-    )
-    print("|---|" + "---:|" * 9)
+    names = ("one by one", *STATUSES, "wrong", "over", "residual", "difference", "refuted", "silent")
+    print_table(names, (), numbers=9)
     asked = failures = 0
     for name, t in one_by_one(count, peer, seed):
         counts = [*(t.statuses[s] for s in STATUSES), t.wrong, t.over]
         numbers = [f"{t.residual:.0e}", f"{t.difference:.0e}", t.oracle_wrong, t.oracle_silent]
-        print(f"| {name} | " + " | ".join(map(str, counts + numbers)) + " |", flush=True)
+        print(line(name, *counts, *numbers), flush=True)
         asked, failures = asked + t.statuses.total(), failures + t.wrong + t.over
     print("\nwrong: statuses contradicted by the oracle, whose proofs do not hold; over: residuals over 1e-9 (1e-6 in")
     print("Gram space), checked again in extended precision; difference: largest relative distance to the oracle's")
@@ -219,37 +214,39 @@ def kinds(count: int, peer: int, seed: int) -> tuple[int, int]:
 
 def edges(count: int, seed: int) -> tuple[int, int]:
     """The table of what is compared with exact arithmetic."""
-    print("| at the edge | feasible | infeasible | one by one: o / i / ? | in stacks | undecided: margin | false |")
-    print("|---|" + "---:|" * 6)
+    names = (
+        "at the edge",
+        "feasible",
+        "infeasible",
+        "one by one: o / i / ?",
+        "in stacks",
+        "undecided: margin",
+        "false",
+    )
+    print_table(names, (), numbers=6)
     share, false = math.ceil(count / len(EDGES)), 0
     for number, family in enumerate(EDGES):
         found = audit(family, share, rng=np.random.default_rng([seed, 1, number]), ways=("single", "batch"))
         said = [slashed(Counter({s: found.tally[way, s] for s in STATUSES})) for way in ("single", "batch")]
         least = f"{found.undecided:.0e}" if found.undecided >= 0 else ""
-        truths = f"{found.tally['truth', 'optimal']} | {found.tally['truth', 'infeasible']}"
-        print(f"| {family.__name__} | {truths} | {' | '.join(said)} | {least} | {len(found.false)} |", flush=True)
-        print("".join(f"{line}\n" for line in found.false[:5]), end="")
+        truths = (found.tally["truth", status] for status in STATUSES[:2])
+        print(line(family.__name__, *truths, *said, least, len(found.false)), flush=True)
+        print("".join(f"{words}\n" for words in found.false[:5]), end="")
         false += len(found.false)
     print("\nundecided: of the problems called inaccurate, the largest exact margin, as a share of the longest row.\n")
     return share * len(EDGES), false
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--problems", type=int, default=75_000)
-    parser.add_argument("--peer", type=int, default=4, help="one problem in so many is solved by clarabel as well")
-    parser.add_argument("--norm", default="l2", help="another than the Euclidean: stacks in this one alone")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    began, count, seed = time.process_time(), given.problems, given.seed
-    norm = norm_named(given.norm)
-    tables = [in_norm(norm, count if norm != L2 else count * 90 // 100, seed, peer=given.peer)]
-    if norm == L2:
-        tables += [kinds(count * 8 // 100, given.peer, seed), edges(count * 2 // 100, seed)]
+def main(*, problems: int = 75_000, peer: int = 4, norm: str = "l2", seed: int = 0) -> int:
+    """One problem in `peer` is solved by clarabel as well; in a norm other than l2 there are stacks alone."""
+    began, count, named = time.process_time(), problems, norm_named(norm)
+    tables = [in_norm(named, count if named != L2 else count * 90 // 100, seed, peer=peer)]
+    if named == L2:
+        tables += [kinds(count * 8 // 100, peer, seed), edges(count * 2 // 100, seed)]
     asked, failures = (sum(column) for column in zip(*tables, strict=True))
     print(f"{asked} problems in {time.process_time() - began:.0f} s of CPU; {failures} wrong statuses or residuals")
     return int(failures > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

@@ -9,45 +9,18 @@ disturbs all alike. Ours includes the certificate of every answer; cvxopt runs w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-import cvxopt
 import numpy as np
 
 import tokenmargin as tm
+from benchmarks.tools import best_times, by_cvxopt, header, line
 from tokenmargin.margin import atlas, max_margin, max_margin_batch
 from tokenmargin.margin.constraints import attention_constraints
 from tokenmargin.margin.single import proposals
 
-cvxopt.solvers.options["show_progress"] = False
-SECONDS = 6.0
-"""Time spent on each comparison."""
-
-
-def by_cvxopt(rows: np.ndarray) -> np.ndarray:
-    """The dense quadratic programme `min p'p/2, rows p >= 1`."""
-    k, d = rows.shape
-    solution = cvxopt.solvers.qp(
-        cvxopt.matrix(np.eye(d)), cvxopt.matrix(np.zeros(d)), cvxopt.matrix(-rows), cvxopt.matrix(-np.ones(k))
-    )
-    return np.array(solution["x"])[:, 0]
-
-
-def best_times(*works: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Best time of each work over interleaved rounds, on the wall or by another clock."""
-    times = [np.inf] * len(works)
-    end = time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        for j, work in enumerate(works):
-            began = clock()
-            work()
-            times[j] = min(times[j], clock() - began)
-    return times
-
 
 def small_problems() -> None:
-    print("\n| n=4, T=6 | cvxopt | single call | | batch | | problems/s in the batch |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("\n" + header("n=4, T=6", "cvxopt", "single call", "", "batch", "", "problems/s in the batch", numbers=6))
     rng = np.random.default_rng(0)
     for d, few, many in ((10, 10, 1000), (100, 10, 1000), (500, 1, 200)):
         keys = rng.standard_normal((many, 4, 6, d))
@@ -70,8 +43,8 @@ def small_problems() -> None:
         batch()  # compiled code is loaded, or made, at the first call
         t, s, b = best_times(theirs, single, batch)
         t, s, b = t / few, s / len(problems), b / len(keys)
-        print(f"| d={d} | {t * 1e6:.0f} us | {s * 1e6:.0f} us | **{t / s:.1f}x** | {b * 1e6:.1f} us | **{t / b:.0f}x** "
-              f"| {1 / b:.0f} |")  # fmt: skip
+        print(line(f"d={d}", f"{t * 1e6:.0f} us", f"{s * 1e6:.0f} us", f"**{t / s:.1f}x**", f"{b * 1e6:.1f} us",
+                   f"**{t / b:.0f}x**", f"{1 / b:.0f}"))  # fmt: skip
 
 
 def large_problem() -> None:
@@ -101,22 +74,21 @@ def large_problem() -> None:
     )
     ours, least, theirs, cuts = (1e3 * seconds for seconds in best_times(*works, clock=time.process_time))
     alone_ours, alone = (1e3 * best_times(work, clock=time.process_time)[0] for work in works[:2])
-    print("\n| n=200, T=20, d=200 (3800 constraints), CPU | cvxopt | by daqp | ours | | floor | ours / floor |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    names = ("n=200, T=20, d=200 (3800 constraints), CPU", "cvxopt", "by daqp", "ours", "", "floor", "ours / floor")
+    print("\n" + header(*names, numbers=6))
     print(f"| {len(solution.active)} active, residual {solution.certificate.residual:.0e} | {theirs:.0f} ms "
           f"| {cuts:.0f} ms | {ours:.1f} ms | **{theirs / ours:.0f}x** | {least:.2f} ms | {ours / least:.0f} |\n"
           f"| each by itself | | | {alone_ours:.1f} ms | | {alone:.2f} ms | {alone_ours / alone:.0f} |")  # fmt: skip
 
 
 def atlases() -> None:
-    print("\n| atlas of n=4, T=6 | selections | feasible | limits | solves | time |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("\n" + header("atlas of n=4, T=6", "selections", "feasible", "limits", "solves", "time", numbers=5))
     for d in (2, 5, 10, 100, 500):
         problem = tm.random_problem(4, 6, d, rng=np.random.default_rng(1))
         found = atlas(problem)
         (seconds,) = best_times(lambda problem=problem: atlas(problem))
-        print(f"| d={d} | {found.selections} | {found.feasible} | {len(found.limits)} | {found.solves} "
-              f"| {seconds * 1e3:.1f} ms |")  # fmt: skip
+        counts = (found.selections, found.feasible, len(found.limits), found.solves)
+        print(line(f"d={d}", *counts, f"{seconds * 1e3:.1f} ms"))
 
 
 def main() -> None:

@@ -8,14 +8,13 @@ names of methods only those. `speed` compares how fast Adam's gradient falls wit
 
 from __future__ import annotations
 
-import sys
 import time
-from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
 
 import tokenmargin as tm
+from benchmarks.tools import run_main
 from tokenmargin.dynamics import AbstractMethod, Adam
 from tokenmargin.experiments.figures.methods import MethodMargins
 from tokenmargin.limits.by_method import margin_share
@@ -140,10 +139,7 @@ def _share(problem: tm.TokenProblem, method: AbstractMethod, p: np.ndarray, sele
     return margin_share(problem, p, limit_direction(problem, selected, norm=method.margin_norm))
 
 
-def main(arguments: list[str]) -> None:
-    given = dict(pairwise(arguments))
-    problems, seed = int(given.get("--problems", 100)), int(given.get("--seed", 0))
-    asked = [name for name in arguments if not name.startswith("--") and not name.isdigit()]
+def main(*asked: str, problems: int = 100, seed: int = 0) -> None:
     others = {"speed": speed, "minibatches": minibatches, "diagonal": diagonal}
     if len(asked) == 1 and asked[0] in others:
         return others[asked[0]](problems)
@@ -156,4 +152,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main, __doc__)

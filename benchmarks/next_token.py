@@ -14,33 +14,37 @@ two starts to |W| = 1e8: both parts must agree.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from benchmarks.claims_families_d import FAMILIES, other_head, other_loss
+from benchmarks.tools import run_main
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.limits import Limit, NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.limits.next_token import tied_choice
 from tokenmargin.objective.losses import LogLoss
-from tokenmargin.problem.next_token import next_token_windows
+from tokenmargin.problem.next_token import NextTokenProblem, next_token_windows
 
 ANGLE, DISTANCE = 1e-6, 1e-6
 """Largest angle between the two directions, and distance of the two finite parts over their length plus one."""
 
 
-def corpus(path: str, tokens: int, window: int, steps: int) -> int:
+def first_tokens(path: str, tokens: int, window: int) -> NextTokenProblem:
+    """The windows over the whole texts among the first so many tokens."""
     read = load_prepared(path).corpus()
-    texts = int(np.searchsorted(np.cumsum(read.lengths), tokens, side="right"))
-    lengths = read.lengths[:texts]
+    lengths = read.lengths[: int(np.searchsorted(np.cumsum(read.lengths), tokens, side="right"))]
+    return next_token_windows(read.tokens[: int(lengths.sum())], lengths, read.vocabulary, window=window)
+
+
+def corpus(path: str, tokens: int, window: int, steps: int) -> int:
     clock = [time.process_time()]
-    problem = next_token_windows(read.tokens[: int(lengths.sum())], lengths, read.vocabulary, window=window)
+    problem = first_tokens(path, tokens, window)
     clock.append(time.process_time())
-    print(problem, f"of {int(lengths.sum())} tokens, {len(problem.tokens)} in all sequences")
+    print(problem, f"of {tokens} tokens at most, {len(problem.tokens)} in all sequences")
     print(problem.graph)
     clock.append(time.process_time())
     limit = next_token_limit(problem)
@@ -49,7 +53,7 @@ def corpus(path: str, tokens: int, window: int, steps: int) -> int:
     finite = limit.finite
     print(f"certified: {limit.is_certified}; residual {limit.direction.certificate.residual:.1e}, gradient "
           f"{finite.gradient:.1e}, within {finite.distance:.1e}; infimum of the loss {finite.risk:.6f}")  # fmt: skip
-    spent = dict(zip(("sequences", "graphs", "limit"), np.diff(clock).round(1).tolist(), strict=True))
+    spent = dict(zip(("reading, sequences", "graphs", "limit"), np.diff(clock).round(1).tolist(), strict=True))
     print(f"CPU seconds: {spent}, {clock[-1] - clock[0]:.1f} in all")
     if steps:
         _descend(limit, steps)
@@ -80,10 +84,7 @@ def model(path: str, tokens: int, window: int, steps: int) -> int:
     """One layer of attention on the first tokens of a corpus, by torch's own gradients and optimisers."""
     import torch
 
-    read = load_prepared(path).corpus()
-    texts = int(np.searchsorted(np.cumsum(read.lengths), tokens, side="right"))
-    lengths = read.lengths[:texts]
-    problem = next_token_windows(read.tokens[: int(lengths.sum())], lengths, read.vocabulary, window=window)
+    problem = first_tokens(path, tokens, window)
     limit = next_token_limit(problem)
     graph = limit.graph
     print(problem, graph, f"certified: {limit.is_certified}, infimum of the loss {limit.finite.risk:.6f}", sep="\n")
@@ -164,27 +165,24 @@ def _compared(limit: NextTokenLimit, found: Limit) -> tuple[float, float]:
     return off, apart / (1 + float(np.linalg.norm(limit.finite.point)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    on = kinds.add_parser("corpus")
-    on.add_argument("path")
-    on.add_argument("--tokens", type=int, default=1_000_000)
-    on.add_argument("--window", type=int, default=32)
-    on.add_argument("--steps", type=int, default=0)
-    one = kinds.add_parser("model")
-    one.add_argument("path")
-    one.add_argument("--tokens", type=int, default=5_000)
-    one.add_argument("--window", type=int, default=8)
-    one.add_argument("--steps", type=int, default=3000)
-    many = kinds.add_parser("audit")
-    many.add_argument("--count", type=int, default=40)
-    many.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
-    if options.kind == "audit":
-        return audit(options.count, options.first)
-    return (model if options.kind == "model" else corpus)(options.path, options.tokens, options.window, options.steps)
+def main(
+    kind: Literal["corpus", "model", "audit"],
+    path: str = "",
+    /,
+    *,
+    tokens: int | None = None,
+    window: int | None = None,
+    steps: int | None = None,
+    count: int = 40,
+    first: int = 0,
+) -> int:
+    """Unless given: a million tokens, windows of 32 and no steps for `corpus`; 5,000, 8 and 3,000 for `model`."""
+    if kind == "audit":
+        return audit(count, first)
+    work, usual = {"corpus": (corpus, (1_000_000, 32, 0)), "model": (model, (5_000, 8, 3_000))}[kind]
+    given = (tokens, window, steps)
+    return work(path, *(own if asked is None else asked for asked, own in zip(given, usual, strict=True)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

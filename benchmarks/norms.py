@@ -1,7 +1,6 @@
-"""Max-margin in other norms: how fast beside cvxpy, how often decided, and the ranks of *Transformers as SVMs*.
+"""Max-margin in other norms: how fast beside cvxpy, and the ranks of *Transformers as SVMs*.
 
     python -m benchmarks.norms speed                # our certified answers and cvxpy's default solver, same problems
-    python -m benchmarks.norms oracle --count 400   # random problems per norm: statuses, gaps, linear programs beside
     python -m benchmarks.norms ranks --runs 100     # the rank study of the public notebook svm_rank.ipynb, its seeds
 
 `speed` interleaves the works in rounds and takes the best round of each. `ranks` draws the notebook's data by its
@@ -11,15 +10,13 @@ default solver, `matrix_rank(W, tol=1e-7)`.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections import Counter
-from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
-from scipy.optimize import linprog
 
 import tokenmargin as tm
+from benchmarks.tools import best_times, header, line, run_main
 from tokenmargin.margin.constraints import attention_constraints
 
 VECTORS = ("l1", "linf", "lp:1.5", "lp:3")
@@ -55,21 +52,9 @@ def feasible_problems(
     return found
 
 
-def best_times(seconds: float, *works: Callable[[], object]) -> list[float]:
-    """Best CPU time of each work over interleaved rounds, at least two."""
-    times, rounds, end = [np.inf] * len(works), 0, time.perf_counter() + seconds
-    while rounds < 2 or time.perf_counter() < end:
-        for j, work in enumerate(works):
-            began = time.process_time()
-            work()
-            times[j] = min(times[j], time.process_time() - began)
-        rounds += 1
-    return times
-
-
 def speed(seconds: float, only: str | None) -> None:
-    print("| norm | problem | ours, ms | in a batch | cvxpy, ms | ratio | in a batch | largest gap | error of cvxpy |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    names = ("norm", "problem", "ours, ms", "in a batch", "cvxpy, ms", "ratio", "in a batch", "largest gap")
+    print(header(*names, "error of cvxpy", numbers=7))
     rng = np.random.default_rng(0)
     for name in (*VECTORS, *MATRICES) if only is None else (only,):
         for d in (10, 50):
@@ -90,57 +75,14 @@ def speed(seconds: float, only: str | None) -> None:
                 keys, chosen = np.stack([p.keys.tokens for p, _ in cases]), np.array([s for _, s in cases])
                 assert tm.max_margin_batch(keys, chosen, norm=name).optimal.all()
                 works.append(lambda keys=keys, chosen=chosen, name=name: tm.max_margin_batch(keys, chosen, norm=name))
-            own, theirs, *batch = (1e3 * t / len(cases) for t in best_times(seconds, *works))
+            own, theirs, *batch = (
+                1e3 * t / len(cases) for t in best_times(*works, seconds=seconds, clock=time.process_time)
+            )
             gap = max(one.certificate.gap for one in ours)
             what = f"W, {d} x {d}" if matrix else f"p, d = {d}"
             stack, ratio = (f"{batch[0]:.2f}", f"{theirs / batch[0]:.0f}") if batch else ("", "")
-            print(
-                f"| {name} | {what} | {own:.2f} | {stack} | {theirs:.1f} | {theirs / own:.0f} | {ratio} | {gap:.0e} "
-                f"| {error:.0e} |",
-                flush=True,
-            )
-
-
-def least_by_linprog(rows: np.ndarray, *, common: bool) -> float:
-    k, r = rows.shape
-    eye, ones = np.eye(r), -np.ones((r, 1)) if common else -np.eye(r)
-    most = np.block([[-rows, np.zeros((k, ones.shape[1]))], [eye, ones], [-eye, ones]])
-    cost = np.r_[np.zeros(r), np.ones(ones.shape[1])]
-    found = linprog(cost, most, np.r_[-np.ones(k), np.zeros(2 * r)], bounds=[(None, None)] * len(cost))
-    return float(found.fun) if found.status == 0 else np.inf
-
-
-def oracle(count: int, seed: int) -> int:
-    """Random problems of random shape, a third with integer keys; l1 and linf beside HiGHS, all beside l2's status."""
-    print("| norm | problems | optimal | infeasible | inaccurate | largest gap | false |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    wrong = 0
-    for name in (*VECTORS, "lp:1.1", "lp:8", *MATRICES):
-        rng = np.random.default_rng(seed)
-        statuses: Counter[str] = Counter()
-        largest, false = 0.0, 0
-        for _ in range(count if name not in MATRICES else count // 4):
-            n, T, d = (int(rng.integers(1, most)) for most in (5, 6, 8))
-            keys = rng.standard_normal((n, T, d))
-            if rng.random() < 0.3:
-                keys = rng.integers(-2, 3, size=(n, T, d)).astype(float)
-            problem = tm.TokenProblem.of(keys, np.ones(n), scores=rng.standard_normal((n, T)))
-            if name in MATRICES:
-                problem = problem.with_matrix(rng.standard_normal((n, int(rng.integers(1, 5)))))
-            selected = rng.integers(0, T, size=n).tolist()
-            found, euclidean = tm.max_margin(problem, selected, norm=name), tm.max_margin(problem, selected)
-            statuses[found.status] += 1
-            if found.status != "inaccurate" and euclidean.status != "inaccurate":
-                false += found.status != euclidean.status
-            if found.is_optimal and np.isfinite(found.margin):
-                largest = max(largest, found.certificate.gap)
-                if name in ("l1", "linf"):
-                    rows = attention_constraints(problem, selected).rows()
-                    false += abs(least_by_linprog(rows, common=name == "linf") * found.margin - 1) > 1e-6
-        wrong += false
-        counts = " | ".join(str(statuses[status]) for status in ("optimal", "infeasible", "inaccurate"))
-        print(f"| {name} | {statuses.total()} | {counts} | {largest:.0e} | {false} |", flush=True)
-    return wrong
+            times = (f"{own:.2f}", stack, f"{theirs:.1f}", f"{theirs / own:.0f}", ratio)
+            print(line(name, what, *times, f"{gap:.0e}", f"{error:.0e}"), flush=True)
 
 
 def drawn(seed: int, n: int, T: int, d: int) -> tuple[tm.TokenProblem, list[int]]:
@@ -165,10 +107,8 @@ def rank(matrix: np.ndarray) -> int:
 
 
 def ranks(runs: int, peer: int, wide: bool) -> None:
-    print(
-        "| n | T | d | separable | Frobenius | nuclear | undecided | cvxpy | its Frobenius | nuclear | ours | nuclear |"
-    )
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    names = ("n", "T", "d", "separable", "Frobenius", "nuclear", "undecided", "cvxpy", "its Frobenius", "nuclear")
+    print(header(*names, "ours", "nuclear", numbers=12))
     for n, T in ((5, 5), (10, 5), (15, 5), (5, 10), (5, 15)) if wide else ((5, 5),):
         for d in (1, 2, 3, 4, 5, 10, 15, 20):
             own, theirs, beside, undecided = [], [], [], 0
@@ -187,30 +127,28 @@ def ranks(runs: int, peer: int, wide: bool) -> None:
                     )
                     beside.append(own[-1])
             means = [np.mean(table, axis=0) if table else np.full(2, np.nan) for table in (own, theirs, beside)]
-            ours, cvxpys, there = (f"{mean[0]:.2f} | {mean[1]:.2f}" for mean in means)
-            counts = f"{len(own)} of {runs} | {ours} | {undecided} | {len(theirs)} | {cvxpys} | {there}"
-            print(f"| {n} | {T} | {d} | {counts} |", flush=True)
+            ours, cvxpys, there = ([f"{rank:.2f}" for rank in mean] for mean in means)
+            row = (f"{len(own)} of {runs}", *ours, undecided, len(theirs), *cvxpys, *there)
+            print(line(n, T, d, *row), flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "oracle", "ranks"))
-    parser.add_argument("--seconds", type=float, default=6.0, help="per comparison of speed")
-    parser.add_argument("--norm", help="speed of this norm alone")
-    parser.add_argument("--count", type=int, default=400, help="problems per norm of the oracle")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", type=int, default=100, help="seeds per size of the rank study")
-    parser.add_argument("--peer", type=int, default=3, help="seeds per size that cvxpy solves as well")
-    parser.add_argument("--wide", action="store_true", help="all sizes of the notebook, not n = T = 5 alone")
-    given = parser.parse_args()
-    if given.what == "speed":
-        speed(given.seconds, given.norm)
-    elif given.what == "ranks":
-        ranks(given.runs, given.peer, given.wide)
+def main(
+    what: Literal["speed", "ranks"],
+    /,
+    *,
+    seconds: float = 6.0,
+    norm: str | None = None,
+    runs: int = 100,
+    peer: int = 3,
+    wide: bool = False,
+) -> None:
+    """Seconds per comparison of speed, of one norm alone if given; seeds per size of the rank study, those of them
+    that cvxpy solves as well, and whether all sizes of the notebook are drawn or n = T = 5 alone."""
+    if what == "speed":
+        speed(seconds, norm)
     else:
-        return 1 if oracle(given.count, given.seed) else 0
-    return 0
+        ranks(runs, peer, wide)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_main(main, __doc__)

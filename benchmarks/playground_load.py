@@ -10,7 +10,6 @@ that were not as they should be, and the memory of the server.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks.tools import print_table, run_main
 from tokenmargin.problem.instances import random_problem
 
 LIGHT, HEAVY, HOSTILE = 60, 20, 20
@@ -140,10 +140,7 @@ def memory_of(port: str) -> float:
     return int(held[1]) / 1024 if held else float("nan")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    seconds = parser.parse_args().seconds
+def main(*, seconds: float = 300.0) -> int:
     with running() as address:
         clients = Clients(address, time.monotonic() + seconds)
         kinds = ["light"] * LIGHT + ["heavy"] * HEAVY + ["hostile"] * HOSTILE
@@ -154,12 +151,14 @@ def main() -> int:
             thread.join()
         held = memory_of(clients.netloc.rsplit(":", 1)[1])
     print(f"{len(kinds)} clients, {seconds:g} s; the server held {held:.0f} MB at most")
-    print("| request | answers | p50, s | p99, s | worst, s |\n|---|---:|---:|---:|---:|")
-    for kind, times in sorted(clients.times.items()):
-        print(f"| {kind} | {len(times)} | {np.median(times):.2f} | {np.quantile(times, 0.99):.2f} | {max(times):.2f} |")
+    rows = (
+        (kind, len(times), *(f"{np.quantile(times, share):.2f}" for share in (0.5, 0.99, 1)))
+        for kind, times in sorted(clients.times.items())
+    )
+    print_table(("request", "answers", "p50, s", "p99, s", "worst, s"), rows, numbers=4)
     print(f"{len(clients.wrong)} answers not as they should be {sorted(set(clients.wrong))[:5]}")
     return int(bool(clients.wrong))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

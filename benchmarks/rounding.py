@@ -6,12 +6,12 @@ from their axis, those must be whose two sides lead to different ends. The sides
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 
 import numpy as np
 from numpy import ndarray as Array
 
+from benchmarks.tools import run_main
 from tokenmargin.dynamics import flow
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.problem.instances import random_problem
@@ -75,10 +75,10 @@ def mirrored(count: int) -> None:
     print(f"called alone {table[True, False]}, sides apart alone {table[False, True]}")
 
 
+def main(*, random: int = 300, symmetric: int = 50) -> None:
+    ordinary(random)
+    mirrored(symmetric)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--random", type=int, default=300)
-    parser.add_argument("--symmetric", type=int, default=50)
-    chosen = parser.parse_args()
-    ordinary(chosen.random)
-    mirrored(chosen.symmetric)
+    run_main(main, __doc__)

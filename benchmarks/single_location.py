@@ -1,8 +1,7 @@
-"""The population risk of single-location regression beside the public code's own formula, and the full curves.
+"""The population risk of single-location regression beside the public code's own formula.
 
     python -m benchmarks.single_location --peer FOLDER     FOLDER: a checkout (or bare git folder) of
                                                            PierreMarion23/single-location-regression
-    python -m benchmarks.single_location --curves          the four settings at full length
 
 The public code needs jax and quadax. Its formula is plain array arithmetic, so that it is run here as it stands, with
 numpy, scipy's quad and no compilation in their place.
@@ -10,10 +9,8 @@ numpy, scipy's quad and no compilation in their place.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -21,7 +18,7 @@ import numpy as np
 from scipy import special
 from scipy.integrate import quad
 
-from tokenmargin.experiments.figures.single_location import SingleLocationCurves
+from benchmarks.tools import run_main
 from tokenmargin.objective.single_location import Overlaps, SingleLocation, overlaps
 
 
@@ -88,25 +85,9 @@ def compare(folder: Path, count: int) -> None:
           f"(largest risk {largest:.3g})")  # fmt: skip
 
 
-def curves() -> None:
-    begun = time.perf_counter()
-    result = SingleLocationCurves.paper().run()
-    for finding in result.findings:
-        print(f"{finding.what}: {finding.measured:.6g} ({finding.verdict})")
-    print(f"{time.perf_counter() - begun:.0f} s")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--curves", action="store_true")
-    asked = parser.parse_args()
-    if asked.peer is not None:
-        compare(asked.peer, asked.count)
-    if asked.curves:
-        curves()
+def main(*, peer: Path, count: int = 200) -> None:
+    compare(peer, count)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -11,16 +11,17 @@ seed. It needs torch and cvxpy.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 
+from benchmarks.tools import run_main
 from tokenmargin.dynamics import NormalizedGradientDescent, evolve, evolve_many
 from tokenmargin.experiments.figures.svm_local import SvmKQ, SvmW
 from tokenmargin.margin import max_margin
@@ -28,6 +29,7 @@ from tokenmargin.objective.factored import ManyFactored
 from tokenmargin.selection import select
 
 NOTEBOOK = "local_converge.ipynb"
+Json = Annotated[bool, Parameter(name="--json")]
 
 
 def peer(checkout: Path, runs: int) -> dict[str, Any]:
@@ -50,10 +52,10 @@ def ours(runs: int) -> dict[str, Any]:
     starts = [start[None] for start in experiment.starts(experiment.d**2)]
     matrices = np.concatenate(evolve_many(problems, method, steps=experiment.steps, starts=starts).finals)
     many = ManyFactored.of(problems)
-    run = evolve(many, method, steps=experiment.steps, start=SvmKQ(runs=runs).starts(many.dimension))
+    factors = evolve(many, method, steps=experiment.steps, start=SvmKQ(runs=runs).starts(many.dimension)).final
     found: dict[str, list[float]] = {name: [] for name in ("W l2", "W nuclear", "KQ l2", "KQ nuclear")}
     proven = 0
-    for trained, ends in (("W", matrices), ("KQ", many.prompt(run.final))):
+    for trained, ends in (("W", matrices), ("KQ", many.prompt(factors))):
         for problem, W in zip(problems, ends, strict=True):
             for norm in ("l2", "nuclear"):
                 solution = max_margin(problem, select(problem.keys, W), norm=norm)
@@ -63,31 +65,25 @@ def ours(runs: int) -> dict[str, Any]:
     return {name: float(np.mean(values)) for name, values in found.items()} | {"proven": proven, "solved": 4 * runs}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkout", type=Path, help="a checkout of the peer's repository")
-    parser.add_argument("--peer-runs", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    if not (options.checkout / NOTEBOOK).is_file():
-        parser.error(f"{options.checkout} holds no {NOTEBOOK}; give a checkout of umich-sota/TF-as-SVM")
+def main(checkout: Path, /, *, peer_runs: int = 3, runs: int = 100, as_json: Json = False) -> None:
+    if not (checkout / NOTEBOOK).is_file():
+        sys.exit(f"{checkout} holds no {NOTEBOOK}; give a checkout of umich-sota/TF-as-SVM")
     ours(1)  # compiled code is loaded before the clock starts
-    peer(options.checkout, 0)
+    peer(checkout, 0)
     seconds, answers = {}, {}
     began = time.process_time()
-    answers["ours"] = ours(options.runs)
-    seconds["ours"] = (time.process_time() - began) / options.runs
+    answers["ours"] = ours(runs)
+    seconds["ours"] = (time.process_time() - began) / runs
     began = time.process_time()
-    names = peer(options.checkout, options.peer_runs)
-    seconds["peer"] = (time.process_time() - began) / options.peer_runs
+    names = peer(checkout, peer_runs)
+    seconds["peer"] = (time.process_time() - began) / peer_runs
     answers["peer"] = {
         f"{trained} {norm}": float(names[array][k, :, -1].mean())
         for k, trained in enumerate(("W", "KQ"))
         for norm, array in (("l2", "W_fro_corrs"), ("nuclear", "W_nuc_corrs"))
     }
     ratio = seconds["peer"] / seconds["ours"]
-    if options.json:
+    if as_json:
         print(json.dumps({"seconds_per_seed": seconds, "ratio": ratio, "correlations": answers}))
         return
     print(f"{'CPU seconds per seed':24} {'peer':>10} {'ours':>10} {'ratio':>8}")
@@ -98,4 +94,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -11,15 +11,15 @@ start of the workers (import of the package in each, for ray the start of the cl
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from benchmarks.tools import run_main
 from tokenmargin.experiments import (
     AbstractEngine,
     AbstractExperiment,
@@ -57,9 +57,9 @@ def measure(engine: AbstractEngine, cells: int) -> tuple[float, float]:
     """Seconds of a whole sweep, its table written: on the wall, and of all processors together."""
     with tempfile.TemporaryDirectory() as folder:
         started, spent = time.perf_counter(), processor_seconds()
-        run = sweep(Grid(Busy(), (Axis("seed", range(cells)),)), Path(folder), engine=engine)
+        made = sweep(Grid(Busy(), (Axis("seed", range(cells)),)), Path(folder), engine=engine)
         seconds, spent = time.perf_counter() - started, processor_seconds() - spent
-        assert len(run.table("findings")["cell"]) == cells, "every cell has its row"
+        assert len(made.table("findings")["cell"]) == cells, "every cell has its row"
         return seconds, spent
 
 
@@ -79,25 +79,20 @@ def processor_seconds() -> float:
     return sum(ticks[pid] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=("local", "ray"), default="local")
-    parser.add_argument("--cells", type=int, default=10_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    chosen = parser.parse_args()
+def main(*, engine: Literal["local", "ray"] = "local", cells: int = 10_000, repeats: int = 3) -> None:
     started = time.perf_counter()
-    engine: AbstractEngine = LocalEngine() if chosen.engine == "local" else RayEngine("auto")
-    workers = engine.workers
-    measure(engine, 4 * workers)
+    chosen: AbstractEngine = LocalEngine() if engine == "local" else RayEngine("auto")
+    workers = chosen.workers
+    measure(chosen, 4 * workers)
     start = time.perf_counter() - started
-    work = chosen.cells * CELL_SECONDS
-    print(f"{chosen.engine}: {chosen.cells} cells of 1 ms on {workers} workers, least possible {work / workers:.2f} s")
+    work = cells * CELL_SECONDS
+    print(f"{engine}: {cells} cells of 1 ms on {workers} workers, least possible {work / workers:.2f} s")
     print(f"start of the workers {start:.2f} s")
-    for _ in range(chosen.repeats):
-        seconds, spent = measure(engine, chosen.cells)
+    for _ in range(repeats):
+        seconds, spent = measure(chosen, cells)
         wall, processors = seconds * workers / work - 1, spent / work - 1
         print(f"{seconds:.2f} s, overhead {wall:.1%} on the wall, {processors:.1%} in processor time")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -6,7 +6,6 @@ without offsets) that does the same steps.
 
 from __future__ import annotations
 
-import argparse
 import re
 import resource
 import time
@@ -14,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.tools import run_main
 from tokenmargin.data.pipeline import PAPER, prepare
 from tokenmargin.data.sources import binary_labels, read_labelled
 
@@ -44,16 +44,13 @@ def plain_script(texts: list[str], vocabulary: Path | None) -> int:
     return sum(count for count in counts.values() if count >= PAPER.minimum_count)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("source", help="labelled text, in any form that `tokenmargin prepare` reads")
-    parser.add_argument("--vocabulary", type=Path)
-    chosen = parser.parse_args()
-    table = read_labelled(chosen.source)
+def main(source: str, /, *, vocabulary: Path | None = None) -> None:
+    """The source is labelled text, in any form that `tokenmargin prepare` reads."""
+    table = read_labelled(source)
     labels = binary_labels(table.labels)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun = time.perf_counter()
-    prepared = prepare(table.texts, labels, replace(PAPER, vocabulary=chosen.vocabulary))
+    prepared = prepare(table.texts, labels, replace(PAPER, vocabulary=vocabulary))
     ours = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(f"{'step':32} {'tokens before':>14} {'after':>12} {'distinct':>10}")
@@ -62,9 +59,9 @@ def main() -> None:
     memory = f"peak memory {peak / 1e6:.2f} GB, {base / 1e6:.2f} GB before"
     print(f"{prepared.n} texts, with offsets: {ours:.1f} s, {memory}")
     begun = time.perf_counter()
-    kept = plain_script(table.texts, chosen.vocabulary)
+    kept = plain_script(table.texts, vocabulary)
     print(f"plain script, without offsets: {time.perf_counter() - begun:.1f} s, {kept:,} tokens")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

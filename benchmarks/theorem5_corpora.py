@@ -10,9 +10,7 @@ max-margin direction of what it selects.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.tools import header, line, run_main
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory import EmbeddingInstance
 from tokenmargin.theory.paper_a.conditions import one_minus_cosine, theorem5_conditions
@@ -94,19 +93,16 @@ def row(n: int, T: int, runs: list[Replication]) -> str:
         f"{max(run.one_minus_cosine for run in runs):.1e}",
         f"\\|p\\|^({min(slopes):.3f}) to \\|p\\|^({max(slopes):.3f})",
     )
-    return f"| {' | '.join(map(str, cells))} |"
+    return line(*cells)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=100, help="corpora per size")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    options = parser.parse_args()
-    print(f"| {' | '.join(HEAD)} |\n" + "|---" * len(HEAD) + "|", flush=True)
+def main(*, count: int = 100, jobs: int = 1) -> int:
+    """So many corpora per size, in so many processes."""
+    print(header(*HEAD), flush=True)
     began, failed = time.perf_counter(), 0
     for n, T in SIZES:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            runs = list(pool.map(partial(replicate, n, T), range(options.count)))
+        with ProcessPoolExecutor(jobs) as pool:
+            runs = list(pool.map(partial(replicate, n, T), range(count)))
         failed += sum(
             not (run.grew and run.selected and run.only and run.one_minus_cosine <= MISALIGNED) for run in runs
         )
@@ -116,4 +112,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)

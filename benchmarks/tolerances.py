@@ -7,14 +7,16 @@ is not small itself, would let a defect pass. Other kernels are asked for by the
 
 from __future__ import annotations
 
-import argparse
 import linecache
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
+from cyclopts import Parameter
+
+from benchmarks.tools import run_main
 
 TESTS = str(Path(__file__).parents[1] / "tests")
 NEAR, FAR, WIDE = 0.1, 1e-4, 1e-9
@@ -91,23 +93,20 @@ def table(lines: dict[tuple[str, int], Seen]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="+", help="files, folders or single tests, and options of pytest")
-    parser.add_argument("--rows", type=int, default=20, help="rows of each table, at most")
-    given, options = parser.parse_known_args()
+def main(*tests: Annotated[str, Parameter(allow_leading_hyphen=True)], rows: int = 20) -> int:
+    """Watch these tests (files, folders, single tests, options of pytest); at most so many rows in each table."""
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         watch.start(patch)
-        code = pytest.main(["-q", "-p", "no:cacheprovider", *given.tests, *options])
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *tests])
     near = {at: seen for at, seen in watch.lines.items() if seen.share > NEAR}
     far = {at: seen for at, seen in watch.lines.items() if seen.share < FAR and seen.allowed > WIDE}
     print(f"\n{len(watch.lines)} lines compare")
     for title, some in ((f"{len(near)} use more than a tenth of what they allow", near),
                         (f"{len(far)} allow more than {WIDE:g} and use less than {FAR:g} of it", far)):  # fmt: skip
-        print(f"\n{title}\n{table(dict(sorted(some.items(), key=lambda one: -one[1].share)[: given.rows]))}")
-    sys.exit(code)
+        print(f"\n{title}\n{table(dict(sorted(some.items(), key=lambda one: -one[1].share)[:rows]))}")
+    return int(code)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

@@ -7,8 +7,6 @@ sqrt(d) and by reviews per token. The table of the documentation is printed: the
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +15,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from benchmarks.tools import header, line, run_main, write_csv
 
 COLUMNS = ("dataset", "texts", "tokens", "dimension", "rate", "epochs", "seed", "steps", "seconds")
 OUTCOMES = ("loss", "accuracy", "rho_v", "rho_p", "sign", "alpha_v", "alpha_p")
@@ -69,34 +69,27 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     groups: defaultdict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for r in rows:
         groups[r["dataset"], r["texts"], r["tokens"], r["dimension"], r["rate"]].append(r)
-    print("| data | d | rate | rate sqrt(d) | reviews per token | seeds | loss | rho_v | rho_p |\n" + "|---" * 9 + "|")
+    print(header("data", "d", "rate", "rate sqrt(d)", "reviews per token", "seeds", "loss", "rho_v", "rho_p"))
     for (dataset, texts, tokens, d, rate), group in sorted(
         groups.items(), key=lambda g: (g[0][0][:4], g[0][1], *g[0][3:])
     ):
         spread = [sorted(r[key] for r in group) for key in ("loss", "rho_v", "rho_p")]
         loss = f"{spread[0][0]:.1e} to {spread[0][-1]:.1e}" if len(group) > 1 else f"{spread[0][0]:.1e}"
         rho = [f"{s[0]:.2f} to {s[-1]:.2f}" if len(group) > 1 else f"{s[0]:.2f}" for s in spread[1:]]
-        place = f"{rate * np.sqrt(d):.3f} | {texts / tokens:.1f} | {len(group)}"
-        print(f"| {dataset} | {d} | {rate:g} | {place} | {loss} | {' | '.join(rho)} |")
+        place = (f"{rate * np.sqrt(d):.3f}", f"{texts / tokens:.1f}", len(group))
+        print(line(dataset, d, f"{rate:g}", *place, loss, *rho))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--data", type=Path, required=True, help="folder with imdb.npz and yelp.npz")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
-    chosen = parser.parse_args()
+def main(results: Path, /, *, data: Path, out: Path = Path("docs")) -> None:
+    """`data` is the folder with imdb.npz and yelp.npz."""
     from benchmarks.gpu_training import load_corpus
 
-    runs = load(chosen.results)
-    corpora = {name: load_corpus(name, chosen.data) for name in sorted({run["dataset"] for run in runs})}
+    runs = load(results)
+    corpora = {name: load_corpus(name, data) for name in sorted({run["dataset"] for run in runs})}
     sizes = {name: (len(corpus.lengths), corpus.size) for name, corpus in corpora.items()}
     rows = [row(run, sizes) for run in runs]
-    with (chosen.out / "results" / "training-phase.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in r.items()} for r in rows)
-    draw(rows).savefig(chosen.out / "img" / "training-phase.png", dpi=160)
+    write_csv(out / "results" / "training-phase.csv", list(rows[0]), (r.values() for r in rows))
+    draw(rows).savefig(out / "img" / "training-phase.png", dpi=160)
     print_table(rows)
     good = [r for r in rows if r["loss"] <= 1e-4 and r["rho_v"] >= 0.5 and r["rho_p"] >= 0.3 and r["sign"] >= 0.8]
     print(f"\n{len(rows)} runs; loss at most 1e-4 with rho_v >= .5, rho_p >= .3, sign >= .8: {len(good)}")
@@ -105,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

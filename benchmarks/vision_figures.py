@@ -8,16 +8,16 @@ maps; the images themselves are not ours to publish), `img/vision-fig7.png`, `im
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 from matplotlib.figure import Figure
 
+from benchmarks.tools import header, line, run_main, write_csv
 from tokenmargin.experiments import Result, Table
 from tokenmargin.experiments.figures.vision import Figure7, VisionAttention
 from tokenmargin.report.results import draw_maps, draw_sparsity
@@ -72,27 +72,10 @@ def draw_layers(heads: Table) -> Figure:
     return figure
 
 
-def write_csv(path: Path, table: Table) -> None:
-    """A table with five digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(table)
-        writer.writerows([_short(value) for value in row] for row in zip(*table.values(), strict=True))
-
-
-def _short(value: object) -> object:
-    return f"{value:.5g}" if isinstance(value, float) else value
-
-
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table."""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(str(_cell(value)) for value in row) + " |" for row in rows])
-
-
-def _cell(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
+    short = ([f"{value:.4g}" if isinstance(value, float) else value for value in row] for row in rows)
+    return "\n".join([header(*columns), *(line(*row) for row in short)])
 
 
 def page(result: Result, record: Mapping[str, Any], others: Sequence[Mapping[str, Any]], stem: str) -> str:
@@ -149,25 +132,27 @@ def _other_runs(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(names, rows)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("results", type=Path, help="folder with vision-*.json and vision-*.npz")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
-    parser.add_argument("--run", default="short", help="the run of the figures")
-    parser.add_argument("--stem", default="vision", help="with which the names of the files begin")
-    chosen = parser.parse_args(arguments)
-    stem = chosen.stem
-    record, arrays = load(chosen.results, chosen.run)
-    names = sorted(path.stem.removeprefix("vision-") for path in chosen.results.glob("vision-*.json"))
-    others = [load(chosen.results, name)[0] for name in names if name != chosen.run]
+def main(
+    results: Path,
+    /,
+    *,
+    out: Path = Path("docs"),
+    shown: Annotated[str, Parameter(name="--run")] = "short",
+    stem: str = "vision",
+) -> None:
+    """The figures are of the run `shown`."""
+    record, arrays = load(results, shown)
+    names = sorted(path.stem.removeprefix("vision-") for path in results.glob("vision-*.json"))
+    others = [load(results, name)[0] for name in names if name != shown]
     result = as_result(record, arrays)
-    save_figures(result, chosen.out / "img", stem)
-    write_csv(chosen.out / "results" / f"{stem}-curves.csv", result.tables["curves"])
-    write_csv(chosen.out / "results" / f"{stem}-heads.csv", result.tables["heads"])
-    (chosen.out / f"{stem}-results.md").write_text(page(result, record, others, stem), encoding="utf-8")
+    save_figures(result, out / "img", stem)
+    for name in ("curves", "heads"):
+        table = result.tables[name]
+        write_csv(out / "results" / f"{stem}-{name}.csv", list(table), zip(*table.values(), strict=True))
+    (out / f"{stem}-results.md").write_text(page(result, record, others, stem), encoding="utf-8")
     for finding in result.findings:
         print(f"{finding.verdict}: {finding.what}: {finding.measured:.4g} (expected {finding.expected})")
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main, __doc__)

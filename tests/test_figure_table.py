@@ -23,5 +23,5 @@ def test_the_page_has_the_numbers_of_the_run(name: str, tmp_path: Path, capsys) 
         # Six digits are printed. Distances that are nothing but rounding differ between processors.
         assert value == pytest.approx(finding["measured"], rel=1e-3, abs=1e-10), finding["what"]
         assert expected == ("" if finding["verdict"] == "measured" else finding["expected"])
-    figure_table.main([str(tmp_path)])
+    figure_table.main(tmp_path)
     assert figure_table.read(capsys.readouterr().out).keys() == {(name, f["what"]) for f in details["findings"]}

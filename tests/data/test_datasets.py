@@ -16,6 +16,11 @@ from tokenmargin.data import datasets
 from tokenmargin.data.datasets import DatasetError, RemoteFile, cache_folder, get_dataset, select_yelp_reviews
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMARGIN_CACHE", str(tmp_path))
+
+
 def archive(path, files):
     with tarfile.open(path, "w:gz") as tar:
         for name, content in files.items():
@@ -34,22 +39,22 @@ def test_imdb_archive_in_order(tmp_path):
         "aclImdb/train/unsup/0_0.txt": b"unknown",
         "aclImdb/README": b"-",
     }
-    target = get_dataset("imdb", local=archive(tmp_path / "imdb.tgz", files), cache=tmp_path)
+    target = get_dataset("imdb", local=archive(tmp_path / "imdb.tgz", files))
     table = pq.read_table(target)
     assert table["text"].to_pylist() == ["best", "poor", "fine", "late"]
     assert table["label"].to_pylist() == [1, -1, 1, 1]
-    assert get_dataset("imdb", cache=tmp_path) == target  # from the cache, without a network
+    assert get_dataset("imdb") == target  # from the cache, without a network
 
 
 def test_yelp_rules_and_both_local_forms(tmp_path):
     good, poor, middling, short = "g" * 1000, "p" * 1500, "m" * 1200, "s" * 999
     lines = [{"text": t, "stars": s} for t, s in ((good, 5.0), (poor, 2.0), (middling, 3.0), (short, 1.0))]
     (tmp_path / "reviews.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    table = pq.read_table(get_dataset("yelp", local=tmp_path / "reviews.jsonl", cache=tmp_path))
+    table = pq.read_table(get_dataset("yelp", local=tmp_path / "reviews.jsonl"))
     assert table.to_pylist() == [{"text": good, "label": 1}, {"text": poor, "label": -1}]
     rows = "\n".join(f'"{s}","{t}"' for t, s in ((good, 4), (poor, 1), (middling, 3))).encode()
     source = archive(tmp_path / "y.tgz", {"yelp_review_full_csv/train.csv": rows})
-    assert pq.read_table(get_dataset("yelp", local=source, cache=tmp_path)).to_pylist() == table.to_pylist()
+    assert pq.read_table(get_dataset("yelp", local=source)).to_pylist() == table.to_pylist()
     chosen = select_yelp_reviews([good] * 20, [5] * 20, size=7)
     assert len(chosen.texts) == 7
 
@@ -61,7 +66,7 @@ def test_cifar10_records(tmp_path):
         for name in ("test_batch", "data_batch_1")
     }
     source = archive(tmp_path / "c.tgz", {name: rows.tobytes() for name, rows in batches.items()})
-    with np.load(get_dataset("cifar10", local=source, cache=tmp_path)) as data:
+    with np.load(get_dataset("cifar10", local=source)) as data:
         first = batches["cifar-10-batches-bin/data_batch_1.bin"]
         assert data["images"].shape == (4, 32, 32, 3)
         assert data["labels"][0] == first[0]
@@ -91,21 +96,21 @@ def test_offline_the_remedy_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(datasets.urllib.request, "urlopen", fail)
     with pytest.raises(DatasetError, match=r"could not reach https://ai\.stanford.*no route.*--from PATH"):
-        get_dataset("imdb", cache=tmp_path)
+        get_dataset("imdb")
 
 
 def test_vocabulary_must_be_the_published_one(tmp_path):
     (tmp_path / "vocab.txt").write_text("[UNK]\n")
     with pytest.raises(DatasetError, match="not a copy of bert-vocabulary \\(sha256 is "):
-        get_dataset("bert-vocabulary", local=tmp_path / "vocab.txt", cache=tmp_path)
+        get_dataset("bert-vocabulary", local=tmp_path / "vocab.txt")
 
 
 def test_errors_name_the_source(tmp_path, monkeypatch):
     with pytest.raises(DatasetError, match="no dataset 'mnist'; there are imdb, yelp, cifar10, bert-vocabulary"):
-        get_dataset("mnist", cache=tmp_path)
+        get_dataset("mnist")
     with pytest.raises(DatasetError, match="no such file"):
-        get_dataset("imdb", local=tmp_path / "none", cache=tmp_path)
+        get_dataset("imdb", local=tmp_path / "none")
     with pytest.raises(DatasetError, match="not a copy of imdb"):
-        get_dataset("imdb", local=archive(tmp_path / "e.tgz", {"a/b": b""}), cache=tmp_path)
+        get_dataset("imdb", local=archive(tmp_path / "e.tgz", {"a/b": b""}))
     monkeypatch.setenv("TOKENMARGIN_CACHE", str(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here"

@@ -86,15 +86,14 @@ def test_settings_are_the_printed_ones():
     assert (config.epochs, config.rate, config.decay) == (196, 1e-4, 1e-4)
 
 
-def test_a_dataset_in_the_cache_is_prepared_once(empty_cache, tmp_path):
+def test_a_dataset_in_the_cache_is_prepared_once(empty_cache, tmp_path, monkeypatch):
     made = make_sentences(300, np.random.default_rng(0))
     lines = "\n".join(f'"{text}",{label}' for text, label in zip(made.texts, made.labels, strict=True))
     (tmp_path / "mine.csv").write_text("text,label\n" + lines)
     get_dataset("imdb", local=tmp_path / "mine.csv")
-    found = find_corpus("imdb", substitute=False)
-    assert found.notes == ("tokens are stems, not WordPieces: tokenmargin data get bert-vocabulary",)
-    assert found.prepared.choices["stemmer"] == "english"
-    seen: list[str] = []
-    again = find_corpus("imdb", substitute=False, progress=seen.append)
-    assert seen == []
-    assert (again.prepared.ids == found.prepared.ids).all()
+    found, notes = find_corpus("imdb", substitute=False)
+    assert notes == ("tokens are stems, not WordPieces: tokenmargin data get bert-vocabulary",)
+    assert found.choices["stemmer"] == "english"
+    monkeypatch.delattr("tokenmargin.data.datasets.prepare")
+    again, _ = find_corpus("imdb", substitute=False)
+    assert (again.ids == found.ids).all()

@@ -94,7 +94,7 @@ def test_the_page_of_a_study(tmp_path, capsys):
     )  # fmt: skip
     assert "finished" in capsys.readouterr().out
     assert json.loads((out / "vision-short.json").read_text())["images"]["training"] == 100
-    vision_figures.main([str(out), "--out", str(tmp_path / "docs")])
+    vision_figures.main(out, out=tmp_path / "docs")
     page = (tmp_path / "docs" / "vision-results.md").read_text()
     assert "## Other settings" in page
     assert {path.name for path in (tmp_path / "docs").rglob("*.*")} == {

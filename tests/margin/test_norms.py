@@ -497,13 +497,6 @@ def test_an_added_norm_is_found_by_the_command(capsys, monkeypatch):
     )
 
 
-def test_a_sample_of_the_oracle(capsys):
-    assert norms.oracle(count=8, seed=77) == 0
-    lines = capsys.readouterr().out.splitlines()[2:]
-    assert len(lines) == 8
-    assert all(line.split("|")[5].strip() == "0" for line in lines)  # none inaccurate
-
-
 def test_the_nuclear_solution_has_lower_rank():
     """Seeds 3 and 4 of the public rank study, n = T = 5, d = 10: Frobenius of rank n, nuclear below; proven optimal."""
     pytest.importorskip(

@@ -54,7 +54,7 @@ def test_choices_are_the_least_of_all() -> None:
     assert tally.statuses["optimal"] > 0
 
 
-@pytest.mark.parametrize("norm", ["l2", "l1", "lp:3", "spectral"])
+@pytest.mark.parametrize("norm", ["l2", "l1", "linf", "lp:3", "nuclear", "spectral"])
 def test_answers_keep_their_bounds_in_every_norm(norm: str, capsys) -> None:
     asked, failures = in_norm(norm_named(norm), 20, seed=0)
     assert asked >= 20

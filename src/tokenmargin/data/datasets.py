@@ -78,32 +78,29 @@ def cache_folder() -> Path:
     return Path(user_cache_path("tokenmargin"))
 
 
-def dataset_path(name: str, cache: Path | None = None) -> Path:
+def dataset_path(name: str) -> Path:
     """The file of a dataset in the cache, whether or not it is there."""
-    return (cache or cache_folder()) / "datasets" / f"{name}{SUFFIXES.get(name, '.parquet')}"
+    return cache_folder() / "datasets" / f"{name}{SUFFIXES.get(name, '.parquet')}"
 
 
-def cached_digests(*names: str, cache: Path | None = None) -> dict[str, str]:
+def cached_digests(*names: str) -> dict[str, str]:
     """A digest of each of these datasets in the cache, or "absent"."""
-    files = {name: dataset_path(name, cache) for name in names}
+    files = {name: dataset_path(name) for name in names}
     return {name: file_digest(path)[:16] if path.is_file() else "absent" for name, path in files.items()}
 
 
-def get_dataset(
-    name: str, *, local: str | Path | None = None, cache: Path | None = None, progress: Progress | None = None
-) -> Path:
+def get_dataset(name: str, *, local: str | Path | None = None, progress: Progress | None = None) -> Path:
     """The dataset as one file in the cache: `.parquet` with text and label, `.npz` for images, `.txt` for a vocabulary.
 
     **Arguments**
     - `name`: one of `DATASETS`.
     - `local`: your own copy: the archive of the source, or for text anything `read_labelled` reads (Yelp: with a column
         `stars` from 1 to 5).
-    - `cache`: another place than `cache_folder()`.
     - `progress`: called with the bytes received and expected.
     """
     if name not in DATASETS:
         raise DatasetError(f"no dataset {name!r}; there are {', '.join(DATASETS)}")
-    target = dataset_path(name, cache)
+    target = dataset_path(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     if local is None and target.is_file():
         return target
@@ -249,16 +246,8 @@ CONVERTERS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class CachedCorpus:
-    """A prepared corpus, and notes for the reader of a figure."""
-
-    prepared: PreparedText
-    notes: tuple[str, ...] = ()
-
-
-def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] | None = None) -> CachedCorpus:
-    """A dataset of paper A through its pipeline, from the cache.
+def find_corpus(name: str, *, substitute: bool) -> tuple[PreparedText, tuple[str, ...]]:
+    """A dataset of paper A through its pipeline, from the cache, and notes for the reader of a figure.
 
     **Arguments**
     - `name`: `imdb` or `yelp`; `tokenmargin data get` puts them into the cache.
@@ -272,7 +261,7 @@ def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] 
             raise DatasetError(f"{name} is not in the cache: tokenmargin data get {name}")
         made = make_sentences(4000, np.random.default_rng(0), sentences=6, verdicts=2)
         note = f"{name} is not in the cache (tokenmargin data get {name}): generated sentences stand in for it"
-        return CachedCorpus(prepare(made.texts, binary_labels(made.labels), replace(PLAIN, stop_words="nltk")), (note,))
+        return prepare(made.texts, binary_labels(made.labels), replace(PLAIN, stop_words="nltk")), (note,)
     notes: tuple[str, ...] = ()
     pipeline = replace(PAPER, vocabulary=vocabulary)
     if not vocabulary.is_file():
@@ -282,8 +271,8 @@ def find_corpus(name: str, *, substitute: bool, progress: Callable[[str], None] 
     if not kept.is_file():
         table = read_labelled(source)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        prepare(table.texts, binary_labels(table.labels), pipeline, progress=progress).save(kept)
-    return CachedCorpus(load_prepared(kept), notes)
+        prepare(table.texts, binary_labels(table.labels), pipeline).save(kept)
+    return load_prepared(kept), notes
 
 
 def _preparation_key(source: Path, pipeline: Pipeline) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +70,9 @@ class ImageSet:
         return ImageSet(self.images[kept], self.labels[kept], held_out, self.notes)
 
 
-def find_images(*, substitute: bool, cache: Path | None = None) -> ImageSet:
+def find_images(*, substitute: bool) -> ImageSet:
     """CIFAR-10 from the cache; if it is not there and `substitute` is true, generated images."""
-    path = dataset_path("cifar10", cache)
+    path = dataset_path("cifar10")
     if path.is_file():
         return load_images(path)
     if not substitute:
@@ -94,16 +94,11 @@ def load_images(path: Path) -> ImageSet:
         raise DatasetError(
             f"{path}: not readable as images ({error}); remove it and run tokenmargin data get cifar10"
         ) from error
-    return note_unless_cifar10(images, labels, min(TEST_SIZE, len(images) // 6))
-
-
-def note_unless_cifar10(images: UInt8[Array, "n H W 3"], labels: Int[Array, " n"], held_out: int) -> ImageSet:
-    """A set of images; it has a note unless it is CIFAR-10 as released."""
-    found = ImageSet(images, labels, held_out)
+    found = ImageSet(images, labels, held_out=min(TEST_SIZE, len(images) // 6))
     if found.digest == CIFAR10_SHA256:
         return found
-    note = f"{len(images) - held_out} training and {held_out} test images, which are not all of CIFAR-10"
-    return ImageSet(images, labels, held_out, (note,))
+    sizes = f"{len(images) - found.held_out} training and {found.held_out} test images"
+    return replace(found, notes=(f"{sizes}, which are not all of CIFAR-10",))
 
 
 def make_glyphs(n: int, *, rng: Rng) -> ImageSet:

@@ -79,8 +79,8 @@ class TrainedEmbeddings(AbstractExperiment):
         """The sequences, and what should be said of them."""
         from tokenmargin.data.datasets import find_corpus
 
-        found = find_corpus(self.dataset, substitute=self.substitute)
-        return found.prepared.corpus(), found.notes
+        prepared, notes = find_corpus(self.dataset, substitute=self.substitute)
+        return prepared.corpus(), notes
 
     def inputs(self) -> Mapping[str, str]:
         from tokenmargin.data.datasets import cached_digests
