@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.rounding import rounding
 
-from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
+from tokenmargin.problem.bilinear import bilinear
+from tokenmargin.problem.geometry import Coordinates, Gram
 
 # Sums of at most 12 products (tokens, or five coordinates) of normal draws, all below 4: of logits, inner products and
 # pullbacks in coordinates; in Gram space a sum of such sums.

@@ -1,6 +1,7 @@
 """Paper B's claims: the numbers they report, computed again by autograd, loops, many digits, or brute force."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -12,8 +13,8 @@ from tests.oracles.joint import best_head, ridge_solution
 from tests.oracles.rounding import of_attention, rounding
 
 from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
-from tokenmargin.objective.local_scores import optimal_sets
 from tokenmargin.objective.losses import CustomLoss, LogisticLoss
+from tokenmargin.objective.nonlinear_heads import optimal_sets
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,
@@ -27,7 +28,7 @@ from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, cone_constants, is_locally_optimal
 from tokenmargin.theory import ProblemInstance, claim
 from tokenmargin.theory.paper_b.assumptions import assumption_a, assumption_c, general_position
-from tokenmargin.theory.paper_b.gradients import printed_smoothness
+from tokenmargin.theory.paper_b.gradients import mirrored_optima, printed_smoothness
 from tokenmargin.theory.paper_b.joint_limits import (
     Joint,
     nearly_support,
@@ -200,6 +201,21 @@ def test_theorem_1_holds_for_negative_scores_too():
     assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "vacuous"
 
 
+def test_theorem_8_holds_for_negative_scores_too():
+    """Raising the scores of an input is another decreasing loss for it, and Assumption D is about risks alone."""
+    base = mirrored_optima()
+    below_zero = replace(base, problem=TokenProblem(base.problem.keys, [1], scores=base.problem.scores - 3.0))
+    assert claim("B.theorem8").on(below_zero).verdict == "holds"
+    alike = replace(base, problem=TokenProblem(base.problem.keys, [1], scores=np.zeros((1, 3))))
+    assert claim("B.theorem8").on(alike).verdict == "vacuous"  # all are optimal: there is no direction
+
+
+def test_lemma_14_where_the_optimal_tokens_cannot_be_selected():
+    """The optimal token stands between the others, so another leads for every p and q_max is at least a third."""
+    problem = TokenProblem.of([[[0.0], [1.0], [-1.0]]], [1], scores=[[1.0, 0.5, 0.2]])
+    assert claim("B.lemma14").on(ProblemInstance(problem)).verdict == "holds"
+
+
 def test_directional_neighbours_are_counted_by_inner_products_too():
     problem = random_problem(2, 3, 4, rng=np.random.default_rng(0))
     for posed in (problem, problem.as_gram()):
@@ -216,6 +232,12 @@ def test_general_position():
         np.array([[[0, 0, 0], [1, 0.1, 0], [0.2, 1, 0], [0.7, 0.3, 0]]]), [1], scores=[[0.0, 1, 2, 3]]
     )
     assert general_position(flat, np.array([0])).refuted
+    # fewer differences than dimensions, and two tokens with one key: the path goes to q = (1, 0, 0), which ties them
+    equal = TokenProblem.of([[[0.0, 0, 0], [1, 0, 0], [1, 0, 0]]], [1], scores=[[0.2, 0.9, 0.1]])
+    assert general_position(equal, np.array([1])).refuted
+    report = claim("B.theorem4").on(ProblemInstance(equal, q=np.array([1.0, 0.0, 0.0])))
+    assert report.verdict == "vacuous"
+    assert not report.findings.concludes
 
 
 def test_best_head_against_a_general_solver():
@@ -287,6 +309,17 @@ def test_the_joint_path_follows_the_phase_law(ratio):
     )
 
 
+def test_selection_is_proven_only_where_alpha_has_the_largest_label_margin():
+    """A better token of the third input, no support vector: the path selects that one, whatever the margins say."""
+    keys = [[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, -1.0]], [[0.5, 1.2], [0.5, 1.1]]]
+    problem = TokenProblem.of(keys, [1, -1, 1], head=[0.0, 1.0])
+    x = selecting_second(problem, "a better token of the third input", 0.05)
+    assert Joint(x).label_leads[2] == pytest.approx(-0.1, abs=1e-6)  # certified to a millionth
+    assert claim("B.theorem6").on(x).verdict == "undecided"
+    plain = Joint(selecting_second(figure3b(), "fig3b", 0.5))
+    assert plain.label_leads == pytest.approx([1.0, 1.0, 1.5], abs=1e-6)
+
+
 def test_the_quadrant_by_a_scan():
     """Where the unconfined path leaves the quadrant, the confined one against all directions of the quadrant."""
     x, radii = smaller_label_margin(), np.array([5.0, 5.0])
@@ -315,13 +348,13 @@ def test_theorem_3_on_shared_tokens(alpha):
 
 
 def test_theorem_3_follows_no_flow_where_slopes_are_beyond_doubles():
-    """Scores of 1e150: the loss has no slope in doubles, so nothing is claimed, and a zigzag of seconds is left out."""
+    """Scores of 1e150: the loss has no slope in doubles, which does not refute that it falls; no zigzag is followed."""
     keys = [[[0.0, 0.0], [-10.0, -10.0]], [[-20.0, 10.0], [10.0, 20.0]], [[20.0, -20.0], [-10.0, 0.0]]]
     scores = np.array([[0.0, -1.0], [1.0, 0.0], [-1.0, 0.0]]) * 1e150
     problem = TokenProblem.of(keys, [-1, -1, 1], scores=scores, mask=[[True, True], [True, True], [True, False]])
     report = claim("B.theorem3").on(ProblemInstance(problem))
     slope = report.findings.hypotheses[0]
-    assert report.verdict == "vacuous"
+    assert report.verdict == "undecided"
     assert math.copysign(1, slope.measured) == 1  # printed as 0, not as -0
     assert not any("gradient flow" in conclusion.name for conclusion in report.findings.conclusion)
 
@@ -387,6 +420,23 @@ def test_assumption_c_between_its_certificate_and_points():
     everywhere = assumption_c(x.problem, x.alpha, points)
     assert everywhere.at_most == 0
     assert everywhere.slack().refuted
+
+
+@pytest.mark.parametrize(("key", "lags"), [((2.0, 1.0), True), ((0.0, 1.0), True), ((2.0, 0.0), False)])
+def test_assumption_c_beside_an_input_that_is_no_support_vector(key, lags):
+    """The second input has no multiplier, so the certificate's fall is zero, which rounding must not make a proof.
+
+    While the first leads by 1, (1, -1.5) lets (2, 1) lead by half and (1, 0) lets (0, 1) lead by nothing; (2, 0) leads
+    by twice what the first does, whatever p.
+    """
+    keys, values = [[[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], key]], [[[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [2.0, 0.0]]]
+    problem = TokenProblem.of(keys, [1, 1], values=values, head=[1.0, 0.0])
+    j = Joint(selecting_second(problem, "one support vector"))
+    assert j.support.tolist() == [True, False]
+    found = j.assumption()
+    assert found.at_least <= 0
+    assert found.slack().refuted == lags
+    assert lags or 0 < found.at_most <= 1  # the margin falls by 1 - min(s_1, 2 s_2), at most by 1 - min(s_1, s_2)
 
 
 def test_assumption_a_of_a_loss_of_ones_own():

@@ -117,9 +117,9 @@ def sampled(slack: Slack, decide: str = "a proof for every point") -> Slack:
     return replace(slack, conclusive="if broken", decide=decide)
 
 
-def searched(slack: Slack) -> Slack:
+def searched(slack: Slack, decide: str = "a wider search") -> Slack:
     """A statement that something exists: what is found is proof, what is not found may yet be there."""
-    return replace(slack, conclusive="if met", decide="a wider search")
+    return replace(slack, conclusive="if met", decide=decide)
 
 
 def seen(slack: Slack, decide: str = "following it farther") -> Slack:

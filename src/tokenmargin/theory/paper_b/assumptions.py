@@ -15,18 +15,25 @@ from numpy import ndarray as Array
 from scipy.optimize import linprog
 from scipy.special import logsumexp
 
-from tokenmargin.margin import MarginSolution, relaxed_max_margin, solve
-from tokenmargin.margin.constraints import row_constraints
+from tokenmargin.margin import MarginSolution, max_margin, solve
+from tokenmargin.margin.constraints import attention_constraints, row_constraints
 from tokenmargin.objective.attention import AbstractObjective
 from tokenmargin.objective.losses import AbstractLoss, CustomLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.token_problem import TokenProblem
-from tokenmargin.selection import attention_weights, leads
-from tokenmargin.theory.claim import Slack, above, below, sampled
+from tokenmargin.selection import attention_weights
+from tokenmargin.theory.claim import Slack, above, below, sampled, seen
 
 MOST = 3000
 """Subsets of keys, or choices of tokens, that are gone through one by one."""
+CERTIFIED = 1e-9
+"""Two margins that differ by no more than this share may be one: each is certified to 1e-10."""
+SLOWER = 1e-4
+"""By which share an input must be slower than another, where linear programs meet their constraints to 1e-7."""
+OF_MULTIPLIERS = 1e-6
+"""What multipliers, whose equations hold to 1e-7, leave open of a fall of the label margin, as a share of it. An input
+without a multiplier has a fall of zero, and rounding does not make it more."""
 
 
 def assumption_a(loss: AbstractLoss, problem: TokenProblem) -> Slack:
@@ -41,7 +48,9 @@ def assumption_a(loss: AbstractLoss, problem: TokenProblem) -> Slack:
     with np.errstate(all="ignore"):
         slope = 0.0 - np.exp(loss.log_slope(outputs))  # a slope that underflows is 0, not -0
     slack = below("Assumption A: largest slope of the loss", float(slope.max()), 0, strict=True)
-    return sampled(slack) if isinstance(loss, CustomLoss) else slack  # the others fall everywhere
+    if isinstance(loss, CustomLoss):
+        return sampled(slack)
+    return slack if slack.holds else seen(slack, "slopes that doubles hold: this loss falls everywhere")
 
 
 def assumption_b(problem: TokenProblem) -> tuple[Slack, Slack]:
@@ -136,7 +145,7 @@ def _certified_fall(
             continue
         longest = np.linalg.norm(np.einsum("lk,ckd->lcd", dual, signed[leaves]), axis=2).max(axis=1)
         least = min(least, head.margin - float(longest.min()))
-    return float(least)
+    return float(least) - OF_MULTIPLIERS * head.margin
 
 
 def _multipliers(signed: Float[Array, "k d"], head: MarginSolution) -> Float[Array, "l k"]:
@@ -164,19 +173,22 @@ def _others_may_lag(
     """Whether some direction selects alpha and is slower in an input that is no support vector than in all that are.
 
     Along it that input's lost attention is exponentially larger than what the support inputs lose, and only these
-    lower the label margin: no nu > 0 serves.
+    lower the label margin: no nu > 0 serves. Where the max-margin direction exists, a little of it turns leads of zero
+    into positive ones, so it is enough to ask of each lead of those inputs how small it can be while the support
+    inputs lead by 1 and nothing lags behind: a linear program.
     """
     signed = problem.labels[inputs, None] * values_of(problem).tokens[inputs, alpha[inputs]]
     tight = np.zeros(problem.n, dtype=bool)
     tight[inputs] = signed @ head.vector <= 1 + 1e-7
-    if tight[inputs].all():
+    if tight[inputs].all() or not max_margin(problem, alpha).is_optimal:
         return False
-    relaxed = relaxed_max_margin(problem, alpha)
-    if not relaxed.is_optimal:
-        return False
-    least = leads(problem.keys, relaxed.vector, alpha).min(axis=1)
-    slow = least[inputs][~tight[inputs]]
-    return bool(slow.min() > 1e-9 and slow.min() < least[tight].min() - 1e-9)
+    constraints = attention_constraints(problem, alpha)
+    constraints = constraints.only(np.isin(constraints.token[:, 0], inputs))
+    rows, of = constraints.rows(), constraints.token[:, 0]
+    rows = rows / np.abs(rows).max()
+    limits = {"A_ub": -rows, "b_ub": -tight[of].astype(float), "bounds": (None, None)}
+    answers = (linprog(row, **limits) for row in rows[~tight[of]])
+    return any(answer.success and answer.fun < 1 - SLOWER for answer in answers)
 
 
 def _smallest_fall(
@@ -188,11 +200,11 @@ def _smallest_fall(
     for p in points:
         s = attention_weights(problem.keys, p)
         lost = float((1 - s[np.arange(problem.n), alpha])[inputs].max())
-        if lost < 1e-6:  # a fall of the order of the solver's residuals says nothing
-            continue
         features = problem.labels[inputs, None] * np.einsum("nt,ntd->nd", s, tokens)[inputs]
         solution = _svm(features)
-        falls.append((whole - (solution.margin if solution.is_optimal else 0.0)) / lost)
+        fall = whole - (solution.margin if solution.is_optimal else 0.0)
+        if lost >= 1e-6 and abs(fall) > CERTIFIED * whole:  # smaller ones may be the solver's residuals
+            falls.append(fall / lost)
     return float(min(falls))
 
 
@@ -228,11 +240,13 @@ def rank_of_vectors(geometry: AbstractGeometry) -> int:
 
 def general_position(problem: TokenProblem, alpha: Int[Array, " n"]) -> Slack:
     """Theorem 7's general position of keys of dimension d: any d of the differences `k_it - k_{i alpha_i}` are
-    independent, and the vector of ones is not in the range of any d + 1.
+    independent, all of them where there are fewer, and the vector of ones is not in the range of any d + 1.
 
     Read with alpha one fixed choice of tokens, as everywhere in the paper; were alpha_i free, `k_t - k_a` and `k_a -
-    k_t` would both be rows, and no data would be in general position. All subsets are gone through, or the first 3000.
-    Independence is judged by singular values, so that rounding speaks against general position, never for it."""
+    k_t` would both be rows, and no data would be in general position. Printed of d differences alone, the first
+    condition would allow two tokens with one key wherever there are fewer; the proof inverts what it has. All subsets
+    are gone through, or the first 3000. Independence is judged by singular values, so that rounding speaks against
+    general position, never for it."""
     others = problem.mask.copy()
     others[np.arange(problem.n), alpha] = False
     token = np.argwhere(others)
@@ -240,7 +254,7 @@ def general_position(problem: TokenProblem, alpha: Int[Array, " n"]) -> Slack:
     rows = problem.keys.differences(index[token[:, 0], token[:, 1]], index[token[:, 0], alpha[token[:, 0]]])
     d = problem.keys.dimension if isinstance(problem.keys, Coordinates) else int(np.linalg.matrix_rank(rows))
     least, tried = np.inf, 0
-    for chosen in itertools.islice(itertools.combinations(range(len(rows)), d), MOST):
+    for chosen in itertools.islice(itertools.combinations(range(len(rows)), min(d, len(rows))), MOST):
         sizes = np.linalg.svd(rows[list(chosen)], compute_uv=False)
         least, tried = min(least, float(sizes[-1] / max(sizes[0], 1e-300))), tried + 1
     for chosen in itertools.islice(itertools.combinations(range(len(rows)), d + 1), MOST):

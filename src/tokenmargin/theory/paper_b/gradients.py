@@ -9,8 +9,8 @@ from numpy import ndarray as Array
 from tokenmargin.margin import max_margin
 from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import AbstractLoss, CorrelationLoss
+from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
@@ -201,7 +201,8 @@ def lemma6(x: ProblemInstance) -> Findings:
     smoothness = max(ours if printed is None else printed, 1e-12)
     one, other = (r * x.sphere(500, rng) for r in (3.0, 3.1))
     other = np.where(rng.uniform(size=(500, 1)) < 0.5, other, one + 1e-3 * other)
-    steep = float((keys.norm(objective.gradient(one) - objective.gradient(other)) / keys.norm(one - other)).max())
+    apart = np.maximum(keys.norm(one - other), 1e-300)  # zero where all keys are, as the gradients' difference then is
+    steep = float((keys.norm(objective.gradient(one) - objective.gradient(other)) / apart).max())
     eta, p = x.factor / smoothness, x.sphere(1, rng)[0] if x.p is None else x.p
     values, squares, excess = [float(objective.value(p))], [], -np.inf
     for _ in range(2000):

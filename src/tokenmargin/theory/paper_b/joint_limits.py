@@ -28,7 +28,7 @@ from tokenmargin.objective.attention import JointObjective
 from tokenmargin.problem.instances import figure3a, figure3b
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, attention_weights, leads
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, searched, seen, true
 from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.assumptions import AssumptionC, assumption_c
 from tokenmargin.theory.settings import ProblemInstance
@@ -70,6 +70,15 @@ class Joint:
     def support(self) -> Bool[Array, " n"]:
         """The inputs whose selected token is a support vector."""
         return support_inputs(self.x.problem, self.x.alpha)
+
+    @cached_property
+    def label_leads(self) -> Float[Array, " n"]:
+        """By how much alpha's label margin exceeds that of any other token, in units of Gamma."""
+        problem, inputs = self.x.problem, np.arange(self.x.problem.n)
+        outputs = problem.labels[:, None] * problem.values.gather(problem.values.project(self.head.vector))
+        others = problem.mask.copy()
+        others[inputs, self.x.alpha] = False
+        return np.asarray(outputs[inputs, self.x.alpha] - np.where(others, outputs, -np.inf).max(axis=1))
 
     def assumption(self, support: Bool[Array, " n"] | None = None) -> AssumptionC:
         """Assumption C over the inputs of `support`."""
@@ -152,15 +161,17 @@ def theorem5(x: ProblemInstance) -> Findings:
 def relaxed_hypotheses(j: Joint, path: RidgePath) -> tuple[Slack, ...]:
     """Theorem 6's: alpha is asymptotically selected, and Assumption C holds over the support inputs.
 
-    Selection is proven where nu > 0 is certified and every other input's credit is below the margin of p_mm: losing a
-    share of such an input costs exponentially more than turning to p_mm costs the support inputs.
+    Selection is proven where nu > 0 is certified, and in every other input alpha has the largest label margin of all
+    tokens and what it is spared is below the margin of p_mm: losing a share of such an input costs exponentially more
+    than turning to p_mm costs the support inputs.
     """
     x, assumption = j.x, j.assumption(j.support)
     reached = attention_weights(x.problem.keys, path.prompts[-1])[np.arange(x.problem.n), x.alpha]
     selected = above("smallest attention on alpha at the end", float(reached.min()), 0.9)
-    proven = assumption.at_least > 0 and bool((j.margin_spared[~j.support] < j.prompt.margin).all())
+    spared = bool((j.margin_spared[~j.support] < j.prompt.margin).all())
+    proven = assumption.at_least > 0 and spared and bool((j.label_leads[~j.support] > EDGE).all())
     return (
-        selected if proven else seen(selected, "a proof that the path selects alpha"),
+        searched(selected, "following the path farther") if proven else seen(selected, "a proof that it selects alpha"),
         assumption.slack(" over the support inputs"),
     )
 

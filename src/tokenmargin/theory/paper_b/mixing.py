@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
-from tokenmargin.margin import choice_margin
-from tokenmargin.objective.local_scores import NonlinearHead, optimal_sets
+from tokenmargin.margin import MarginSolution, choice_margin
+from tokenmargin.objective.nonlinear_heads import NonlinearHead, optimal_sets
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, optimal_tokens
-from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, seen, true
+from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true
 from tokenmargin.theory.evidence import falls_to_zero
 from tokenmargin.theory.paper_b.assumptions import assumption_d, log_outside, values_of
 from tokenmargin.theory.paper_b.directions import three_tokens
@@ -28,8 +28,11 @@ def lemma14(x: ProblemInstance) -> Findings:
     """If the output is `nu_i (1 - q_i) + Z_i` with `nu_i > 0` and `-C q_max <= Z_i <= (1 - eps) nu_i q_i`, q_i being
     the attention outside O_i, then Assumption D holds: for any Delta there is rho < 0 such that, wherever log q_max of
     p is at most (1 + Delta) times that of p' and at most rho, L(p) < L(p'). (O_i the optimal tokens; Delta = 0.1, 0.5
-    and 2 with the rho of the proof; 480 points. With a nonlinear head, C and eps are what these points show.)"""
-    points, optimal = _random_points(x), _optimal(x)
+    and 2 with the rho of the proof; 480 points, and 80 that select O_i where it can be. With a nonlinear head, C and
+    eps are what these points show.)"""
+    optimal = _optimal(x)
+    selecting = choice_margin(x.problem, optimal)
+    points = np.concatenate([_random_points(x), _points_around(x, selecting)])
     nu = np.where(optimal, _output_of_token(x), np.inf).min(axis=1)
     spread = float((np.where(optimal, _output_of_token(x), -np.inf).max(axis=1) - nu).max())
     C, eps = _mixing_constants(x, optimal, nu, points)
@@ -51,9 +54,12 @@ def lemma14(x: ProblemInstance) -> Findings:
         # where all tokens are optimal q is zero, and its logarithm orders nothing
         above("tokens outside the O_i", int((x.problem.mask & ~optimal).sum()), 1),
     )
+    if not compared and selecting.status == "infeasible":
+        # for every p a token outside O_i leads in some input, so q_max >= 1/T: rho < -log T compares none
+        return Findings(hypotheses, (true("no p selects the O_i, and nothing is to be compared", True),))
     if not compared:
         return Findings(hypotheses, (seen(above("pairs that Assumption D compares", 0, 1), "longer points"),))
-    return Findings(hypotheses, (sampled(below("pairs ordered otherwise", wrong, 0)),))
+    return Findings(hypotheses, (seen(below("pairs ordered otherwise", wrong, 0), "another rho: any will do"),))
 
 
 def _optimal(x: ProblemInstance) -> Bool[Array, "n T"]:
@@ -74,6 +80,15 @@ def _random_points(x: ProblemInstance) -> Float[Array, "480 D"]:
     return np.concatenate([r * x.sphere(60, x.rng) for r in np.geomspace(0.3, 300, 8)])
 
 
+def _points_around(x: ProblemInstance, selecting: MarginSolution) -> Float[Array, "k D"]:
+    """Points around a direction that selects O_i, long enough for next to no attention outside; none without one."""
+    axis = selecting.vector
+    if not selecting.is_optimal or not np.isfinite(axis).all() or not np.any(axis):
+        return x.sphere(0, x.rng)
+    beside = 0.2 * float(x.problem.keys.norm(axis)) * x.sphere(80, x.rng)
+    return np.geomspace(3, 1000, 80)[:, None] * (axis + beside)
+
+
 def _mixing_constants(
     x: ProblemInstance, optimal: Bool[Array, "n T"], nu: Float[Array, " n"], points: Float[Array, "k D"]
 ) -> tuple[float, float]:
@@ -89,7 +104,8 @@ def _mixing_constants(
     q = (weights * others).sum(axis=-1)
     outputs = x.problem.labels * x.head.function(np.einsum("knt,ntd->knd", weights, values_of(x.problem).tokens))
     Z, some = outputs - nu * (1 - q), q > 1e-6  # below, Z is rounding
-    lost = np.where(q.max(axis=1, keepdims=True) > 1e-6, -Z / q.max(axis=1, keepdims=True), 0.0)
+    largest = q.max(axis=1, keepdims=True)
+    lost = np.where(largest > 1e-6, -Z / np.maximum(largest, 1e-6), 0.0)
     return float(max(0.0, lost.max())), float((1 - (Z / np.where(some, nu * q, 1.0))[some]).min(initial=1.0))
 
 
@@ -102,13 +118,19 @@ def _ratio_of_bounds(x: ProblemInstance, nu: Float[Array, " n"], C: float, eps: 
 
 def theorem8(x: ProblemInstance) -> Findings:
     """With sets O_i of optimal tokens such that mixing others in hurts (Assumption D), the regularisation path comes
-    arbitrarily near the set of global minima of ATT-SVM', scaled to its length. (O_i are the tokens of highest score,
-    for which Lemma 14 gives Assumption D when that score is positive. With a nonlinear head, O_i are the tokens of
-    lowest loss, and Assumption D is tried on 480 points.)"""
+    arbitrarily near the set of global minima of ATT-SVM', scaled to its length. (O_i are the tokens of highest score;
+    Assumption D holds where they share it and lead, by Lemma 14 with every input's scores raised until they are
+    positive, which is another decreasing loss for each. With a nonlinear head, O_i are the tokens of lowest loss, and
+    Assumption D is tried on 480 points.)"""
     optimal = _optimal(x)
     minima = [minimum.vector for minimum in choice_margin(x.problem, optimal).minima]
     mixing = _leads(x.problem, optimal) if x.head is None else assumption_d(x.risk, optimal, _random_points(x))
-    hypotheses = (above("number of global minima of ATT-SVM'", len(minima), 1), *mixing)
+    hypotheses = (
+        # where all tokens are optimal the minimum is zero: without a margin, without a direction
+        above("tokens outside the O_i", int((x.problem.mask & ~optimal).sum()), 1),
+        above("number of global minima of ATT-SVM'", len(minima), 1),
+        *mixing,
+    )
     if not minima or not np.isfinite([x.problem.keys.norm(p) for p in minima]).all() or not np.any(minima):
         return Findings(hypotheses)
     angles, norm = path_angles(x, minima)
@@ -119,14 +141,16 @@ def theorem8(x: ProblemInstance) -> Findings:
 
 
 def _leads(problem: TokenProblem, optimal: Bool[Array, "n T"]) -> tuple[Slack, ...]:
-    """Lemma 14's conditions for a linear head."""
-    best = np.where(problem.mask, problem.scores, -np.inf).max(axis=1)
-    inside = np.where(optimal, problem.scores, np.inf).min(axis=1)
+    """What gives Assumption D for a linear head: enough, and not shown to be necessary."""
+    best, inside = (
+        np.where(optimal, problem.scores, -np.inf).max(axis=1),
+        np.where(optimal, problem.scores, np.inf).min(axis=1),
+    )
     outside = np.where(problem.mask & ~optimal, problem.scores, -np.inf).max(axis=1)
+    other = "another proof of Assumption D, or a refutation"
     return (
-        above("smallest optimal score", best.min(), 0, strict=True),
-        below("spread of scores within O_i", (best - inside).max(), 0),
-        above("lead of O_i over other scores", (inside - outside).min(), 0, strict=True),
+        searched(below("spread of scores within O_i", (best - inside).max(), 0), other),
+        searched(above("lead of O_i over other scores", (inside - outside).min(), 0, strict=True), other),
     )
 
 
@@ -187,13 +211,14 @@ CLAIMS = (
             lambda: replace(two_optima(second=0.5), optimal=np.array([[True, True, False]])),
         ),
         unneeded={
+            "tokens outside the O_i": NO_SUBJECT,
             "number of global minima of ATT-SVM'": NO_SUBJECT,
-            "smallest optimal score": "Lemma 14's way to say that O_i leads: only differences of scores matter.",
         }),
     Claim("B.theorem8-nonlinear", theorem8, "sampled", about="... with a nonlinear head",
         example=lambda: _two_inputs(NonlinearHead(_network, _network_gradient), "two hidden units"),
         outside=(lambda: _two_inputs(NonlinearHead(_bump, _bump_gradient), "a head that likes mixtures"),),
         unneeded={
+            "tokens outside the O_i": NO_SUBJECT,
             "number of global minima of ATT-SVM'": NO_SUBJECT,
             "largest": "True of every head with a bounded gradient between the tokens.",
         },
