@@ -38,7 +38,10 @@ def read_only(array: Array) -> Array:
 def as_array(
     name: str, value: Any, dtype: type | None = None, *, ragged: str = "pad short inputs and give a mask"
 ) -> Array:
-    """The value as an array, or an error in plain words in place of numpy's own; `ragged` helps where lengths differ."""
+    """The value as an array, or an error in plain words in place of numpy's own.
+
+    `ragged` is the remedy where the lists are of different lengths.
+    """
     try:
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # a tensor that asks for its gradient

@@ -281,7 +281,8 @@ def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]
     if named.is_limit:
         if beaten.any():
             return f"{band} {reason}, but the others outweigh that, so training can settle here."
-        return f"{band} Each selected token outscores its rivals there, so training can settle here: {_goodness(problem, named)}."
+        good = _goodness(problem, named)
+        return f"{band} Each selected token outscores its rivals there, so training can settle here: {good}."
     if named.kind in ("balanced", "undecided", "inaccurate"):
         return f"{band} {f'{reason}; w' if beaten.any() else 'W'}hether training settles here is not decided."
     reason = reason if beaten.any() else "a choice among equals allows a larger margin"
