@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tokenmargin.objective.nonlinear_heads import NonlinearHead
+from tokenmargin.objective.local_scores import NonlinearHead
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory import ProblemInstance
 

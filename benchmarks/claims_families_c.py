@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import claims_families_b as of_p
-from tokenmargin.objective.nonlinear_heads import NonlinearHead
+from tokenmargin.objective.local_scores import NonlinearHead
 from tokenmargin.problem.attention_problems import cross_attention, self_attention
 from tokenmargin.theory import ProblemInstance
 

@@ -18,8 +18,7 @@ __all__ = ["TASKS", "Task", "task_text"]
 BESIDE = {
     "tokenmargin.norms": ("CustomNorm", "LpNorm", "SchattenNorm"),
     "tokenmargin.problem.problem_files": ("ProblemFileError",),
-    "tokenmargin.problem.geometry": ("Coordinates", "Gram"),
-    "tokenmargin.problem.bilinear": ("bilinear",),
+    "tokenmargin.problem.geometry": ("Coordinates", "Gram", "bilinear"),
     "tokenmargin.problem.instances": (
         "NAMED_PROBLEMS",
         "figure1a",
@@ -32,16 +31,16 @@ BESIDE = {
     ),
     "tokenmargin.problem.next_token": ("next_token_windows",),
     "tokenmargin.objective.losses": ("CorrelationLoss",),
-    "tokenmargin.objective.nonlinear_heads": ("optimal_sets",),
+    "tokenmargin.objective.local_scores": ("optimal_sets",),
     "tokenmargin.objective.attention_maps": ("AttentionMap",),
     "tokenmargin.objective.embedding": (
         "EmbeddingObjective",
         "Embeddings",
+        "class_first_step",
         "gaussian_embeddings",
         "wishart_embeddings",
     ),
     "tokenmargin.objective.single_location": ("SingleLocation",),
-    "tokenmargin.objective.first_step": ("class_first_step",),
     "tokenmargin.selection": ("saturation", "select"),
     "tokenmargin.margin": ("Atlas", "LimitDirection", "MarginBatch", "MarginSolution"),
     "tokenmargin.dynamics": (

@@ -12,8 +12,7 @@ from tests.oracles.rounding import rounding
 
 from tokenmargin.classifier.token_model import TokenModel
 from tokenmargin.limits import limit_of
-from tokenmargin.objective.embedding import Embeddings
-from tokenmargin.objective.first_step import class_first_step, class_shares, first_step
+from tokenmargin.objective.embedding import Embeddings, class_first_step, class_shares, first_step
 from tokenmargin.objective.local_scores import ClassObjective
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.label_problems import ClassProblem

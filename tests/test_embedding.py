@@ -7,7 +7,13 @@ import torch
 from scipy import stats
 from tests.oracles.rounding import rounding
 
-from tokenmargin.objective.embedding import EmbeddingObjective, Embeddings, gaussian_embeddings, wishart_embeddings
+from tokenmargin.objective.embedding import (
+    EmbeddingObjective,
+    Embeddings,
+    first_step,
+    gaussian_embeddings,
+    wishart_embeddings,
+)
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.instances import selective_corpus
 
@@ -49,8 +55,7 @@ def test_gradient_is_autograds(corpus):
 def test_both_geometries_step_alike():
     embeddings = random_embeddings(RAGGED, 5, seed=3)
     objective = EmbeddingObjective(RAGGED)
-    stepped = objective.step(embeddings, 0.7)
-    gram = objective.step(embeddings.as_gram(), 0.7)
+    stepped, gram = (first_step(start, 0.7).after for start in (embeddings, embeddings.as_gram()))
     vectors = stepped.geometry.vectors
     of_products = rounding(3 * 5, float((vectors**2).sum(axis=1).max()))  # sums of five products, thrice
     np.testing.assert_allclose(gram.geometry.matrix, vectors @ vectors.T, rtol=0, atol=of_products)

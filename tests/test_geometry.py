@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.rounding import rounding
 
-from tokenmargin.problem.bilinear import bilinear
-from tokenmargin.problem.geometry import Coordinates, Gram
+from tokenmargin.problem.geometry import Coordinates, Gram, bilinear
 
 # Sums of at most 12 products (tokens, or five coordinates) of normal draws, all below 4: of logits, inner products and
 # pullbacks in coordinates; in Gram space a sum of such sums.

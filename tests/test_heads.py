@@ -8,7 +8,7 @@ from tests.oracles.rounding import of_attention, of_difference, of_logits, round
 from tokenmargin.dynamics import flow, regularisation_path
 from tokenmargin.margin import max_margin
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead, optimal_sets
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead, optimal_sets
 from tokenmargin.problem.instances import figure1b, figure1c, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle

@@ -15,8 +15,8 @@ from tokenmargin.margin import MATRIX_GAP, TOLERANCE, atlas, choice_margin, clas
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.factored import FactoredObjective, MultiHeadObjective
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import CorrelationLoss, CustomLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem

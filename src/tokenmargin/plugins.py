@@ -65,7 +65,7 @@ OWN = {
 
 KIND = {
     "losses": "tokenmargin.objective.losses:AbstractLoss",
-    "heads": "tokenmargin.objective.nonlinear_heads:NonlinearHead",
+    "heads": "tokenmargin.objective.local_scores:NonlinearHead",
     "attention_maps": "tokenmargin.objective.attention_maps:AttentionMap",
     "norms": "tokenmargin.norms:AbstractNorm",
     "methods": "tokenmargin.dynamics.methods:AbstractMethod",

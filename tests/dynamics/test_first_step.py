@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from tests.oracles.rounding import rounding
 
-from tokenmargin.objective.embedding import gaussian_embeddings
-from tokenmargin.objective.first_step import first_step
+from tokenmargin.objective.embedding import first_step, gaussian_embeddings
 from tokenmargin.problem.instances import selective_corpus
 
 

@@ -12,8 +12,7 @@ from tokenmargin.dynamics.flow import flow
 from tokenmargin.dynamics.integrate import FlowSettings
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
-from tokenmargin.objective.embedding import wishart_embeddings
-from tokenmargin.objective.first_step import first_step
+from tokenmargin.objective.embedding import first_step, wishart_embeddings
 from tokenmargin.objective.losses import CorrelationLoss
 from tokenmargin.problem.instances import (
     NAMED_PROBLEMS,

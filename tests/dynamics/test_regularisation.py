@@ -11,7 +11,7 @@ from tokenmargin.dynamics.paths.joint import ridge_path
 from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import label_margin, max_margin, relaxed_max_margin
 from tokenmargin.objective.attention import JointObjective, PromptObjective
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.problem.instances import NAMED_PROBLEMS, figure1b, figure1c, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import angle, cosine, is_locally_optimal, optimal_tokens, select

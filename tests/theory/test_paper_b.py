@@ -13,8 +13,8 @@ from tests.oracles.joint import best_head, ridge_solution
 from tests.oracles.rounding import of_attention, rounding
 
 from tokenmargin.margin import choice_margin, max_margin, relaxed_max_margin
+from tokenmargin.objective.local_scores import optimal_sets
 from tokenmargin.objective.losses import CustomLoss, LogisticLoss
-from tokenmargin.objective.nonlinear_heads import optimal_sets
 from tokenmargin.problem.instances import (
     figure1a,
     figure1b,

@@ -28,7 +28,7 @@ def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, 
     from tokenmargin.norms import L2
     from tokenmargin.objective.attention import JointObjective
     from tokenmargin.objective.attention_maps import MapObjective
-    from tokenmargin.objective.nonlinear_heads import HeadObjective
+    from tokenmargin.objective.local_scores import HeadObjective
 
     problem, selected = path.objective.local_problem(path.final), path.selected
     if isinstance(path.objective, MapObjective) and not path.objective.attention.shares:

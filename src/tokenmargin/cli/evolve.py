@@ -277,9 +277,8 @@ def _append_run(before: dict[str, Array], after: dict[str, Array]) -> dict[str, 
 def _objective_named(problem: Any, train: str, loss: str | None, head: str | None, attention: str) -> AbstractObjective:
     from tokenmargin.objective.attention import JointObjective, PromptObjective
     from tokenmargin.objective.attention_maps import MapObjective, attention_named
-    from tokenmargin.objective.local_scores import prompt_objective
+    from tokenmargin.objective.local_scores import HeadObjective, head_named, prompt_objective
     from tokenmargin.objective.losses import loss_named
-    from tokenmargin.objective.nonlinear_heads import HeadObjective, head_named
     from tokenmargin.problem.label_problems import RegressionProblem
 
     if head is not None and train == "joint":

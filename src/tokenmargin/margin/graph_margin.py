@@ -24,8 +24,7 @@ from tokenmargin.margin.corpus.solve import corpus_margin
 from tokenmargin.margin.single.solver import solve
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.problem.geometry import Coordinates
-from tokenmargin.problem.next_token import NextTokenProblem
-from tokenmargin.problem.priority_graph import PriorityGraph
+from tokenmargin.problem.next_token import NextTokenProblem, PriorityGraph
 
 DENSE = 2_000_000
 """Numbers in the rows of constraints up to which the solver of single problems is asked, which also counts rounding."""

@@ -1,4 +1,4 @@
-"""Trained embeddings: every vector of paper A's model in one dictionary, its risk, and its gradient of rank two.
+"""Trained embeddings: every vector of paper A's model in one dictionary, its risk, its gradient, and the first step.
 
 The model is `f(X) = sum_t q_t <E_{x_t}, v>` with `q = softmax(<E_{x_t}, p>)`. The risk depends on the embeddings only
 through `a = E p` and `b = E v`, so its gradient in `E_s` lies in the plane of p and v:
@@ -9,17 +9,29 @@ with one number `c_s` and one `e_s` per token. A step costs O(m d + n T), in Gra
 
 At the start, in dimension d, everything that matters is of size d^(-1/2): 1e-30 where Theorem 5 holds. `e_s` is
 therefore never formed as a sum of numbers near 1/(2T); it is kept as `alpha_s / 2` (the signed share, exact), plus a
-small rest in which nothing cancels.
+small rest in which nothing cancels. The first step of training teaches the embeddings how often a token comes with each
+label: after it, `E_s = E_s^0 + (eta_0 / 2) alpha_s v + err_s` and `p = p^0 + err_p` (5), with errors of at most
+`11 eta_0 d^(-1/4)` with high probability (6).
+
+With k classes the model is `F(X) = sum_t q_t V' E_{x_t}` with a head of k columns `v_c`; the gradient in an embedding
+is `c_s p + sum_c e_sc v_c`, and at a start with small overlaps `e_sc` is the *class share*
+
+    alpha_sc = mean_i (1[y_i = c] - 1/k) (share of token s in sequence i),
+
+up to a rest in which nothing cancels. The shares of a token sum to zero over the classes. With two classes
+`alpha_s1 = -alpha_s0` is half of (3) of paper A, and `v_1 - v_0` is its head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray as Array
+from scipy.special import softmax
 
 from tokenmargin._notebook import one_line
 from tokenmargin._statistics import Rng, generator
@@ -27,6 +39,7 @@ from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates, Gram
+from tokenmargin.problem.label_problems import checked_classes
 from tokenmargin.problem.token_problem import TokenProblem
 
 
@@ -158,11 +171,6 @@ class EmbeddingObjective:
         a, _ = embeddings.overlaps
         return weights_above_uniform(np.where(self.corpus.mask, a[self.corpus.index], -np.inf))
 
-    def step(self, embeddings: Embeddings, eta: float) -> Embeddings:
-        """One step of gradient descent on all embeddings and the prompt (4)."""
-        descent = self.descent(embeddings)
-        return embeddings.after_step(eta * descent.c, eta * descent.e)
-
     def values(self, embeddings: Embeddings) -> Float[Array, "n T"]:
         """`<E_{x_t}, v>` per position; zero where there is no token."""
         _, b = embeddings.overlaps
@@ -215,3 +223,137 @@ def wishart_embeddings(corpus: TokenCorpus, d: int | float, *, rng: Rng) -> Embe
     along = rng.standard_normal(m + 1)
     rows = np.column_stack([along, factor]) / scale  # the prompt first, then the tokens
     return Embeddings.of(corpus, rows[1:], rows[0], np.eye(1, m + 2)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class FirstStep:
+    """The embeddings before and after the first step, and the gradient that moved them."""
+
+    before: Embeddings
+    after: Embeddings
+    descent: EmbeddingDescent
+    eta: float
+
+    def __repr__(self) -> str:
+        return f"FirstStep(eta={self.eta:g}, {self.before.corpus!r}, largest error {self.error:.3g})"
+
+    def token_errors(self, beside: Float[Array, " m"] | float = 0.0) -> Float[Array, " m"]:
+        """`|err_s|` of the decomposition (5): the length of `eta_0 (c_s p + (rest_s + beside_s) v)`.
+
+        - `beside`: what half of another alpha_s than the gradient's own leaves over.
+        """
+        c, r = self.eta * self.descent.c, self.eta * (self.descent.rest + beside)
+        p, v = self.before.prompt, self.before.head
+        inner = self.before.geometry.inner
+        squared = c**2 * inner(p, p) + 2 * c * r * inner(p, v) + r**2 * inner(v, v)
+        return np.sqrt(np.maximum(squared, 0.0))
+
+    @property
+    def prompt_error(self) -> float:
+        """`|err_p|` of the decomposition (5): the length of `eta_0 sum_s c_s E_s`."""
+        coefficients = np.concatenate([self.eta * self.descent.c, [0.0, 0.0]])
+        return float(self.before.geometry.norm(self.before.geometry.combine(coefficients)))
+
+    @property
+    def error(self) -> float:
+        """The left-hand side of (6)."""
+        return max(float(self.token_errors().max()), self.prompt_error)
+
+    def bound(self, d: int | float) -> float:
+        """The right-hand side of (6)."""
+        return 11 * self.eta * float(d) ** -0.25
+
+
+def first_step(embeddings: Embeddings, eta: float) -> FirstStep:
+    """One gradient step of length `eta` on all tokens and the prompt (4).
+
+    >>> from tokenmargin.problem.instances import selective_corpus
+    >>> from tokenmargin.objective.embedding import wishart_embeddings
+    >>> rng = np.random.default_rng(0)
+    >>> start = wishart_embeddings(selective_corpus(4, 3, rng=rng), 5.4e59, rng=rng)
+    >>> step = first_step(start, eta=576.0)
+    >>> step.error < 1e-26 < step.bound(5.4e59)
+    True
+    """
+    objective = EmbeddingObjective(embeddings.corpus)
+    descent = objective.descent(embeddings)
+    return FirstStep(embeddings, embeddings.after_step(eta * descent.c, eta * descent.e), descent, eta)
+
+
+def class_shares(
+    sequences: Sequence[Int[Array, " _"]], classes: Int[Array, " n"], size: int, k: int
+) -> Float[Array, "m k"]:
+    """`alpha_sc`: how much more of token s stands in sequences of class c than an even share of it.
+
+    >>> class_shares([np.array([0, 1]), np.array([0, 2]), np.array([0, 3])], np.array([0, 1, 2]), 4, 3).round(3) + 0.0
+    array([[ 0.   ,  0.   ,  0.   ],
+           [ 0.111, -0.056, -0.056],
+           [-0.056,  0.111, -0.056],
+           [-0.056, -0.056,  0.111]])
+    """
+    counts = np.zeros((size, k))
+    for sequence, label in zip(sequences, classes.tolist(), strict=True):
+        counts[:, label] += np.bincount(sequence, minlength=size) / len(sequence)
+    counts /= len(sequences)
+    return np.asarray(counts - counts.mean(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassFirstStep:
+    """The decomposition of one step of length `eta` on all embeddings and the prompt; the heads stay.
+
+    **Attributes**
+    - `alpha`: the class shares; the step moves `E_s` by `eta (c_s p + sum_c (alpha_sc + rest_sc) v_c)`.
+    - `rest`: what the overlaps of the start add to them.
+    - `c`: the coefficients on the prompt; p moves by `eta sum_s c_s E_s`.
+    - `tokens`, `prompt`: the vectors after the step.
+    """
+
+    eta: float
+    alpha: Float[Array, "m k"]
+    rest: Float[Array, "m k"]
+    c: Float[Array, " m"]
+    tokens: Float[Array, "m d"]
+    prompt: Float[Array, " d"]
+    token_errors: Float[Array, " m"]
+    prompt_error: float
+
+
+def class_first_step(
+    sequences: Sequence[Int[Array, " _"]],
+    classes: Int[Array, " n"],
+    tokens: Float[Array, "m d"],
+    prompt: Float[Array, " d"],
+    heads: Float[Array, "d k"],
+    eta: float,
+) -> ClassFirstStep:
+    """One gradient step of the mean cross-entropy on all embeddings and the prompt.
+
+    **Arguments**
+    - `sequences`: token ids, rows of `tokens`.
+    - `classes`: 0..k-1 per sequence, each with an example.
+    - `heads`: the head of each class, a column.
+    """
+    k, m = heads.shape[1], len(tokens)
+    chosen = checked_classes(classes, len(sequences), k)
+    if any(len(sequence) == 0 for sequence in sequences):
+        raise ValueError("a sequence is empty; every sequence needs at least one token")
+    a, b = tokens @ prompt, tokens @ heads
+    rest, c = np.zeros((m, k)), np.zeros(m)
+    for sequence, label in zip(sequences, chosen.tolist(), strict=True):
+        q, above = weights_above_uniform(a[sequence])
+        F = q @ b[sequence]
+        g = (np.arange(k) == label) - softmax(F)
+        # g = (1[c = y] - 1/k) + (1/k - softmax(F)), and q = 1/T + above: the first product is alpha's, exactly.
+        bend = -weights_above_uniform(F)[1]
+        even = (np.arange(k) == label) - 1 / k
+        np.add.at(rest, sequence, np.outer(q, bend) + np.outer(above, even))
+        np.add.at(c, sequence, q * ((b[sequence] - F) @ g))
+    rest, c = rest / len(sequences), c / len(sequences)
+    alpha = class_shares(sequences, chosen, m, k)
+    errors = eta * (np.outer(c, prompt) + rest @ heads.T)
+    drift = eta * (c @ tokens)
+    return ClassFirstStep(
+        eta, alpha, rest, c, tokens + eta * alpha @ heads.T + errors, prompt + drift,
+        np.linalg.norm(errors, axis=1), float(np.linalg.norm(drift)),
+    )  # fmt: skip

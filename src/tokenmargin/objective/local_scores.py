@@ -2,19 +2,22 @@
 
 To first order around a point such an output is linear, with *local scores* of the tokens as its coefficients, and the
 stable gradient of a linear head is right for them as well. The curvature of the output enters the derivative of the
-field alone. Many classes, real labels and nonlinear heads are of this kind.
+field alone. Many classes, real labels and nonlinear heads `f(X_i) = psi(X_i' softmax(K_i p))`, with any differentiable
+psi (appendix D of *Max-Margin Token Selection in Attention Mechanism*), are of this kind.
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
-from scipy.special import softmax
+from scipy.special import logsumexp, softmax
 
+from tokenmargin._notebook import one_line
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import (
     Attention,
@@ -29,11 +32,23 @@ from tokenmargin.objective.forward import (
     prompt_block,
     prompt_descent,
 )
-from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned, SquareLoss
-from tokenmargin.plugins import kind_in_words
-from tokenmargin.problem.geometry import in_coordinates
-from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem, soft_margin
-from tokenmargin.problem.token_problem import TokenProblem
+from tokenmargin.objective.losses import (
+    AbstractLoss,
+    LogisticLoss,
+    LogSigned,
+    SquareLoss,
+    check_derivative,
+    signed_excess,
+)
+from tokenmargin.plugins import find, kind_in_words
+from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.geometry import Coordinates, in_coordinates
+from tokenmargin.problem.label_problems import ClassProblem, RegressionProblem
+from tokenmargin.problem.token_problem import TokenProblem, checked_problem
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
+_NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
+_TRIED = 16  # inputs in which the gradient of a head is compared with differences
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,100 @@ class AbstractLocalObjective(AbstractObjective):
 
 
 @dataclass(frozen=True)
-class ClassObjective(AbstractLocalObjective):
+class NonlinearHead:
+    """A head psi, its gradient, and its Hessian, each applied to the last axis of an array of vectors.
+
+    **Arguments**
+    - `function`: `psi(x)`, from shape (..., d) to (...).
+    - `gradient`: from (..., d) to (..., d). An objective compares it with differences of the function.
+    - `hessian`: from (..., d) to (..., d, d), used by the flow and the regularisation path; by default central
+      differences of the gradient over `eps^(1/3) max(1, |x_j|)`, right to about ten digits.
+
+    >>> bowl = NonlinearHead(lambda x: (x**2).sum(-1), lambda x: 2 * x)
+    >>> bowl.second(np.array([1.0, 2.0])).round(6) + 0.0
+    array([[2., 0.],
+           [0., 2.]])
+    """
+
+    function: Callable[[Array], Array]
+    gradient: Callable[[Array], Array]
+    hessian: Callable[[Array], Array] | None = None
+
+    __repr__ = one_line
+
+    def second(self, x: Float[Array, "... d"]) -> Float[Array, "... d d"]:
+        """The Hessian, given or by differences."""
+        if self.hessian is not None:
+            return np.asarray(self.hessian(x))
+        columns = []
+        for j in range(x.shape[-1]):
+            h = np.cbrt(np.finfo(float).eps) * np.maximum(1.0, np.abs(x[..., j]))[..., None]
+            shift = h * np.eye(1, x.shape[-1], j)[0]
+            columns.append((self.gradient(x + shift) - self.gradient(x - shift)) / (2 * h))
+        return np.stack(columns, axis=-1)
+
+
+def head_named(name: str) -> NonlinearHead:
+    """The head that another package adds under this name, or the one at `MODULE:OBJECT`."""
+    head: NonlinearHead = find("heads", name)
+    return head
+
+
+def optimal_sets(problem: TokenProblem, head: NonlinearHead, *, tolerance: float = 1e-12) -> Bool[Array, "n T"]:
+    """The optimal sets `O_i` found by evaluation: the tokens of lowest loss when attended to alone.
+
+    Tokens whose `Y_i psi(x_it)` is within `tolerance` of the input's largest count as optimal together.
+    """
+    outputs = problem.labels[:, None] * head.function(_values(problem.values))
+    outputs = np.where(problem.mask, outputs, -np.inf)
+    return np.asarray(outputs >= outputs.max(axis=1, keepdims=True) - tolerance)
+
+
+def _soft_margin_hessian(rivals: Float[Array, "... r"]) -> Float[Array, "... r r"]:
+    shares = softmax(-rivals, axis=-1)
+    return np.asarray(shares[..., :, None] * (shares[..., None, :] - np.eye(shares.shape[-1])))
+
+
+# `soft_margin` as a head; its gradient is the softmax of minus the rivals.
+_SOFT_MARGIN = NonlinearHead(lambda x: -logsumexp(-x, axis=-1), lambda x: softmax(-x, axis=-1), _soft_margin_hessian)
+
+
+@dataclass(frozen=True)
+class AbstractSmoothObjective(AbstractLocalObjective):
+    """The risk of outputs `Y_i psi(sum_t s_it x_it)` with a smooth head psi."""
+
+    head: NonlinearHead = field(kw_only=True)
+
+    @property
+    @abc.abstractmethod
+    def vectors(self) -> Float[Array, "n T d"]:
+        """The x_it."""
+
+    def forward(self, theta: Float[Array, "... D"]) -> Attention:
+        logits, labels = self.problem.keys.logits(theta), self.problem.labels
+        attended = np.einsum("...nt,ntd->...nd", softmax(logits, axis=-1), self.vectors)
+        gradient = labels[:, None] * self.head.gradient(attended)
+        # Summed token by token in one order: tokens of equal vectors have equal scores, to the bit.
+        scores = (gradient[..., None, :] * self.vectors).sum(axis=-1)
+        return attend(logits, scores)._replace(output=labels * self.head.function(attended))
+
+    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
+        state = self.forward(theta)
+        seen = PivotedAttention.of(self.problem.keys, state, self.loss)
+        offsets = from_pivot(self.vectors, state.pivot)
+        mean = np.einsum("nt,ntd->nd", state.weights, offsets)
+        attended, spread = self.vectors[state.pivot] + mean, offsets - mean[:, None]
+        moved = np.einsum("nt,ntd,ntr->ndr", state.weights, spread, seen.keys)  # derivative of the attended vector
+        bending = moved.swapaxes(1, 2) @ (self.head.second(attended) @ moved)
+        block = prompt_block(seen, bending=self.problem.labels[:, None, None] * bending)
+        # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
+        with np.errstate(divide="ignore"):
+            apart = np.log(np.einsum("nd,ntd->nt", np.abs(self.head.gradient(attended)), np.abs(spread)))
+        return join_blocks((with_balance_against(block, seen, seen.log_slope[:, None] + apart),), self.problem.n)
+
+
+@dataclass(frozen=True)
+class ClassObjective(AbstractSmoothObjective):
     """The risk of a `ClassProblem` as a function of p: with the logistic loss, the mean cross-entropy.
 
     Other losses are of the margin `F_y - log sum_{c != y} exp(F_c)`; the exponential one is
@@ -70,6 +178,7 @@ class ClassObjective(AbstractLocalObjective):
     """
 
     problem: ClassProblem
+    head: NonlinearHead = field(default=_SOFT_MARGIN, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, ClassProblem):
@@ -78,28 +187,70 @@ class ClassObjective(AbstractLocalObjective):
                 "PromptObjective"
             )
 
-    def forward(self, theta: Float[Array, "... D"]) -> Attention:
-        logits, rivals = self.problem.keys.logits(theta), self.problem.rivals
-        weights = softmax(logits, axis=-1)
-        margin, shares = soft_margin(np.einsum("...nt,ntr->...nr", weights, rivals))
-        # Summed token by token in one order: tokens of equal class logits have equal scores, to the bit.
-        scores = (shares[..., None, :] * rivals).sum(axis=-1)
-        return attend(logits, scores)._replace(output=margin)
+    @property
+    def vectors(self) -> Float[Array, "n T r"]:
+        """The leads of the right class over its rivals."""
+        return self.problem.rivals
 
-    def linearise(self, theta: Float[Array, " D"]) -> Linearisation:
-        state = self.forward(theta)
-        seen = PivotedAttention.of(self.problem.keys, state, self.loss)
-        offsets = from_pivot(self.problem.rivals, state.pivot)
-        mean = np.einsum("nt,ntc->nc", state.weights, offsets)
-        moved = np.einsum("nt,ntc,ntr->ncr", state.weights, offsets - mean[:, None], seen.keys)
-        _, shares = soft_margin(self.problem.rivals[state.pivot] + mean)
-        along = np.einsum("nc,ncr->nr", shares, moved)
-        bending = np.einsum("nr,nq->nrq", along, along) - np.einsum("nc,ncr,ncq->nrq", shares, moved, moved)
-        # Where a mixture is best its tokens have one local score, and every term of the gradient vanishes by itself.
-        with np.errstate(divide="ignore"):
-            apart = np.log(np.einsum("nc,ntc->nt", shares, np.abs(offsets - mean[:, None])))
-        block = with_balance_against(prompt_block(seen, bending=bending), seen, seen.log_slope[:, None] + apart)
-        return join_blocks((block,), self.problem.n)
+
+@dataclass(frozen=True)
+class HeadObjective(AbstractSmoothObjective):
+    """The risk as a function of p with a nonlinear head; the values must be coordinates.
+
+    >>> from tokenmargin.problem.instances import figure1a
+    >>> bowl = NonlinearHead(lambda x: x[..., 2] ** 3, lambda x: 3 * x**2 * [0.0, 0.0, 1.0])
+    >>> direction, _ = HeadObjective(figure1a(), head=bowl).descent(np.array([0.0, 5000.0, 0.0]))
+    >>> direction.round(3) + 0.0
+    array([-0.514,  0.857,  0.   ])
+    """
+
+    def __post_init__(self) -> None:
+        checked_problem(self.problem, type(self).__name__)
+        values, mask = _values(self.problem.values)[:_TRIED], self.problem.mask[:_TRIED]
+        weights = np.sqrt(2.0 + np.arange(self.problem.T)) * mask  # roots, to meet no kink
+        middle = np.einsum("nt,ntd->nd", weights / weights.sum(axis=1, keepdims=True), values)
+        ways = np.where(mask[..., None], values - middle[:, None], 0.0)
+        number, gradient = (np.asarray(part(middle)) for part in (self.head.function, self.head.gradient))
+        if number.shape != middle.shape[:-1] or gradient.shape != middle.shape:
+            raise ValueError(
+                f"the head and its gradient must give shapes {middle.shape[:-1]} and {middle.shape} for vectors of "
+                f"shape {middle.shape}, got {number.shape} and {gradient.shape}"
+            )
+        check_derivative(
+            "the gradient of the head, along the way to a token,",
+            lambda h: self.head.function(middle[:, None] + h * ways),
+            lambda: np.einsum("nd,ntd->nt", gradient, ways),
+        )
+
+    @property
+    def vectors(self) -> Float[Array, "n T d"]:
+        return _values(self.problem.values)
+
+    def around(self, weights: Float[Array, "n T"]) -> TokenProblem:
+        attended = np.einsum("nt,ntd->nd", weights, self.vectors)
+        gradient, output = self.head.gradient(attended), self.head.function(attended)
+        scores = output[:, None] + np.einsum("nd,ntd->nt", gradient, self.vectors - attended[:, None])
+        return TokenProblem(self.problem.keys, self.problem.labels, scores=self.problem.labels[:, None] * scores)
+
+    def excess(self, theta: Float[Array, "... D"], selected: Int[Array, " n"] | None = None) -> LogSigned:
+        problem, values, state = self.problem, self.vectors, self.forward(theta)
+        attended = np.einsum("...nt,ntd->...nd", state.weights, values)
+        alone = np.where(problem.mask, problem.labels[:, None] * self.head.function(values), -np.inf)
+        chosen = alone.argmax(axis=1) if selected is None else selected
+        inputs = np.arange(problem.n)
+        start = values[inputs, chosen]
+        # psi(start) - psi(attended) as an integral along the segment: linear in the weights, so nothing cancels.
+        on_way = start + _NODES[:, None, None] * (attended - start)[..., None, :, :]
+        gradient = np.einsum("k,...knd->...nd", _WEIGHTS, self.head.gradient(on_way))
+        gaps = problem.labels[:, None] * np.einsum("...nd,ntd->...nt", gradient, start[:, None] - values)
+        reference = alone[inputs, chosen]
+        return signed_excess(self.loss, reference, state.log_weights, reference[:, None] - gaps)
+
+
+def _values(geometry: AbstractGeometry) -> Float[Array, "n T d"]:
+    if not isinstance(geometry, Coordinates):
+        raise TypeError("a nonlinear head needs the values in coordinates; keys may be known by inner products alone")
+    return geometry.tokens
 
 
 @dataclass(frozen=True)

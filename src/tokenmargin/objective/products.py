@@ -22,8 +22,7 @@ from tokenmargin.objective.attention import AbstractObjective, PromptObjective
 from tokenmargin.objective.forward import Descent, Linearisation
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss, LogSigned
 from tokenmargin.problem.abstract_geometry import AbstractGeometry
-from tokenmargin.problem.bilinear import as_matrix
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import Coordinates, as_matrix
 from tokenmargin.problem.token_problem import TokenProblem
 
 _NOISE = 8 * float(np.finfo(float).eps)  # a product below this share of its factors cannot be told from rounding

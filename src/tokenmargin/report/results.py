@@ -12,7 +12,7 @@ from numpy import ndarray as Array
 from tokenmargin.data.images import CIFAR10_CLASSES
 from tokenmargin.experiments import Result, Table
 from tokenmargin.limits.next_token import NextTokenLimit
-from tokenmargin.problem.priority_graph import PriorityGraph
+from tokenmargin.problem.next_token import PriorityGraph
 from tokenmargin.report.style import GLOBAL, INK, LIMIT_COLOURS, LOCAL, MUTED, RELAXED, panels
 
 COLOURS = (LIMIT_COLOURS[1], LIMIT_COLOURS[2], LIMIT_COLOURS[0], LIMIT_COLOURS[3])

@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
-from tokenmargin.objective.embedding import Embeddings, gaussian_embeddings, wishart_embeddings
-from tokenmargin.objective.first_step import FirstStep, first_step
+from tokenmargin.objective.embedding import Embeddings, FirstStep, first_step, gaussian_embeddings, wishart_embeddings
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import AbstractLoss, LogisticLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import selective_corpus, varied_selective_corpus

@@ -66,9 +66,7 @@ _LISTED = (
     Statement("B", "equation", "26", "the gradient vanishes along descent", ("B.lemma6",)),
     Statement("B", "equation", "31", "local gradient condition (31a)-(31c)", ("B.lemma7",)),
     Statement("D", "definition", "1", "cyclic subspace", (f"{_SPACES}.cyclic_subspace",)),
-    Statement(
-        "D", "definition", "2", "acyclic dataset", ("tokenmargin.problem.priority_graph.PriorityGraph.is_acyclic",)
-    ),
+    Statement("D", "definition", "2", "acyclic dataset", ("tokenmargin.problem.next_token.PriorityGraph.is_acyclic",)),
     Statement(
         "D", "definition", "3", "cyclic subdataset", ("tokenmargin.problem.next_token.NextTokenProblem.with_label",)
     ),

@@ -22,8 +22,8 @@ from tokenmargin.experiments.experiment import AbstractExperiment, Curves, Findi
 from tokenmargin.experiments.tables import PAPER_D, columns
 from tokenmargin.limits import NextTokenLimit, limit_of, next_token_limit
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import CustomLoss, LogLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.next_token import NextTokenProblem
 from tokenmargin.problem.token_problem import TokenProblem

@@ -14,8 +14,7 @@ from numpy import ndarray as Array
 from scipy.special import erfc
 from scipy.stats import chi2
 
-from tokenmargin.objective.embedding import EmbeddingObjective
-from tokenmargin.objective.first_step import FirstStep
+from tokenmargin.objective.embedding import EmbeddingObjective, FirstStep
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, searched

@@ -10,8 +10,7 @@ from numpy import ndarray as Array
 
 from tokenmargin.margin import class_margin
 from tokenmargin.objective.attention import PromptObjective
-from tokenmargin.objective.embedding import EmbeddingObjective
-from tokenmargin.objective.first_step import FirstStep
+from tokenmargin.objective.embedding import EmbeddingObjective, FirstStep
 from tokenmargin.objective.losses import LogisticLoss
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, below, seen

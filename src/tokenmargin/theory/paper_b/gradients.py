@@ -9,8 +9,8 @@ from numpy import ndarray as Array
 from tokenmargin.margin import max_margin
 from tokenmargin.norms import EPS
 from tokenmargin.objective.attention import AbstractObjective, PromptObjective
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.objective.losses import AbstractLoss, CorrelationLoss
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
 from tokenmargin.problem.geometry import Coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure8, random_problem
 from tokenmargin.problem.token_problem import TokenProblem

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from numpy import ndarray as Array
 
 from tokenmargin.margin import MarginSolution, choice_margin
-from tokenmargin.objective.nonlinear_heads import NonlinearHead, optimal_sets
+from tokenmargin.objective.local_scores import NonlinearHead, optimal_sets
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.selection import attention_weights, optimal_tokens
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, Slack, above, below, sampled, searched, seen, true

@@ -12,7 +12,7 @@ from tokenmargin.dynamics import regularisation_path
 from tokenmargin.margin import MarginSolution, max_margin
 from tokenmargin.objective.factored import FactoredObjective
 from tokenmargin.problem.attention_problems import cross_attention
-from tokenmargin.problem.bilinear import Bilinear
+from tokenmargin.problem.geometry import Bilinear
 from tokenmargin.problem.instances import figure8
 from tokenmargin.problem.token_problem import TokenProblem
 from tokenmargin.theory.claim import NO_SUBJECT, Claim, Findings, above, below, sampled, searched, seen, true

@@ -11,7 +11,7 @@ from scipy.optimize import LinearConstraint, minimize
 
 from tokenmargin.dynamics.paths.newton import Sphere, minimise
 from tokenmargin.margin import class_margin
-from tokenmargin.objective.nonlinear_heads import HeadObjective, NonlinearHead
+from tokenmargin.objective.local_scores import HeadObjective, NonlinearHead
 from tokenmargin.problem.attention_problems import cross_attention
 from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.token_problem import TokenProblem

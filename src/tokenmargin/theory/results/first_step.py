@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray as Array
 
-from tokenmargin.objective.embedding import EmbeddingObjective
-from tokenmargin.objective.first_step import FirstStep
+from tokenmargin.objective.embedding import EmbeddingObjective, FirstStep
 from tokenmargin.problem.corpus import TokenCorpus
 from tokenmargin.theory.claim import Claim, Findings, Slack, above, below, sampled, seen
 from tokenmargin.theory.paper_a.conditions import one_length, selective_conditions, true_of_most_draws
