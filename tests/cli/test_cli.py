@@ -329,6 +329,7 @@ def test_demo_tells_its_story_and_says_where_the_page_is(capsys, tmp_path, monke
     assert all((tmp_path / "demo" / name).is_file() for name in ("index.html", "explore.html", "report.html"))
     assert "explore.html" in err.split("Open in a browser:")[1].splitlines()[1]
     page = (tmp_path / "demo" / "index.html").read_text(encoding="utf-8")
+    assert "The other 3 can be picked, but a token on the margin scores higher there" in page
     assert "<svg" in page
     assert "src=" not in page  # self-contained
 

@@ -102,7 +102,16 @@ def test_answers_fit(tmp_path):
         # A path or an address is one word: it is written whole, so that it can be copied.
         assert columns_of(line.rstrip()) <= WIDTH or len(line.split()) <= 2, line
     text = "\n".join(shown)
-    for words in ("A1 B1", "GMM", "dreadful", "contribution", "measured", "(base rate)", "no known word"):
+    for words in (
+        "A1 B1",
+        "GMM",
+        "dreadful",
+        "contribution",
+        "measured",
+        "(base rate)",
+        "no known word",
+        "(+ speaks for",
+    ):
         assert words in text, words
     assert not re.search(r"token \d of input", text)
 

@@ -59,6 +59,7 @@ def test_many_selections_of_one_problem() -> None:
         (np.zeros((2, 3, 4, 5)), np.zeros((5, 3), int), "one problem or 5"),
         (np.zeros((1, 3, 4, 5)), np.full((2, 3), 4), "0..3"),
         (np.full((1, 1, 2, 1), np.nan), np.zeros((1, 1), int), "finite"),
+        ([[[[1.0, 2.0], [1.0]]]], np.zeros((1, 1), int), "keys must be a rectangular array.*sizes one by one"),
     ],
 )
 def test_errors_say_what_is_wrong(keys, selected, message: str) -> None:

@@ -95,6 +95,7 @@ def explain(
         if len(classifier.classes_) == 2 and one.selected and one.abstains:
             show("no word here that decides: together they do not even double the odds")
         _print_words(one)
+        show(_sign_line([str(name) for name in classifier.classes_], one))
         for line in _edit_lines(classifier, edit) if edit else ():
             show(printable(line))
     return 0
@@ -145,6 +146,14 @@ def _decision_line(one: Explanation) -> str:
     if one.competitor:
         selected += f" by {one.margin:.2f} over {one.competitor!r}"
     return printable(f"{one.label} ({one.probability:.1%}), decision {one.decision:+.3f}: {selected}")
+
+
+def _sign_line(classes: list[str], one: Explanation) -> str:
+    """What a positive and a negative number speak for: of two classes, the second and the first."""
+    two = len(classes) == 2
+    return printable(
+        f"(+ speaks for {classes[1] if two else one.label}, - {f'for {classes[0]}' if two else 'against it'})"
+    )
 
 
 def _print_words(one: Explanation) -> None:

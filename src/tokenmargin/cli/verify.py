@@ -53,8 +53,10 @@ true, so is its conclusion.
   undecided  what was computed cannot tell; "open" lines say what was seen and
              what would decide it
 Each line is one inequality: what was measured, the bound it is held against,
-and the slack, negative where broken. "if" lines are hypotheses (here only
-those not met), "then" lines the conclusion. tokenmargin verify CLAIM says more.
+and the slack, negative where broken; after +- stands by how much the measured
+number can be off, where the slack is within that. "if" lines are hypotheses
+(here only those not met), "then" lines the conclusion. tokenmargin verify CLAIM
+says more.
 """
 _EVIDENCE = {
     "exact": "exact. The quantities are computed to rounding.",
@@ -307,7 +309,10 @@ def _inequalities(slacks: list[tuple[str, Slack]]) -> Padding:
     grid.add_column("bound", no_wrap=True)
     grid.add_column("slack", justify="right", no_wrap=True)
     for role, slack in slacks:
-        numbers_ = (f"{slack.measured:.6g}", f"{slack.relation:>2} {slack.bound:.6g}", f"{slack.slack:.3g}")
+        room = (
+            f"{slack.slack:.1g} +- {slack.tolerance:.1g}" if slack.holds and slack.slack < 0 else f"{slack.slack:.3g}"
+        )
+        numbers_ = (f"{slack.measured:.6g}", f"{slack.relation:>2} {slack.bound:.6g}", room)
         style = "" if slack.holds else "red"
         grid.add_row(role, Text(slack.name), *(Text(number, style=style) for number in numbers_))
     return Padding(grid, (0, 0, 0, 4), expand=False)

@@ -27,7 +27,7 @@ from tokenmargin.margin.normed.certificate import gap_tolerance
 from tokenmargin.margin.normed.solve import solve_in_norm
 from tokenmargin.margin.solution import Certificate, MarginSolution, Status
 from tokenmargin.norms import L2, AbstractNorm, LpNorm, SchattenNorm, as_norm
-from tokenmargin.problem.abstract_geometry import AbstractGeometry
+from tokenmargin.problem.abstract_geometry import AbstractGeometry, as_array
 from tokenmargin.problem.token_problem import TokenProblem
 
 BLOCK, BLOCK_BYTES = 128, 1 << 24
@@ -115,6 +115,9 @@ class MarginBatch(Tabular):
         return map(self.__getitem__, range(len(self)))
 
 
+ONE_BY_ONE = "solve problems of different sizes one by one, by max_margin(problem, selected)"
+
+
 def max_margin_batch(
     keys: Float[Array, "#B n T d"],
     selected: Int[Array, "B n"],
@@ -182,7 +185,7 @@ def _single_problem(keys: Array, queries: Array | None, b: int) -> TokenProblem:
 
 def _outer_products(keys: Array, queries: object, B: int) -> tuple[Float[Array, "#B n T r"], tuple[int, int]]:
     """The tokens `z k'` of problems in W, row by row, and the shape of W."""
-    asked = np.asarray(queries, dtype=np.float64)
+    asked = as_array("queries", queries, float)
     if asked.ndim != 3 or asked.shape[1] != keys.shape[1] or len(asked) not in (1, B) or not asked.shape[2]:
         raise ValueError(
             f"queries must have shape ({B}, {keys.shape[1]}, q) or (1, {keys.shape[1]}, q), got {asked.shape}"
@@ -200,7 +203,8 @@ def _check_keys(keys: object, selected: object) -> tuple[Array, Array]:
             "a batch takes its keys as an array of shape (B, n, T, d); problems known by inner products alone are "
             "solved one by one, by max_margin(problem, selected)"
         )
-    tokens, alpha = np.asarray(keys, dtype=np.float64, order="C").view(), np.asarray(selected)
+    tokens = np.asarray(as_array("keys", keys, float, ragged=ONE_BY_ONE), order="C").view()
+    alpha = as_array("selected", selected)
     if tokens.ndim != 4 or 0 in tokens.shape:
         raise ValueError(f"keys must have shape (B, n, T, d) with no empty axis, got {tokens.shape}")
     if alpha.ndim != 2 or alpha.dtype.kind not in "iu" or alpha.shape[1] != tokens.shape[1]:

@@ -35,13 +35,18 @@ def read_only(array: Array) -> Array:
     return view
 
 
-def as_array(name: str, value: Any, dtype: type | None = None) -> Array:
-    """The value as an array, or an error in plain words in place of numpy's own."""
+def as_array(
+    name: str, value: Any, dtype: type | None = None, *, ragged: str = "pad short inputs and give a mask"
+) -> Array:
+    """The value as an array, or an error in plain words in place of numpy's own.
+
+    `ragged` is the remedy where the lists are of different lengths.
+    """
     try:
         return np.asarray(value, dtype)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # a tensor that asks for its gradient
         if "inhomogeneous" in str(error):
-            why, remedy = "", "pad short inputs and give a mask"
+            why, remedy = "", ragged
         else:
             why, remedy = f" ({' '.join(str(error).split())})", "give an array or lists of numbers"
         raise ValueError(f"{name} must be a rectangular array of numbers{why}; {remedy}") from error

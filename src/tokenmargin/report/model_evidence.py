@@ -56,7 +56,7 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
     usual = others[-1]
     if np.isfinite(usual.accuracy):
         gap, half = ours.lead_over(usual)
-        lead = f"{100 * gap:+.1f} points, give or take {100 * half:.1f}"
+        lead = f"{_signed(100 * gap, 1)} points, give or take {100 * half:.1f}"
         text += (
             f" On the same texts and words it is {'level with' if abs(gap) <= half else _ahead(gap)} the usual method, "
         )
@@ -64,6 +64,10 @@ def in_plain_words(trust: TrustTests, names: Sequence[str]) -> str:
             f"{usual.name} ({lead}, over {len(ours.accuracies)} splits{': that may be chance' * (abs(gap) <= half)})."
         )
     return text
+
+
+def _signed(number: float, digits: int) -> str:
+    return f"{number:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _ahead(gap: float) -> str:
@@ -78,7 +82,7 @@ def compared_rows(trust: TrustTests) -> list[tuple[str, ...]]:
         lead = ""
         if one is not ours and np.isfinite(one.accuracy):
             gap, half = ours.lead_over(one)
-            lead = f"{100 * gap:+.2f} \u00b1 {100 * half:.2f}"
+            lead = f"{_signed(100 * gap, 2)} \u00b1 {100 * half:.2f}"
         each = ", ".join(f"{100 * value:.1f}%" for value in one.accuracies)
         rows.append((one.name, f"{one.accuracy:.1%}", each, f"{one.losses.mean():.3f}", lead))
     return rows

@@ -120,7 +120,7 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int], pages
         "Twelve starts, three places to settle",
         (
             "Left: training moves p from each ring to infinity, the rim; its colour is the certified direction it "
-            "reaches. Right: its angle to that direction falls like one over its norm.",
+            "reaches. Right: in the end its angle to that direction falls like one over its norm.",
         ),
         svg=inline_svg(figure, "demo"),
         links=[(name, WHAT[name]) for name in pages if name in WHAT],
@@ -131,8 +131,10 @@ def write_demo_page(result: Result, path: Path, *, counts: dict[str, int], pages
             f"There are {counts['all']} ways to pick one token per input. {counts['infeasible']} of them no direction "
             "can pick: a combination of the constraints is proven to be zero. "
             f"{counts['limits']} are locally optimal: descent that starts far out near one of these directions "
-            "converges to it (Theorem 3). GMM is the globally optimal one, LMM a locally optimal one; A1 is the first "
-            "token of the first input. The residual is how far the certificate is from an exact proof.",
+            f"converges to it (Theorem 3). The other {counts['all'] - counts['infeasible'] - counts['limits']} can be "
+            "picked, but a token on the margin scores higher there, and training leaves them. GMM is the globally "
+            "optimal one, LMM a locally optimal one; A1 is the first token of the first input. The residual is how "
+            "far the certificate is from an exact proof.",
         ),
         tables=(page_table(directions, ("direction", "selected", "x", "y", "margin", "residual")),),
     )

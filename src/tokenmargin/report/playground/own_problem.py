@@ -156,9 +156,9 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
     words += f" attention gives {favoured} {share} of the weight{' each' if problem.n > 1 else ''}"
     if limit.is_limit and problem.keys.norm(path.prompt) > 0 and np.isfinite(limit.solution.margin):
         off = np.degrees(angle(problem.keys, path.prompt, limit.solution.vector))
-        kind = _goodness(problem, limit)
         settles = "" if limit.is_global else "but training can settle there, "
-        words += f"; these are {kind}, {settles}and p is {off:.3g} degrees from their max-margin direction"
+        whose = "their" if limit.chosen.sum() > 1 else "its"
+        words += f"; {_goodness(problem, limit)}, {settles}and p is {off:.3g} degrees from {whose} max-margin direction"
     elif limit.kind in ("balanced", "undecided", "inaccurate"):
         words += "; whether training settles there is not decided"
     else:
@@ -168,11 +168,14 @@ def _train_prompt(problem: TokenProblem) -> dict[str, Any]:
 
 def _goodness(problem: TokenProblem, limit: LimitDirection) -> str:
     """How good the tokens of a limit are; equals of the best may have a smaller margin than they."""
+    these, tokens = ("these are", "tokens") if limit.chosen.sum() > 1 else ("this is", "token")
     if limit.is_global:
-        return "the best tokens"
+        return f"{these} the best {tokens}"
     scores = np.where(problem.mask, problem.shared_scores, -np.inf)
     chosen = np.where(limit.chosen, problem.shared_scores, np.inf).min(axis=1)
-    return "as good as the best, with less margin" if (chosen == scores.max(axis=1)).all() else "not the best tokens"
+    if (chosen == scores.max(axis=1)).all():
+        return f"{these} as good as the best, with less margin"
+    return f"though {these} not the best {tokens}"
 
 
 def _train_jointly(problem: TokenProblem, best: list[int]) -> str:
@@ -276,11 +279,10 @@ def _reason(problem: TokenProblem, named: LimitDirection, answer: dict[str, Any]
     beaten = named.neighbours & (shared > shared[np.arange(problem.n), answer["selected"]][:, None])
     reason = f"{names_of(beaten)} on the margin score{'' if beaten.sum() > 1 else 's'} higher"
     if named.is_limit:
-        kind = _goodness(problem, named)
-        best = f"{'though ' if kind == 'not the best tokens' else ''}these are {kind}"
         if beaten.any():
             return f"{band} {reason}, but the others outweigh that, so training can settle here."
-        return f"{band} Each selected token outscores its rivals there, so training can settle here: {best}."
+        good = _goodness(problem, named)
+        return f"{band} Each selected token outscores its rivals there, so training can settle here: {good}."
     if named.kind in ("balanced", "undecided", "inaccurate"):
         return f"{band} {f'{reason}; w' if beaten.any() else 'W'}hether training settles here is not decided."
     reason = reason if beaten.any() else "a choice among equals allows a larger margin"

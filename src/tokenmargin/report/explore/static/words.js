@@ -16,7 +16,10 @@ export const short = (x) => {
   const [front, power] = x.toExponential(1).split("e");
   return `${minus(front)}·10${raised(Number(power))}`;
 };
-const degrees = (radians) => `${+((radians * 180) / Math.PI).toPrecision(2)}°`;
+const degrees = (radians) => `${short(+((radians * 180) / Math.PI).toPrecision(2))}°`;
+/** A part of the disc in whole percent; what rounds to all or to nothing is not said to be so. */
+const partOf = (part) => (part < 1 - 1e-9 && part >= 0.995 ? "over 99%" : part > 0 && part < 0.005 ? "under 1%" : `${Math.round(100 * part)}%`);
+const tokens = (sets) => verb(sets.flat(), "token", "tokens");
 
 /** Who leads now, and by how much. */
 export function logitWords({ plane, p }) {
@@ -110,7 +113,7 @@ function followed({ run, limits, state, inputs }) {
   if (!limit) {
     if (run.finite) return `${listed(run.finite.flatMap((set, i) => (set.length > 1 ? set.map((t) => nameOf(i, t)) : [])))} keep their shares of the weight for ever; p grows across them, and the others fall behind.`;
     if (pullsNothing(inputs)) return nowhere(limits, inputs);
-    const away = run.flat ? `It comes to a stop at |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
+    const away = run.flat ? `${run.beyond.length ? "Followed on (dotted), it" : "It"} comes to a stop at |p| = ${short(Math.hypot(...run.dense.at(-1)))}: the pulls cancel there to rounding.` : "It has not settled on one of the limits.";
     return limits.length ? away : `${away} ${nowhere(limits, inputs)}`;
   }
   const off = angleBetween(last, limit.unit);
@@ -140,8 +143,8 @@ export function basinWords({ run, limits, state, shares, inputs }) {
     return `Started at ${start}. ${endWords({ run, limits, state: { method: "flow" }, inputs })}${count}`;
   }
   const good = limits.flatMap((one, k) => (one.best ? [k] : []));
-  const best = good.length && shares ? ` ${Math.round(100 * good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0))}% of the disc leads to the best.` : "";
-  return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.best ? ", the best tokens" : ""}. ${placesToSettle(limits)}${best}`;
+  const best = good.length && shares ? ` ${partOf(good.reduce((sum, k) => sum + (shares.get(k) ?? 0), 0))} of the disc leads to the best.` : "";
+  return `From ${start}, training ends on ${tokensOf(limit.sets)}${limit.best ? `, the best ${tokens(limit.sets)}` : ""}. ${placesToSettle(limits)}${best}`;
 }
 
 const placesToSettle = (limits) => (limits.length === 1 ? "There is one place to settle." : `There are ${limits.length} places to settle.`);
@@ -164,8 +167,10 @@ export function proofWords({ verdict, limits, inputs }) {
   const limit = limits.find((one) => selects(one) && here(one)), elsewhere = limits.find(selects);
   if (limit) {
     const why = limit.shared ? `${above}, but the others outweigh that` : level.length ? `${said(level)} ${verb(level, "scores", "score")} the same and ${verb(level, "asks", "ask")} for nothing; the others on the margin score less` : "Each selected token outscores them";
-    return `${band} ${why}, so training can settle here: ${{ "the best": "these are the best tokens", "not the best": "though these are not the best tokens" }[goodness(limit)] ?? `these are ${goodness(limit)}`}.`;
+    const these = verb(limit.sets.flat(), "this is", "these are");
+    return `${band} ${why}, so training can settle here: ${{ "the best": `${these} the best ${tokens(limit.sets)}`, "not the best": `though ${these} not the best ${tokens(limit.sets)}` }[goodness(limit)] ?? `${these} ${goodness(limit)}`}.`;
   }
+  if (pullsNothing(inputs)) return `${band} ${nowhere(limits, inputs)}`;
   if (limits.open.some((sets) => selects({ sets }))) return `${band} ${nowhere({ open: [verdict.selected.map((t) => [t])] }, inputs)}`;
   if (elsewhere) return `${band} Training that selects them goes on to a margin of ${short(elsewhere.margin)}, for ${said(level)} ${verb(level, "scores", "score")} the same and ${verb(level, "asks", "ask")} for none.`;
   if (higher.length) return `${band} Training does not stay: ${above}.`;
@@ -187,9 +192,9 @@ export function tokenWords(inputs, [i, t], { logits, weights, limit }) {
 export function limitWords(limit, inputs, part) {
   const list = [`margin ${short(limit.margin)}`, `direction (${minus(limit.unit.map((z) => z.toFixed(3)).join(", "))})`];
   list.push(`held by ${listed(limit.support.map(({ token: [i, t] }) => nameOf(i, t)))}`);
-  if (part !== undefined) list.push(`${Math.round(100 * part)}% of the disc leads here`);
+  if (part !== undefined) list.push(`${partOf(part)} of the disc leads here`);
   if (limit.shared) list.push("held although a token on the margin scores more: the others outweigh it");
-  else if (limit.best) list.push(limit.global ? "the best tokens: the global max-margin direction" : "locally optimal: the best tokens, but others that score the same have a larger margin");
-  else list.push("locally optimal: not the best tokens, but all on the margin score less");
+  else if (limit.best) list.push(limit.global ? `the best ${tokens(limit.sets)}: the global max-margin direction` : `locally optimal: the best ${tokens(limit.sets)}, but others that score the same have a larger margin`);
+  else list.push(`locally optimal: not the best ${tokens(limit.sets)}, but all on the margin score less`);
   return list;
 }
