@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray as Array
 
-from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold_word, number_tokens, stem_words
+from tokenmargin.data.pipeline import PAPER, Pipeline, cut_words, fold_word, number_tokens, pieces_in_texts
 from tokenmargin.data.words import Words, find_words
 
 Tokenizer = str | Callable[[str], list[str]] | Any
@@ -69,7 +69,7 @@ def describe_tokenizer(tokenizer: Tokenizer) -> str:
 def _vocabulary_spelling(words: list[str], tokenizer: str) -> list[str]:
     """The spelling of each distinct word in the vocabulary; empty for a stop word."""
     if tokenizer == "paper":
-        return stem_words(words, PAPER)
+        return ["".join(parts) for parts in cut_words([fold_word(word) for word in words], PAPER)]
     return [word.lower() if word.isascii() else DRAWN.sub("", _fold_case(word)) for word in words]
 
 
@@ -111,11 +111,9 @@ def _characters(words: Words) -> Words:
     flat = np.array([table.setdefault(part, len(table)) for pieces in parts for part in pieces], np.int32)
     sizes = np.array([len(part) for pieces in parts for part in pieces], np.int32)
     lengths = np.array([len(pieces) for pieces in parts])
-    first = np.cumsum(lengths) - lengths
-    repeats = lengths[words.codes]
-    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    at = np.repeat(first[words.codes], repeats) + within  # rows of `flat`, as in `pipeline.number_tokens`
-    begins = (np.cumsum(sizes) - sizes)[at] - np.repeat((np.cumsum(sizes) - sizes)[first[words.codes]], repeats)
+    at, repeats = pieces_in_texts(words.codes, lengths)
+    first = np.repeat((np.cumsum(lengths) - lengths)[words.codes], repeats)  # of the pieces of the same word
+    begins = (np.cumsum(sizes) - sizes)[at] - (np.cumsum(sizes) - sizes)[first]
     starts = np.repeat(words.starts, repeats) + begins
     offsets = np.concatenate([[0], np.cumsum(repeats)])[words.offsets]
     return Words(list(table), flat[at], starts.astype(np.int32), (starts + sizes[at]).astype(np.int32), offsets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tokenmargin.data.sources import LabelledText
     from tokenmargin.problem.corpus import TokenCorpus
 
-SHOWN = 3
+SHOWN = 5
 """Rows left out of which the reason is said."""
 MOST_SHOWN = 20
 """Tokens and offending sequences shown to people; JSON has them all."""
@@ -41,16 +42,23 @@ def read_rows(
             raise UsageError(str(error)) from error
     with usage_errors():
         found = read_labelled(source, text=text, label=label, encoding=encoding, delimiter=delimiter)
-    if found.rejected:
-        print_message(f"{len(found.rejected)} rows left out:")
-        for row in found.rejected[:SHOWN]:
-            print_message(f"  {row.place}: {row.reason}")
-        if len(found.rejected) > len(found.texts):
-            raise UsageError(
-                f"{source}: more rows are unusable ({len(found.rejected)}) than usable ({len(found.texts)}); "
-                "look at its quotes, its columns, its --encoding (UTF-8 is expected) and its --delimiter"
-            )
+    print_rejected([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
+    if len(found.rejected) > len(found.texts):
+        raise UsageError(
+            f"{source}: more rows are unusable ({len(found.rejected)}) than usable ({len(found.texts)}); "
+            "look at its quotes, its columns, its --encoding (UTF-8 is expected) and its --delimiter"
+        )
     return found
+
+
+def print_rejected(reasons: Sequence[str], count: int) -> None:
+    """How many rows were left out, and why the first of them were."""
+    if count:
+        print_message(f"{count} rows left out:")
+        for reason in reasons[:SHOWN]:
+            print_message(f"  {reason}")
+        if count > SHOWN:
+            print_message(f"  and {count - SHOWN} more")
 
 
 def dataset(name: str, *, local: Path | None = None) -> Path:

@@ -144,10 +144,12 @@ def _draw_basin_map(problem: Any, method: AbstractMethod, picture: Path, extent:
     from tokenmargin.limits.shares import basin_map
 
     with needs_extra("report"):
-        from tokenmargin.report.figures import save_basin_map
+        from tokenmargin.report.figures import axes_for_file
+        from tokenmargin.report.objects import draw_object
     with usage_errors(), share_bar(f"map of {resolution}x{resolution} starts") as progress:
         found = basin_map(problem, extent=extent, resolution=resolution, method=method, progress=progress)
-    save_basin_map(found, picture)
+    with axes_for_file(picture) as axes:
+        draw_object(found, axes)
     print_message(f"wrote {picture}")
 
 

@@ -190,17 +190,10 @@ def _print_limit(found: NextTokenLimit, shown: int, limit: int) -> None:
 
 def _draw_graph(found: NextTokenLimit, last: int, limit: int, picture: Path) -> None:
     with needs_extra("report"):
+        from tokenmargin.report.figures import axes_for_file
         from tokenmargin.report.results import draw_priority_graph
-        from tokenmargin.report.style import paper_style
 
-    from matplotlib.figure import Figure
-
-    from tokenmargin._files import atomic_path
-
-    with paper_style():
-        layers = min(int(found.graph.graph_of(last).ranks.max()) + 1, limit)
-        figure = Figure(figsize=(6.75, 0.5 + 1.1 * layers), layout="constrained")
-        draw_priority_graph(found, last, figure.add_subplot(), most=limit)
-        with atomic_path(picture) as beside:
-            figure.savefig(beside)
+    layers = min(int(found.graph.graph_of(last).ranks.max()) + 1, limit)
+    with axes_for_file(picture, (6.75, 0.5 + 1.1 * layers)) as axes:
+        draw_priority_graph(found, last, axes, most=limit)
     print_message(f"wrote {picture}")

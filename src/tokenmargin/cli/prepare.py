@@ -23,15 +23,12 @@ from tokenmargin.cli._common import (
     show_facts,
     usage_errors,
 )
-from tokenmargin.cli._texts import dataset
+from tokenmargin.cli._texts import dataset, print_rejected
 
 if TYPE_CHECKING:
     from tokenmargin.data.pipeline import Pipeline
     from tokenmargin.data.prepared import PreparedText, Step
     from tokenmargin.data.sources import LabelledText
-
-
-SHOWN = 5
 
 
 def prepare(
@@ -174,7 +171,7 @@ def _prepare_shards(source: str | Path, out: Path, pipeline: Pipeline, *, json: 
         return 0
     _print_steps(found.steps)
     show(f"{found.n:,} texts, {found.tokens / max(found.n, 1):.1f} tokens each, {len(found.texts)} shards in {out}")
-    _print_rejected([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
+    print_rejected([f"{row['place']}: {row['reason']}" for row in found.source["reasons"]], found.source["rejected"])
     return 0
 
 
@@ -207,24 +204,13 @@ def _print_prepared(prepared: PreparedText, found: LabelledText, out: Path) -> N
     _print_steps(prepared.steps)
     share = float((prepared.labels > 0).mean())
     show(f"{prepared.n:,} texts ({share:.1%} positive), {len(prepared.ids) / prepared.n:.1f} tokens each, in {out}")
-    _print_rejected([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
+    print_rejected([f"{row.place}: {row.reason}" for row in found.rejected], len(found.rejected))
 
 
 def _print_steps(steps: tuple[Step, ...]) -> None:
     print(f"{'step':32} {'tokens':>12} {'distinct':>10}")
     for step in steps:
         print(f"{step.name:32} {step.after:12,} {step.distinct_after:10,}")
-
-
-def _print_rejected(rows: list[str], count: int) -> None:
-    """Print the first of the rows that were set aside."""
-    if not count:
-        return
-    print_message(f"{count} rows set aside:")
-    for row in rows[:SHOWN]:
-        print_message(f"  {row}")
-    if count > SHOWN:
-        print_message(f"  and {count - SHOWN} more (see them with --json)")
 
 
 def data(

@@ -7,11 +7,13 @@ then looked up for the whole corpus. Every token keeps the characters of the who
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest
@@ -70,17 +72,6 @@ PAPER = Pipeline(stop_words="nltk", stemmer="english", minimum_count=50)
 """Paper A, appendix E: no markup, punctuation or stop words; stems; purged below 50. Add BERT's `vocabulary`."""
 
 
-@dataclass
-class _Ledger:
-    """Collects how many tokens there are after each step."""
-
-    steps: list[Step] = field(default_factory=list)
-
-    def add(self, name: str, tokens: int, distinct: int) -> None:
-        before = self.steps[-1] if self.steps else Step(name, tokens, tokens, distinct, distinct)
-        self.steps.append(Step(name, before.after, tokens, before.distinct_after, distinct))
-
-
 def prepare(
     texts: Sequence[str],
     labels: Sequence[int] | Array,
@@ -131,22 +122,23 @@ def choose_tokens(
 ) -> Tokens:
     """Turn words in lower case into tokens, and keep the tokens that occur often enough; `counts` are of the words."""
     tell = progress or (lambda step: None)
-    ledger = _Ledger()
-    ledger.add("words", int(counts.sum()), len(set(lower)))
-    stems = _stem_words(lower, counts, pipeline, ledger)
     tell("cutting words into tokens")
-    pieces = _cut_into_pieces(stems, counts, pipeline, ledger)
+    seen = [("words", int(counts.sum()), len(set(lower)))]  # name, tokens and distinct tokens of every step so far
+    pieces = _as_pieces(lower)
+    for name, pieces in _cutting_steps(lower, pipeline):
+        lengths = np.array([len(parts) for parts in pieces], np.int64)
+        seen.append((name, int(counts @ lengths), len({piece for parts in pieces for piece in parts})))
     tell("counting")
     names = sorted({piece for parts in pieces for piece in parts})
     code_of = {name: code for code, name in enumerate(names)}
-    flat = np.array([code_of[piece] for parts in pieces for piece in parts], np.int32)
-    lengths = np.array([len(parts) for parts in pieces], np.int64)
     totals = np.zeros(len(names), np.int64)
-    np.add.at(totals, flat, np.repeat(counts, lengths))
+    flat = np.array([code_of[piece] for parts in pieces for piece in parts], np.int32)
+    np.add.at(totals, flat, np.repeat(counts, [len(parts) for parts in pieces]))
     order = np.lexsort((np.arange(len(names)), -totals))
     order = order[totals[order] >= pipeline.minimum_count]
-    ledger.add(f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order))
-    return Tokens(pieces, tuple(names[code] for code in order), tuple(ledger.steps))
+    seen.append((f"seen at least {pipeline.minimum_count} times", int(totals[order].sum()), len(order)))
+    steps = tuple(Step(now[0], was[1], now[1], was[2], now[2]) for was, now in pairwise([seen[0], *seen]))
+    return Tokens(pieces, tuple(names[code] for code in order), steps)
 
 
 def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:
@@ -159,25 +151,33 @@ def no_token_left(steps: Sequence[Step], pipeline: Pipeline) -> str:
 
 
 def cut_words(lower: list[str], pipeline: Pipeline) -> list[list[str]]:
-    """The tokens of each word in lower case, whether or not the vocabulary keeps them.
+    """The tokens of each word in lower case, whether or not the vocabulary keeps them; none for a stop word.
 
     >>> cut_words(["the", "walking"], Pipeline(stop_words="nltk", stemmer="english"))
     [[], ['walk']]
     """
-    unseen = np.zeros(len(lower), np.int64)
-    return _cut_into_pieces(_stem_words(lower, unseen, pipeline, _Ledger()), unseen, pipeline, _Ledger())
+    return [_as_pieces(lower), *(pieces for _, pieces in _cutting_steps(lower, pipeline))][-1]
+
+
+def pieces_in_texts(codes: Int[Array, " words"], lengths: Int[Array, " distinct"]) -> tuple[Array, Array]:
+    """For words that are cut into pieces: the row of every piece of a text among the pieces of all distinct words, end
+    to end, and how many pieces each word of the text has.
+
+    **Arguments**
+    - `codes`: the distinct word of each word. `lengths`: how many pieces each distinct word has.
+    """
+    # The pieces of distinct word w stand from first[w] on. Each word of a text is replaced by that run: `repeats`
+    # entries, of which `within` counts from 0.
+    first, repeats = np.cumsum(lengths) - lengths, lengths[codes]
+    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    return np.repeat(first[codes], repeats) + within, repeats
 
 
 def number_tokens(words: Words, labels: Array, pieces: list[list[str]], rank: Mapping[str, int]) -> PreparedText:
     """The token ids of texts, given their words, the tokens of each distinct word, and the ids of the tokens kept."""
-    # The pieces of distinct word w stand at first[w] .. first[w] + lengths[w] in `flat`. Each word of a text is
-    # replaced by that run: `repeats` entries, of which `within` counts from 0.
     flat = np.array([rank.get(piece, -1) for parts in pieces for piece in parts], np.int32)
-    lengths = np.array([len(parts) for parts in pieces], np.int64)
-    first = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    repeats = lengths[words.codes]
-    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    ids = flat[np.repeat(first[words.codes], repeats) + within]
+    at, repeats = pieces_in_texts(words.codes, np.array([len(parts) for parts in pieces], np.int64))
+    ids = flat[at]
     kept = ids >= 0
     # A text begins where its first word's pieces do, less the pieces dropped before; texts left empty are dropped.
     before = np.concatenate([[0], np.cumsum(repeats)])
@@ -192,15 +192,6 @@ def number_tokens(words: Words, labels: Array, pieces: list[list[str]], rank: Ma
         ends=np.repeat(words.ends, repeats)[kept],
         rows=rows,
     )
-
-
-def stem_words(words: Sequence[str], pipeline: Pipeline) -> list[str]:
-    """The stem of each word in lower case, empty for a stop word.
-
-    >>> stem_words(["The", "Walking"], Pipeline(stop_words="nltk", stemmer="english"))
-    ['', 'walk']
-    """
-    return _stem_words([fold_word(word) for word in words], np.zeros(len(words), np.int64), pipeline, _Ledger())
 
 
 def fold_word(word: str) -> str:
@@ -229,52 +220,40 @@ def _stop_words(pipeline: Pipeline) -> frozenset[str]:
     return frozenset(fold_word(word) for word in found.distinct)
 
 
-def _stem_words(lower: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[str]:
-    """The stem of each distinct word, empty for a stop word."""
-    stops = _stop_words(pipeline)
-    if stops:
-        lower = ["" if word in stops else word for word in lower]
-        ledger.add(
-            f"stop words ({_stop_words_name(pipeline.stop_words)})", _count_tokens(lower, counts), len({*lower} - {""})
-        )
-    if pipeline.stemmer == "none":
-        return lower
-    import Stemmer
-
-    stems: list[str] = Stemmer.Stemmer(pipeline.stemmer).stemWords(lower)
-    ledger.add(f"stems ({pipeline.stemmer})", _count_tokens(stems, counts), len({*stems} - {""}))
-    return stems
+def _as_pieces(words: list[str]) -> list[list[str]]:
+    return [[word] if word else [] for word in words]
 
 
-def _cut_into_pieces(stems: list[str], counts: Array, pipeline: Pipeline, ledger: _Ledger) -> list[list[str]]:
-    """The tokens of each distinct word."""
-    if pipeline.vocabulary is None:
-        return [[stem] if stem else [] for stem in stems]
+def _cutting_steps(lower: list[str], pipeline: Pipeline) -> Iterator[tuple[str, list[list[str]]]]:
+    """Each step that the pipeline asks for: its name, and what the distinct words are after it."""
+    words = lower
+    if stops := _stop_words(pipeline):
+        given = pipeline.stop_words
+        words = ["" if word in stops else word for word in words]
+        yield f"stop words ({given if isinstance(given, str) else f'{len(given)} given'})", _as_pieces(words)
+    if pipeline.stemmer != "none":
+        import Stemmer
+
+        words = Stemmer.Stemmer(pipeline.stemmer).stemWords(words)
+        yield f"stems ({pipeline.stemmer})", _as_pieces(words)
+    if pipeline.vocabulary is not None:
+        yield f"WordPiece ({Path(pipeline.vocabulary).name})", _cut_by_vocabulary(words, Path(pipeline.vocabulary))
+
+
+def _cut_by_vocabulary(words: list[str], vocabulary: Path) -> list[list[str]]:
+    """The WordPieces of each word."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
-    lines = Path(pipeline.vocabulary).read_text(encoding="utf-8").split("\n")
+    lines = vocabulary.read_text(encoding="utf-8").split("\n")
     ids = {token.rstrip("\r"): number for number, token in enumerate(lines) if token}
     if "[UNK]" not in ids:
-        raise ValueError(f"{pipeline.vocabulary}: a WordPiece vocabulary has a line [UNK], this one has none")
+        raise ValueError(f"{vocabulary}: a WordPiece vocabulary has a line [UNK], this one has none")
     tokenizer = Tokenizer(WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(lowercase=True), BertPreTokenizer()
-    distinct = sorted({*stems} - {""})
+    distinct = sorted({*words} - {""})
     encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=False)
-    cut = {stem: [lines[i].rstrip("\r") for i in coding.ids] for stem, coding in zip(distinct, encoded, strict=True)}
-    cut[""] = []
-    pieces = [cut[stem] for stem in stems]
-    lengths = np.array([len(parts) for parts in pieces], np.int64)
-    kinds = {piece for parts in cut.values() for piece in parts}
-    ledger.add(f"WordPiece ({Path(pipeline.vocabulary).name})", int(counts @ lengths), len(kinds))
-    return pieces
-
-
-def _count_tokens(words: list[str], counts: Array) -> int:
-    return int(counts[np.array([bool(word) for word in words], bool)].sum())
-
-
-def _stop_words_name(stop_words: str | tuple[str, ...]) -> str:
-    return stop_words if isinstance(stop_words, str) else f"{len(stop_words)} given"
+    cut = {word: [lines[i].rstrip("\r") for i in coding.ids] for word, coding in zip(distinct, encoded, strict=True)}
+    return [cut.get(word, []) for word in words]

@@ -38,19 +38,8 @@ class Step:
     distinct_after: int
 
 
-class WithVocabulary:
-    """Something with a vocabulary, whose size the theory calls m."""
-
-    vocabulary: tuple[str, ...]
-
-    @property
-    def m(self) -> int:
-        """Size of the vocabulary."""
-        return len(self.vocabulary)
-
-
 @dataclass(frozen=True, eq=False)
-class PreparedText(WithVocabulary):
+class PreparedText:
     """Token ids of `n` labelled texts, ragged.
 
     **Attributes**
@@ -79,6 +68,11 @@ class PreparedText(WithVocabulary):
     def n(self) -> int:
         """Number of texts."""
         return len(self.labels)
+
+    @property
+    def m(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.vocabulary)
 
     def sequence(self, i: int) -> Int[Array, " t"]:
         """The tokens of text `i`."""

@@ -29,6 +29,7 @@ BASES = {"printed": "printed", "figure": "read off the figure", "theorem": "a th
 
 FINDINGS = "findings"
 """Name of the table of expected against measured."""
+FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,10 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
 
 def findings_table(findings: Sequence[Finding]) -> Table:
     """Findings as a table with a row for each."""
-    kinds = {"measured": float, "low": float, "high": float}
-    names = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
+    numbers = ("measured", "low", "high")
     return {
-        name: np.array([getattr(finding, name) for finding in findings], dtype=kinds.get(name, object))
-        for name in names
+        name: np.array([getattr(finding, name) for finding in findings], dtype=float if name in numbers else object)
+        for name in FINDING_COLUMNS
     }
 
 

@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ class Run:
         details = self.details()
         tables = {name: self.table(name) for name in details["tables"] if name != FINDINGS}
         found = self.table(FINDINGS)
-        columns = ("what", "measured", "low", "high", "source", "explanation", "basis")
-        rows = zip(*(found[name].tolist() for name in columns), strict=True)
+        names = [field.name for field in fields(Finding)]
+        rows = zip(*(found[name].tolist() for name in names), strict=True)
         findings = tuple(Finding(*row) for row in rows)
         return Result(experiment, tables, findings, tuple(details["notes"]), details["stand_in"])
 

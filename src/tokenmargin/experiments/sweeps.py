@@ -17,7 +17,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import remove_leftovers
 from tokenmargin.engines import AbstractEngine, LocalEngine, LostTask
-from tokenmargin.experiments.experiment import FINDINGS
+from tokenmargin.experiments.experiment import FINDING_COLUMNS, FINDINGS
 from tokenmargin.experiments.records import Run, describe, hold, run_id
 from tokenmargin.experiments.settings import Grid, command
 from tokenmargin.experiments.sweep_rows import (
@@ -36,7 +36,6 @@ FLUSH_SECONDS = 1.0  # a killed sweep loses the results of so long at most
 PIECE_SECONDS = 0.25  # of work in a piece: an engine needs 0.1 ms to 2 ms for each, and a flush should not wait long
 LARGEST_PIECE = 10_000
 ATTEMPTS_ALONE = 2  # how often a cell may take a worker down, alone, before it counts as failed
-FINDING_COLUMNS = ("what", "measured", "low", "high", "verdict", "basis", "source", "explanation")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +19,7 @@ from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
 from tokenmargin.experiments import Result
-from tokenmargin.limits.shares import Basins
 from tokenmargin.problem.instances import IRRELEVANT
-from tokenmargin.report.objects import draw_object
 from tokenmargin.report.planes import draw_cone, draw_disc_paths, draw_joint_paths, draw_loss_bias, draw_prompt_paths
 from tokenmargin.report.results import (
     draw_constants,
@@ -216,11 +215,12 @@ def draw_gap_distribution(result: Result, ax: Axes) -> None:
     ax.legend()
 
 
-def save_basin_map(basins: Basins, path: Path) -> None:
-    """Draw the map of basins into a .png, .svg or .pdf file."""
+@contextlib.contextmanager
+def axes_for_file(path: Path, size: tuple[float, float] = ONE) -> Iterator[Axes]:
+    """Axes to draw into; what is drawn becomes a .png, .svg or .pdf file, in the style of the figures."""
     with paper_style(), atomic_path(path) as beside:
-        figure = Figure(figsize=ONE, layout="constrained")
-        draw_object(basins, figure.add_subplot())
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure.add_subplot()
         settle_names(figure)
         figure.savefig(beside)
 

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray as Array
 
 from tokenmargin._files import file_digest, open_sealed, read_plain
-from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, WithVocabulary, load_prepared
+from tokenmargin.data.prepared import PreparedFileError, PreparedText, Step, load_prepared
 from tokenmargin.data.sources import RejectedRow, Row, json_rows, text_and_label
 from tokenmargin.data.table_files import SourceError
 from tokenmargin.problem.corpus import CountedByLabel
@@ -160,7 +160,7 @@ MANIFEST, STATISTICS = "corpus.json", "vocabulary.parquet"
 
 
 @dataclass(frozen=True, eq=False)
-class ShardedText(CountedByLabel, WithVocabulary):
+class ShardedText(CountedByLabel):
     """A prepared corpus that need not fit into memory; it holds what `PreparedText` holds.
 
     **Attributes**
@@ -186,6 +186,11 @@ class ShardedText(CountedByLabel, WithVocabulary):
     def n(self) -> int:
         """Number of texts."""
         return sum(self.texts)
+
+    @property
+    def m(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.vocabulary)
 
     @property
     def tokens(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
 
 from tokenmargin._files import atomic_path
-from tokenmargin.problem.geometry import Coordinates
+from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.instances import figure1a, figure1b, figure1c, figure5, figure8, figure9, three_limits
 from tokenmargin.problem.token_problem import TokenProblem
 
@@ -40,13 +41,11 @@ def join_modules(names: tuple[str, ...]) -> str:
     return re.sub(r"^\s*//.*\n", "", text, flags=re.M)
 
 
-def explore_page(
-    picture: bytes | str | None = None, model: dict[str, Any] | None = None, *, own: dict[str, Any] | None = None
-) -> str:
+def explore_page(*, picture: str = "", model: dict[str, Any] | None = None, own: dict[str, Any] | None = None) -> str:
     """The whole page.
 
     **Arguments**
-    - `picture`: what a shared link shows: PNG bytes, or the address of a picture.
+    - `picture`: the address of the picture that a shared link shows.
     - `model`: decides the reader's own words, as `explore_model` gives it; None for the small example in the package.
     - `own`: a problem file to open the seventh section with, which asks the server of the playground; None without one.
     """
@@ -56,9 +55,6 @@ def explore_page(
         "own": own,
     }
     data = json.dumps(told, separators=(",", ":"), ensure_ascii=False)
-    shown = "" if picture is None else picture
-    if isinstance(shown, bytes):
-        shown = "data:image/png;base64," + base64.b64encode(shown).decode()
     parts = {
         "/*STYLE*/": (STATIC / "colours.css").read_text(encoding="utf-8")
         + (STATIC / "style.css").read_text(encoding="utf-8"),
@@ -66,7 +62,7 @@ def explore_page(
         "/*MATHEMATICS*/": "\n" + join_modules(MATHEMATICS),
         "/*PAGE*/": "\n" + join_modules(PAGE),
         "/*CONNECT*/": "connect-src 'self'; " if own else "",
-        "<!--OPEN GRAPH PICTURE-->": f'<meta property="og:image" content="{shown}">' if shown else "",
+        "<!--OPEN GRAPH PICTURE-->": f'<meta property="og:image" content="{picture}">' if picture else "",
     }
     text = (STATIC / "article.html").read_text(encoding="utf-8")
     for mark, content in parts.items():
@@ -74,10 +70,10 @@ def explore_page(
     return text
 
 
-def write_explore_page(path: Path, picture: bytes | str | None = None, model: dict[str, Any] | None = None) -> Path:
+def write_explore_page(path: Path, *, model: dict[str, Any] | None = None) -> Path:
     """Write the page to a file, making its folder."""
     with atomic_path(path) as beside:
-        beside.write_text(explore_page(picture, model), encoding="utf-8")
+        beside.write_text(explore_page(model=model), encoding="utf-8")
     return path
 
 
@@ -93,20 +89,23 @@ class Story:
     def to_dict(self) -> dict[str, Any]:
         """What the page needs of it."""
         problem = self.problem()
-        keys = problem.keys
-        assert isinstance(keys, Coordinates), "stories have keys in the plane"
-        inputs = [
-            {
-                "label": 1,
-                "tokens": [
-                    {"x": float(key[0]), "y": float(key[1]), "score": float(score)}
-                    for key, score, seen in zip(row, scores, mask, strict=True)
-                    if seen
-                ],
-            }
-            for row, scores, mask in zip(keys.tokens, problem.scores, problem.mask, strict=True)
-        ]
+        inputs = page_inputs(problem, in_coordinates(problem.keys)[..., :2])
         return {"name": self.name, "title": self.title, "start": list(self.start), "inputs": inputs}
+
+
+def page_inputs(problem: TokenProblem, places: Float[Array, "n T 2"]) -> list[dict[str, Any]]:
+    """The inputs as the page knows them: tokens with their places and scores; these hold the labels already."""
+    return [
+        {
+            "label": 1,
+            "tokens": [
+                {"x": float(x), "y": float(y), "score": float(problem.scores[i, t])}
+                for t, (x, y) in enumerate(places[i])
+                if problem.mask[i, t]
+            ],
+        }
+        for i in range(problem.n)
+    ]
 
 
 def tied_problem() -> TokenProblem:

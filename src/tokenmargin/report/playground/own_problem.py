@@ -23,6 +23,7 @@ from tokenmargin.problem.geometry import in_coordinates
 from tokenmargin.problem.instances import random_problem
 from tokenmargin.problem.names import token_name
 from tokenmargin.problem.token_problem import TokenProblem, with_fixed_scores
+from tokenmargin.report.explore.page import page_inputs
 from tokenmargin.selection import angle, cone_constants, optimal_tokens, score_gaps
 
 MOST_INPUTS, MOST_TOKENS, MOST_NUMBERS = 26, 40, 50_000
@@ -49,7 +50,9 @@ def answer_about(problem: TokenProblem, asked: list[int] | None = None) -> dict[
     return {
         "shape": [problem.n, problem.T, problem.keys.dimension],
         "best": best,
-        "inputs": _inputs(problem, places),
+        "inputs": [
+            one | {"label": int(y)} for one, y in zip(page_inputs(problem, places), problem.labels, strict=True)
+        ],
         "planar": problem.keys.dimension <= 2 and _fits_the_plane(problem),
         "unit": unit,
         "verdict": verdict,
@@ -116,20 +119,6 @@ def _drawing(problem: TokenProblem, verdict: dict[str, Any]) -> tuple[Float[Arra
         rows = [chosen[i] - tokens[i, t] for i, t in (one["token"] for one in verdict["evidence"])]
         axes = np.linalg.svd(np.array([*rows, np.zeros(d), np.zeros(d)]), full_matrices=False)[2][:2]
     return tokens @ axes.T, [1.0, 0.0]
-
-
-def _inputs(problem: TokenProblem, places: Float[Array, "n T 2"]) -> list[dict[str, Any]]:
-    return [
-        {
-            "label": int(problem.labels[i]),
-            "tokens": [
-                {"x": float(x), "y": float(y), "score": float(problem.scores[i, t])}
-                for t, (x, y) in enumerate(places[i])
-                if problem.mask[i, t]
-            ],
-        }
-        for i in range(problem.n)
-    ]
 
 
 def _fits_the_plane(problem: TokenProblem) -> bool:
