@@ -17,13 +17,8 @@ folder is one without permission to write, which root obeys here too. The clock 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import ctypes
 import hashlib
-import importlib
 import json
-import os
 import random
 import resource
 import shutil
@@ -32,13 +27,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-import tokenmargin.cli
+from benchmarks.forked_commands import child, child_through_pipe, obey_permissions, preload, spawn, wait
+from benchmarks.tools import line, print_table, run_main
 from tokenmargin._files import LEFTOVER, file_digest
 from tokenmargin.data.prepared import load_prepared
 from tokenmargin.experiments import Curves, Finding, Table
@@ -46,9 +43,7 @@ from tokenmargin.experiments.figures.prompt_paths import Figure1b
 from tokenmargin.problem.instances import figure1b
 from tokenmargin.problem.token_problem import TokenProblem
 
-Prepare = Callable[[], None]
 COLUMNS = ("tried", "same", "refused", "silent", "raw", "leftover")
-PATIENCE = 120
 FIGURE = "benchmarks.faults:Descents"
 
 
@@ -135,18 +130,6 @@ def works(given: Path) -> dict[str, Work]:
     }  # fmt: skip
 
 
-def preload() -> None:
-    """Load what the commands load, so that a child begins to work at once."""
-    for name in ("cli", "training.trainer", "training.checkpoint", "experiments.records", "experiments.figures",
-                 "data.prepared", "data.sharded", "classifier", "margin.compiled.stack", "limits", "theory",
-                 "report.figures"):  # fmt: skip
-        importlib.import_module(f"tokenmargin.{name}")
-    for command in Path(tokenmargin.cli.__file__).parent.glob("[a-z]*.py"):
-        importlib.import_module(f"tokenmargin.cli.{command.stem}")
-    for name in ("torch", "pyarrow.parquet", "safetensors.torch", "tokenizers", "numba", "sklearn.linear_model"):
-        importlib.import_module(name)
-
-
 def make_inputs(folder: Path) -> None:
     rng = random.Random(0)
     words = [f"word{k}" for k in range(40)]
@@ -155,67 +138,6 @@ def make_inputs(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     code, said = child(["prepare", str(folder / "rows.jsonl"), "--out", str(folder / "ids.safetensors")])
     assert code == 0, said
-
-
-def spawn(arguments: list[str], said: Path, prepare: Prepare | None = None) -> tuple[int, int]:
-    """Start a command in a forked child; its process, and a pipe that is readable once it begins."""
-    begun, begins = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(begins)
-        return pid, begun
-    code = 99
-    try:
-        out = os.open(said, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        from tokenmargin import engines
-        from tokenmargin.cli import main
-
-        engines.LocalEngine = lambda _: engines.SerialEngine()  # type: ignore[assignment,misc]  # no processes of a fork
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if prepare is not None:
-            prepare()
-        os.write(begins, b"x")
-        code = main(arguments)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def child(
-    arguments: list[str], prepare: Prepare | None = None, *, send: int = 0, after: float = 0.0
-) -> tuple[int, str]:
-    """Run a command to its end, or send it a signal; its exit code (negative: the signal) and all it said."""
-    with tempfile.NamedTemporaryFile() as said:
-        Path(said.name).chmod(0o666)
-        pid, begun = spawn(arguments, Path(said.name), prepare)
-        os.read(begun, 1)
-        os.close(begun)
-        if send:
-            time.sleep(after)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, send)
-        code = wait(pid)
-        return code, Path(said.name).read_text(errors="replace")
-
-
-def wait(pid: int) -> int:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -99
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -236,8 +158,8 @@ class Bench:
         self.digests: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
 
-    def whole(self, work: Work) -> str:
-        """What the command makes without a fault."""
+    def fresh_for(self, work: Work) -> Path:
+        """An empty folder for a disturbed run; what the command makes undisturbed is known before."""
         if work.name not in self.digests:
             place = self.fresh("whole")
             began = time.monotonic()
@@ -245,7 +167,7 @@ class Bench:
             self.seconds[work.name] = time.monotonic() - began
             assert code == 0, said
             self.digests[work.name] = work.digest(place / work.made)
-        return self.digests[work.name]
+        return self.fresh("cut")
 
     def fresh(self, name: str) -> Path:
         place = self.folder / name
@@ -253,57 +175,55 @@ class Bench:
         place.mkdir()
         return place
 
-    def again(self, work: Work, place: Path, tally: Counter[str]) -> None:
+    def rerun(self, work: Work, place: Path, tally: Counter[str]) -> None:
         """Run the command again, undisturbed, and compare."""
         code, said = child(work.command(place))
+        self.compare(work, place, code, said, tally)
+        tally["leftover"] += bool(leftovers(place))
+
+    def compare(self, work: Work, place: Path, code: int, said: str, tally: Counter[str]) -> None:
+        """Count an end: the same as without a fault, refused in words, or neither."""
         if code == 0 and work.digest(place / work.made) == self.digests[work.name]:
             tally["same"] += 1
-        else:
-            self.judge(code, said, tally)
+            return
+        kind = "silent"
+        if "Traceback" in said or code in (99, -99) or (code < 0 and code != -signal.SIGKILL):
+            kind = "raw"
+        elif code and said.strip():
+            kind = "refused"
+        tally[kind] += 1
+        print(f"{kind}: {work.name}: {code} {said.strip()[-1500:]}", file=sys.stderr)
+
+    def check_words(
+        self, work: Work, place: Path, code: int, said: str, tally: Counter[str], codes: tuple[int, ...]
+    ) -> None:
+        """Count an end that is raw: a traceback, another exit code, an error without a word; and what it left over."""
+        if "Traceback" in said or code not in codes or (code and not said.strip()):
+            tally["raw"] += 1
+            print(f"raw: {work.name}: {code} {said[-1500:]}", file=sys.stderr)
         tally["leftover"] += bool(leftovers(place))
 
-    def judge(self, code: int, said: str, tally: Counter[str]) -> None:
-        """Count an end that is not the same."""
-        if "Traceback" in said or code in (99, -99) or (code < 0 and code != -signal.SIGKILL):
-            tally["raw"] += 1
-            print(said[-1500:], file=sys.stderr)
-        elif code and said.strip():
-            tally["refused"] += 1
-            print(f"refused: {said.strip()[-300:]}", file=sys.stderr)
-        else:
-            tally["silent"] += 1
-            print(f"silent: {code} {said[-500:]}", file=sys.stderr)
-
-    def kill(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def kill(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """SIGKILL one to three times, each at any moment; then to the end."""
-        self.whole(work)
-        place = self.fresh("cut")
         for _ in range(rng.randint(1, 3)):
             child(work.command(place), send=signal.SIGKILL, after=rng.uniform(0, self.seconds[work.name]))
-        self.again(work, place, tally)
+        self.rerun(work, place, tally)
 
-    def interrupt(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def interrupt(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """Ctrl-C at any moment: 130 with a line, or the end had been reached; nothing half-written; then to the end."""
-        self.whole(work)
-        place = self.fresh("cut")
         code, said = child(work.command(place), send=signal.SIGINT, after=rng.uniform(0, self.seconds[work.name]))
         kept = code == 130 and "this is what was reached" in said
-        if "Traceback" in said or code not in (0, 130) or not said.strip():
-            tally["raw"] += 1
-            print(f"{work.name}: {code} {said[-1500:]}", file=sys.stderr)
-        tally["leftover"] += bool(leftovers(place))
+        self.check_words(work, place, code, said, tally, (0, 130))
         if kept and work.name in ("evolve", "basins"):
-            work = Work(work.name, (*work.arguments[:-2], "--resume", work.arguments[-1]), work.made, work.digest)
+            work = replace(work, arguments=(*work.arguments[:-2], "--resume", work.arguments[-1]))
         code, said = child(work.command(place))
-        if code == 0 and (kept or work.digest(place / work.made) == self.digests[work.name]):
+        if code == 0 and kept:
             tally["same"] += 1  # of a kept run the points in between are others, by design
         else:
-            self.judge(code, said, tally)
+            self.compare(work, place, code, said, tally)
 
-    def full(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def full(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """No file can grow beyond some size: one line; then to the end."""
-        self.whole(work)
-        place = self.fresh("cut")
         most = max(path.stat().st_size for path in self.given.parent.rglob("*") if path.is_file())
         size = int(most ** rng.random())
 
@@ -311,87 +231,59 @@ class Bench:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-        code, said = child_through_pipe(work.command(place), prepare)
-        if "Traceback" in said or code not in (0, 1, 2) or (code and not said.strip()):
-            tally["raw"] += 1
-            print(f"{work.name} {size}: {code} {said[-1500:]}", file=sys.stderr)
-        tally["leftover"] += bool(leftovers(place))
-        self.again(work, place, tally)
+        self.check_words(work, place, *child_through_pipe(work.command(place), prepare), tally, (0, 1, 2))
+        self.rerun(work, place, tally)
 
-    def readonly(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def readonly(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """A folder that may not be written: one line, and nothing in it."""
-        place = self.fresh("cut")
         place.chmod(0o555)
         code, said = child(work.command(place), obey_permissions)
         place.chmod(0o755)
         if any(place.iterdir()) or code == 0:
             tally["silent"] += 1
         else:
-            self.judge(code, said, tally)
+            self.compare(work, place, code, said, tally)
 
-    def twice(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def twice(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """Two at once on one folder: each ends well or says that the other is there; then to the end."""
-        self.whole(work)
-        place = self.fresh("cut")
         said = [self.folder / f"said{k}" for k in range(2)]
         pids = []
         for path in said:
             pids.append(spawn(work.command(place), path)[0])
             time.sleep(rng.uniform(0, 0.3 * self.seconds[work.name]))
         for pid, path in zip(pids, said, strict=True):
-            code, text = wait(pid), path.read_text(errors="replace")
-            if "Traceback" in text or code not in (0, 1):
-                tally["raw"] += 1
-                print(f"{work.name}: {code} {text[-1500:]}", file=sys.stderr)
-        self.again(work, place, tally)
+            self.check_words(work, self.given, wait(pid), path.read_text(errors="replace"), tally, (0, 1))
+        self.rerun(work, place, tally)
 
-    def clock(self, work: Work, rng: random.Random, tally: Counter[str]) -> None:
+    def clock(self, work: Work, place: Path, rng: random.Random, tally: Counter[str]) -> None:
         """A clock that jumps by years, both ways, at every look."""
-        self.whole(work)
-        place, seed = self.fresh("cut"), rng.random()
+        seed = rng.random()
 
         def prepare() -> None:
             jumps, real = random.Random(seed), time.time
             time.time = lambda: real() + jumps.choice((-1e9, -60, 0, 3600, 1e9))
 
-        code, said = child(work.command(place), prepare)
-        if code == 0 and work.digest(place / work.made) == self.digests[work.name]:
-            tally["same"] += 1
-        else:
-            self.judge(code, said, tally)
+        self.compare(work, place, *child(work.command(place), prepare), tally)
 
     def damage(self, name: str, rng: random.Random, tally: Counter[str]) -> None:
         """A file torn, cut, flipped or swapped: named, or done again."""
-        work, pattern, stop = DAMAGED[name]
-        task = self.works[work]
-        self.whole(task)
-        place = self.fresh("cut")
-        child(task.command(place), send=signal.SIGKILL if stop else 0, after=stop * rng.random() * self.seconds[work])
-        paths = sorted(path for path in (place / task.made).rglob(pattern)) if pattern else [place / task.made]
+        command, pattern, stop = DAMAGED[name]
+        work = self.works[command]
+        place = self.fresh_for(work)
+        child(
+            work.command(place), send=signal.SIGKILL if stop else 0, after=stop * rng.random() * self.seconds[command]
+        )
+        paths = sorted((place / work.made).rglob(pattern))
         if not paths:  # killed before anything was there, or finished
             tally["tried"] -= 1
             return
         hurt(rng.choice(paths), paths, rng)
-        self.again(task, place, tally)
+        self.rerun(work, place, tally)
 
-
-def obey_permissions() -> None:
-    """Give up root's right to pass over permissions (CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH), where we have it."""
-    libc, header, rights = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    libc.capget(header, rights)
-    rights[0] &= ~0b110
-    libc.capset(header, rights)
-
-
-def child_through_pipe(arguments: list[str], prepare: Prepare) -> tuple[int, str]:
-    """As `child`, for who may not write files: what it says goes through a pipe."""
-    reader, writer = os.pipe()
-    pid, begun = spawn(arguments, Path(f"/dev/fd/{writer}"), prepare)
-    os.close(writer)
-    os.close(begun)
-    with os.fdopen(reader, errors="replace") as file:
-        said = file.read()
-    return wait(pid), said
+    def apply(self, kind: str, names: Sequence[str], rng: random.Random, tally: Counter[str]) -> None:
+        """A fault of some kind to one of the commands named."""
+        work = self.works[rng.choice(names)]
+        getattr(self, kind)(work, self.fresh_for(work), rng, tally)
 
 
 def hurt(path: Path, all_paths: list[Path], rng: random.Random) -> None:
@@ -429,44 +321,31 @@ DAMAGED = {
 def cases(bench: Bench) -> dict[str, Callable[[random.Random, Counter[str]], None]]:
     """Every row of the table."""
     resumable = ("train", "sweep", "reproduce", "prepare", "evolve")
-    rows = {}
-    for kind in ("kill", "interrupt"):
-        for name in resumable:
-            rows[f"{kind} {name}"] = lambda rng, tally, kind=kind, name=name: getattr(bench, kind)(
-                bench.works[name], rng, tally
-            )
-    for kind in ("full", "readonly", "twice", "clock"):
-        rows[kind] = lambda rng, tally, kind=kind: getattr(bench, kind)(
-            bench.works[rng.choice(sorted(bench.works))], rng, tally
-        )
-    for name in DAMAGED:
-        rows[f"damaged {name}"] = lambda rng, tally, name=name: bench.damage(name, rng, tally)
-    return rows
+    each = [(f"{kind} {name}", kind, (name,)) for kind in ("kill", "interrupt") for name in resumable]
+    some = [(kind, kind, sorted(bench.works)) for kind in ("full", "readonly", "twice", "clock")]
+    rows = {title: partial(bench.apply, kind, names) for title, kind, names in (*each, *some)}
+    return rows | {f"damaged {name}": partial(bench.damage, name) for name in DAMAGED}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--what", nargs="*", help="rows, by the beginning of their names; all by default")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+def main(*, count: int = 50, what: list[str] | None = None, seed: int = 0) -> int:
+    """So many faults of each row, or of the rows whose names begin so."""
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
-        print(f"| fault | {' | '.join(COLUMNS)} |\n|---|{'---:|' * len(COLUMNS)}")
+        print_table(("fault", *COLUMNS), (), numbers=len(COLUMNS))
         for name, case in cases(bench).items():
-            if given.what and not any(name.startswith(one) for one in given.what):
+            if what and not any(name.startswith(one) for one in what):
                 continue
             tally: Counter[str] = Counter()
-            for k in range(40 * given.count):  # some find nothing to damage, and do not count
-                if tally["tried"] == given.count:
+            for k in range(40 * count):  # some find nothing to damage, and do not count
+                if tally["tried"] == count:
                     break
                 tally["tried"] += 1
-                case(random.Random(f"{name} {given.seed} {k}"), tally)
-            print(f"| {name} | {' | '.join(str(tally[column]) for column in COLUMNS)} |", flush=True)
+                case(random.Random(f"{name} {seed} {k}"), tally)
+            print(line(name, *(tally[column] for column in COLUMNS)), flush=True)
             bad += tally["silent"] + tally["raw"] + tally["leftover"]
     return int(bad > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main, __doc__)
