@@ -161,3 +161,24 @@ def test_kept_basins_of_a_method_with_a_state_go_on(capsys, tmp_path) -> None:
 def test_a_named_method_is_the_object() -> None:
     assert method_named("steepest:lp:1.5", 0.2) == SteepestDescent("lp:1.5", 0.2)
     assert method_named("mirror:3") == MirrorDescent(3.0)
+
+
+def test_a_path_at_rest_has_no_rates_and_says_so() -> None:
+    """Equal scores pull nowhere: flow and descent stay at zero, and nothing is fitted."""
+    equal = tm.TokenProblem.of([[[1.0, 0.0], [-1.0, 0.0]]], [1], scores=[[0.0, 0.0]])
+    bounded = tm.TokenProblem.of(np.tile([[1.0], [-1.0]], (2, 1, 1)), [1, 1], scores=[[2.0, 0.0], [0.0, 1.0]])
+    for path in (tm.flow(equal), tm.evolve(equal, steps=5, keep=("point",)), tm.flow(bounded)):
+        assert rates(path).rates == ()
+        assert "p is at rest" in rates(path).reason
+
+
+def test_rates_beside_a_finite_part_are_those_of_the_tied_direction() -> None:
+    """Scores (1, 0) and (0, 1) of one pair of keys stay tied, ahead of a third token: p goes to (0, -1)."""
+    keys = np.tile([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]], (2, 1, 1))
+    tied = tm.TokenProblem.of(keys, [1, 1], scores=[[1.0, 0.0, -1.0], [0.0, 1.0, -1.0]])
+    path = tm.flow(tied)
+    found = rates(path)
+    assert found.named.kind == "finite part"
+    assert margin_share(tied, path.prompt, found.named) == pytest.approx(1, rel=1e-7)  # |p| is 1e8, w of order one
+    assert [rate.fitted for rate in found.rates] == pytest.approx([rate.theorem for rate in found.rates], abs=1e-6)
+    assert "stay tied" in found.reason

@@ -31,6 +31,21 @@ def test_flow_is_told_in_words(capsys) -> None:
     assert "stopped by norm" in capsys.readouterr().out
 
 
+def test_a_flow_that_is_not_finished_says_why(capsys, tmp_path) -> None:
+    problem = tmp_path / "cancelling.json"
+    TokenProblem.of([[[-1.0], [2.0]], [[2.0], [-1.0]]], [1, 1], scores=[[1, 0], [2, 1]]).save(problem)
+    assert main(["evolve", str(problem), "--method", "flow"]) == 0
+    assert "smaller terms decide" in capsys.readouterr().out
+
+
+def test_a_tie_of_equals_that_flow_keeps_is_named(capsys, tmp_path) -> None:
+    problem = tmp_path / "leaning.json"
+    keys = [[[5, 0, 0], [0, 0, 2], [0, 0, -2]], [[0, 3, 1], [0, 3, -1], [0, 0, 0]]]
+    TokenProblem.of(keys, [1, 1], scores=[[1.0, 0, 0], [1, 1, 0]]).save(problem)
+    assert main(["evolve", str(problem), "--method", "flow", "--start", "0,0,0.3"]) == 0
+    assert "A1 B1+B2" in capsys.readouterr().out
+
+
 def test_a_zero_coordinate_of_a_problem_in_space_is_printed(capsys, tmp_path) -> None:
     space = tmp_path / "space.npz"
     TokenProblem.of([[[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.5, 1.5]]], [1], scores=[[1, 0, 0]]).save(space)

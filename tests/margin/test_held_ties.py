@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.oracles.certified import SETTLED
 
-from tokenmargin.limits.limit import limit_of
+from tokenmargin.limits import limit_of, rates
 from tokenmargin.margin import TOLERANCE, atlas, held_ties, tie_of_equals
 from tokenmargin.margin.certificate import PRODUCTS_TOLERANCE
 from tokenmargin.problem.instances import random_problem
@@ -63,6 +63,7 @@ def test_flow_returns_to_a_held_tie_and_leaves_from_afar() -> None:
     near, far = (limit_of(problem, np.array([0.0, 0.0, z]), until_norm=1e7) for z in (0.3, 3.0))
     assert (near.outcome, near.kind, near.named.names) == ("direction", "stable", [0, [0, 1]])
     assert near.angle <= SETTLED
+    assert rates(near.path).named.names == near.named.names
     assert (far.outcome, far.kind, far.named.names) == ("direction", "GMM", [0, 0])
 
 

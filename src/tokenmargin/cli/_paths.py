@@ -24,8 +24,8 @@ def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, 
 
     from tokenmargin.dynamics import FlowPath
     from tokenmargin.limits.by_method import margin_share, separating_direction
-    from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin, tied_direction
-    from tokenmargin.norms import L2
+    from tokenmargin.limits.limit import direction_of_flow
+    from tokenmargin.margin import label_margin, limit_direction, max_margin, relaxed_max_margin
     from tokenmargin.objective.attention import JointObjective
     from tokenmargin.objective.attention_maps import MapObjective
     from tokenmargin.objective.local_scores import HeadObjective
@@ -38,11 +38,11 @@ def _comparison(path: Trajectory | FlowPath) -> tuple[MarginSolution, dict[str, 
         return relaxed_max_margin(problem, selected), {"problem": "relaxed", "kind": None, "share": None}, selected
     if isinstance(path.objective, HeadObjective):  # its scores are not the problem's, which name the kinds
         return max_margin(problem, selected), {"problem": "att-svm", "kind": None, "share": None}, selected
-    norm = L2 if isinstance(path, FlowPath) else path.method.margin_norm
-    named = limit_direction(problem, selected, loss=path.objective.loss, norm=norm)
-    if isinstance(path, FlowPath) and path.finite_part is not None:
-        scored = path.objective.constant_scores is not None
-        named = tied_direction(problem, path.finite_part.tied, scored=scored)
+    named = (
+        direction_of_flow(path)
+        if isinstance(path, FlowPath)
+        else limit_direction(problem, selected, loss=path.objective.loss, norm=path.method.margin_norm)
+    )
     share = margin_share(problem, path.prompt, named)
     found = {"problem": "att-svm", "kind": named.kind, "share": None if np.isnan(share) else share}
     return named.solution, found, named.names
@@ -59,6 +59,7 @@ def path_report(path: Trajectory | FlowPath) -> dict[str, Any]:
     flow_only = (
         {
             "stop": path.stop,
+            "unfinished": path.unfinished,
             "arc": float(path.arcs[-1]),
             "log_time": float(path.log_time[-1]),
             "log_gradient": path.log_gradient,
@@ -123,6 +124,8 @@ def print_report(report: dict[str, Any], keys: AbstractGeometry) -> None:
         if "stop" in report:
             when = f"exp({report['log_time']:.6g})" if np.isfinite(report["log_time"]) else "0"
             facts.append(("flow", f"stopped by {report['stop']} at time {when}"))
+            if report["unfinished"]:
+                facts.append(("", report["unfinished"]))
             if report["finite_part"] is not None:
                 held = "the limit is a direction and a finite part"
                 if report["stop"] != "norm" or not report["finite_part_curvature"] > 0:

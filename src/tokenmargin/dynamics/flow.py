@@ -98,6 +98,20 @@ class FlowPath(Tabular, Drawable):
         return self._field.unit
 
     @property
+    def unfinished(self) -> str:
+        """What the solver could not do, in words; empty where it came to rest or went as far as it was asked."""
+        match self.stop:
+            case "steps":
+                return f"the solver has used up its steps at |p| = {self.norm:.3g}"
+            case "stalled":
+                return f"the solver stalled at |p| = {self.norm:.3g}"
+            case "flat" if self.pulls_cancel:
+                return "the pulls along a difference that inputs share cancel: smaller terms decide, if there are any"
+            case "flat":
+                return "its gradient cancels, but no point of rest and no finite part is found near it"
+        return ""
+
+    @property
     def norm(self) -> float:
         """Length of the whole parameter at the end."""
         return float(np.linalg.norm(self.objective.norms(self.final)))

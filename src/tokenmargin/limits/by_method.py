@@ -118,7 +118,7 @@ def margin_share(problem: TokenProblem, p: Float[Array, " D"], named: LimitDirec
     if not (solution.is_optimal and np.isfinite(solution.margin) and size > 0):
         return np.nan
     logits = problem.keys.logits(p)
-    others = problem.mask & ~tokens_of_equal_score(problem, named.selected)
+    others = problem.mask & ~named.chosen & ~tokens_of_equal_score(problem, named.selected)
     lead = logits[np.arange(problem.n), named.selected][:, None] - logits
     return float(lead[others].min()) / size / solution.margin
 

@@ -40,6 +40,8 @@ Outcome = Literal["direction", "bounded", "saturated", "finite part", "rounding"
 Followed: TypeAlias = PromptObjective | AbstractLocalObjective | MapObjective | MultiHeadObjective
 """Objectives of p alone, or of the prompts of several heads, which are one side by side."""
 
+TOLERANCE = 1e-6
+"""Largest angle, in radians, between the end of a path and a direction that is called its limit."""
 FALLING = 1e-4, 1e-6
 """Distances from a finite part between which its rate is fitted: nearer ones are in the solver's error."""
 _ROUNDING = 1e-13  # angles below it are rounding, and have no rate
@@ -207,13 +209,13 @@ def limit_of(
     objective, problem = _objective_and_problem(problem, loss)
     if method is not None:
         return limit_by_method(objective, method, start, steps=steps, tolerance=short, progress=progress)
-    tolerance = 1e-6 if tolerance is None else tolerance
+    tolerance = TOLERANCE if tolerance is None else tolerance
     path = flow(
         objective,
         start=start, until_norm=until_norm, settings=settings, progress=progress,
     )  # fmt: skip
     if path.finite_part is not None:
-        return _limit_beside_finite_part(problem, path, path.finite_part, tolerance)
+        return _limit_beside_finite_part(path, path.finite_part, tolerance)
     if isinstance(objective, MapObjective) and not objective.attention.shares:
         named = separating_direction(objective, path.prompt)
         off = _angle_to(path, named)
@@ -223,13 +225,8 @@ def limit_of(
         named = limit_direction(problem, path.selected, loss=objective.loss)
         reason = exact_weights(objective, path.prompt, named.solution).at(float(problem.keys.norm(path.prompt)))
         return Limit("saturated", reason, named, _angle_to(path, named), np.nan, path.log_gradient, path)
-    problem = objective.local_problem(path.final)
-    named = limit_direction(problem, path.selected, loss=objective.loss)
+    named = direction_of_flow(path, tolerance)
     off = _angle_to(path, named)
-    if path.stop == "norm" and not off <= tolerance and (tied := _level_equals(problem, path, tolerance)) is not None:
-        tie, _ = tie_of_equals(problem, tied, objective.loss)
-        if _angle_to(path, tie) <= tolerance:
-            named, off = tie, _angle_to(path, tie)
     outcome, reason = _outcome_of_path(path, named, off, tolerance)
     if path.stop == "norm" and not off <= tolerance and _angle_of_last_decade(path, named) <= tolerance:
         outcome, reason = _outcome_of_path(path, named, 0.0, tolerance)
@@ -238,6 +235,20 @@ def limit_of(
         )
     rate = _angle_rate(path, named.solution) if outcome == "direction" else np.nan
     return Limit(outcome, reason, named, off, rate, path.log_gradient, path)
+
+
+def direction_of_flow(path: FlowPath, tolerance: float = TOLERANCE) -> LimitDirection:
+    """The direction that a path of gradient flow is compared with: that of the ties it keeps beside a finite part, of
+    equals that stay level within an angle of `tolerance`, or of the tokens of largest weight at its end."""
+    problem, loss = path.objective.local_problem(path.final), path.objective.loss
+    if path.finite_part is not None:
+        return tied_direction(problem, path.finite_part.tied, scored=path.objective.constant_scores is not None)
+    named = limit_direction(problem, path.selected, loss=loss)
+    if path.stop == "norm" and not _angle_to(path, named) <= tolerance:
+        tied = _level_equals(problem, path, tolerance)
+        if tied is not None and _angle_to(path, tie := tie_of_equals(problem, tied, loss)[0]) <= tolerance:
+            return tie
+    return named
 
 
 def _angle_to(path: FlowPath, named: LimitDirection) -> float:
@@ -294,14 +305,9 @@ def _outcome_of_path(
         return "rounding", _where_rounding_decides(path)
     if path.stop == "stationary":
         return "bounded", ""
-    stalled = f"the solver stalled at |p| = {path.norm:.3g}" if path.stop == "stalled" else ""
     # A path that stalls has its direction all the same if it is within the tolerance of it.
-    if path.stop != "norm" and not (stalled and off <= tolerance):
-        flat = "its gradient cancels, but no point of rest and no finite part is found near it"
-        if path.pulls_cancel:
-            flat = "the pulls along a difference that inputs share cancel: smaller terms decide, if there are any"
-        why = {"flat": flat, "steps": f"the solver has used up its steps at |p| = {path.norm:.3g}"}
-        return "undecided", stalled or why.get(path.stop, f"stopped by {path.stop}")
+    if path.stop != "norm" and not (path.stop == "stalled" and off <= tolerance):
+        return "undecided", path.unfinished or f"stopped by {path.stop}"
     if shares and path.saturation < SATURATED:
         return "undecided", f"tokens of different scores still share the weight (mean {path.saturation:.6f} selected)"
     if not named.solution.is_optimal:
@@ -312,7 +318,7 @@ def _outcome_of_path(
         if named.kind in ("balanced", "undecided"):
             return "direction", "whether other starts near it go there too is not decided"
         return "direction", "other starts, however near, may leave it: the direction is not locally optimal"
-    return "direction", stalled
+    return "direction", path.unfinished
 
 
 def _where_rounding_decides(path: FlowPath) -> str:
@@ -321,9 +327,9 @@ def _where_rounding_decides(path: FlowPath) -> str:
     return f"the path is unstable, and rounding has grown to order one at |p| = {path.rounding.norm:.3g}"
 
 
-def _limit_beside_finite_part(problem: TokenProblem, path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
+def _limit_beside_finite_part(path: FlowPath, part: FinitePart, tolerance: float) -> Limit:
     """The limit `R q + w`: the direction of the path is compared with the certified one that keeps the ties."""
-    named = tied_direction(problem, part.tied, scored=path.objective.constant_scores is not None)
+    named = direction_of_flow(path)
     off = _angle_to(path, named)
     held = f"{part.size} tied tokens keep their weights"
     if path.decided_by_rounding:

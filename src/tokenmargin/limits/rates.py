@@ -22,8 +22,9 @@ from tokenmargin.dynamics import FlowPath, Trajectory, evolve, methods
 from tokenmargin.dynamics.methods.method import step_at
 from tokenmargin.limits.by_method import margin_share, size_in
 from tokenmargin.limits.constants import limit_constants
+from tokenmargin.limits.limit import direction_of_flow
 from tokenmargin.margin import LimitDirection, limit_direction
-from tokenmargin.norms import L2
+from tokenmargin.norms import L2, AbstractNorm
 from tokenmargin.objective.attention import PromptObjective
 from tokenmargin.objective.forward import attend
 from tokenmargin.plugins import kind_in_words
@@ -150,13 +151,22 @@ def rates(path: FlowPath | Trajectory) -> Rates:
     """
     if not isinstance(path, FlowPath | Trajectory):
         raise TypeError(f"rates takes a path, of flow(problem) or evolve(problem); got {kind_in_words(path)}")
-    samples = _samples_of_flow(path) if isinstance(path, FlowPath) else _samples_of_steps(path)
-    objective, norm = path.objective, L2 if samples.method is None else samples.method.margin_norm
+    if isinstance(path, Trajectory) and (path.final.ndim != 1 or "point" not in path.kept or path.at[-1] < 1):
+        raise ValueError('rates are fitted along one run that kept its points: evolve(..., keep=("point",))')
+    objective = path.objective
     problem = objective.local_problem(path.final)
-    named = limit_direction(problem, path.selected, loss=objective.loss, norm=norm)
+    norm: AbstractNorm = L2
+    if isinstance(path, FlowPath):
+        named, at_rest = direction_of_flow(path), path.stop == "stationary"
+    else:
+        norm, at_rest = path.method.margin_norm, not path.prompt.any()
+        named = limit_direction(problem, path.selected, loss=objective.loss, norm=norm)
     margin = named.solution.margin
-    if not (named.solution.is_optimal and 0 < margin < np.inf):
-        return Rates(named, (), np.nan, np.nan, f"there is no direction to compare with: {named.solution.status}")
+    if at_rest or not (named.solution.is_optimal and 0 < margin < np.inf):
+        status = "every p selects these tokens" if named.solution.is_optimal else named.solution.status
+        why = f"p is at rest, at |p| = {float(problem.keys.norm(path.prompt)):.6g}" if at_rest else status
+        return Rates(named, (), np.nan, np.nan, f"there is no direction to compare with: {why}")
+    samples = _samples_of_flow(path) if isinstance(path, FlowPath) else _samples_of_steps(path)
     prompts = objective.prompt(samples.points)
     sizes = size_in(norm, problem, prompts)
     far = _FittedNorms(np.log(sizes), sizes)
@@ -232,8 +242,6 @@ def _samples_of_flow(path: FlowPath) -> _Samples:
 
 def _samples_of_steps(path: Trajectory) -> _Samples:
     """Kept points from the square root of the last step on."""
-    if path.final.ndim != 1 or "point" not in path.kept or path.at[-1] < 1:
-        raise ValueError('rates are fitted along one run that kept its points: evolve(..., keep=("point",))')
     late = np.flatnonzero(path.at >= max(np.sqrt(path.at[-1]), 1))
     logs = np.log(path.at[late])
     chosen = np.unique(late[np.searchsorted(logs, np.linspace(logs[0], logs[-1], POINTS) - 1e-9)])
@@ -275,7 +283,7 @@ def _log_unselected(problem: TokenProblem, prompts: Float[Array, "k D"], named: 
     """Logarithm of the mean weight on tokens other than the selected and their equals."""
     logits = problem.keys.logits(prompts)
     log_weights = attend(logits, np.zeros(logits.shape)).log_weights
-    others = problem.mask & ~tokens_of_equal_score(problem, named.selected)
+    others = problem.mask & ~named.chosen & ~tokens_of_equal_score(problem, named.selected)
     return np.asarray(logsumexp(log_weights[:, others], axis=-1) - np.log(problem.n))
 
 
@@ -286,6 +294,8 @@ def _constants(path: FlowPath | Trajectory, problem: TokenProblem, named: LimitD
     if type(path.objective) is not PromptObjective:
         return constant, np.nan, "the closed form of the constant is for a prompt alone"
     known = limit_constants(problem, named.selected, loss=path.objective.loss)
+    if (known.named.chosen != named.chosen).any():
+        return constant, np.nan, "no constant: the closed form is for tokens that do not stay tied"
     if known.reason:
         return constant, np.nan, f"no constant: {known.reason}"
     longest = 0.0
