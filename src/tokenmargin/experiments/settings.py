@@ -100,8 +100,8 @@ def parse_axis(experiment: type[AbstractExperiment], text: str) -> Axis:
     >>> from tokenmargin.experiments.figures.prompt_paths import Figure1a
     >>> parse_axis(Figure1a, "steps=10,20").values
     (10, 20)
-    >>> parse_axis(Figure1a, "steps=0..999").values
-    range(0, 1000)
+    >>> parse_axis(Figure1a, "steps=1..999").values
+    range(1, 1000)
     """
     name, equals, written = text.partition("=")
     name = name.strip().replace("-", "_")

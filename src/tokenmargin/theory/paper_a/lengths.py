@@ -104,12 +104,20 @@ def from_orthogonal(corpus: TokenCorpus, after: Embeddings, step: float) -> floa
     return float(np.linalg.norm(E @ E.T - np.eye(corpus.size) - np.outer(moved, moved), 2))
 
 
-def _beside_orthonormal(x: EmbeddingInstance) -> tuple[Slack, list[float]]:
+def _beside_orthonormal(x: EmbeddingInstance) -> tuple[Slack, Float[Array, " draws"]]:
     """That tokens are orthonormal but for what the first step adds along v, up to an error e < 1; and the error that
-    this leaves in |p^|^2 of each draw, as a share of it."""
+    this leaves in |p^|^2 of each draw: infinite where e is not below 1."""
     errors = [from_orthogonal(x.corpus, step.after, x.step) for step in x.steps]
     near = below("tokens from orthonormal, beside v", max(errors), 1, strict=True)
-    return near, [e / (1 - e) if e < 1 else np.inf for e in errors]
+    _, _, squared = _shares(x)
+    return near, np.array([squared * e / (1 - e) + RESIDUAL if e < 1 else np.inf for e in errors])
+
+
+def _farthest(distances: Float[Array, " draws"], room: Float[Array, " draws"]) -> int:
+    """The draw that goes farthest beyond its room; one with infinite room, whose length may be infinite too, is last."""
+    beyond = np.full(len(room), -np.inf)
+    np.subtract(distances, room, out=beyond, where=np.isfinite(room))
+    return int(np.argmax(beyond))
 
 
 def _shares(x: EmbeddingInstance) -> tuple[int, int, float]:
@@ -130,9 +138,9 @@ def exact_length(x: EmbeddingInstance) -> Findings:
     )
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    near, shares = _beside_orthonormal(x)
-    squares, room = np.array(_lengths(x)) ** 2, squared * np.array(shares) + RESIDUAL
-    worst = int(np.argmax(np.where(np.isfinite(room), np.abs(squares - squared) - room, -np.inf)))
+    near, room = _beside_orthonormal(x)
+    squares = np.array(_lengths(x)) ** 2
+    worst = _farthest(np.abs(squares - squared), room)
     same = equal("|p^|^2", float(squares[worst]), squared, tolerance=float(room[worst]))
     return Findings((*hypotheses, near), (same,))
 
@@ -143,9 +151,9 @@ def length_bound(x: EmbeddingInstance) -> Findings:
     hypotheses = selective_conditions(x)
     if (nothing := without_subject(x, hypotheses)) is not None:
         return nothing
-    near, shares = _beside_orthonormal(x)
-    squares, room = np.array(_lengths(x)) ** 2, squared * np.array(shares) + RESIDUAL
-    worst = int(np.argmax(squares - room))
+    near, room = _beside_orthonormal(x)
+    squares = np.array(_lengths(x)) ** 2
+    worst = _farthest(squares, room)
     most = below("|p^|^2", float(squares[worst]), squared, tolerance=float(room[worst]))
     return Findings((*hypotheses, near), (most,))
 
