@@ -114,7 +114,7 @@ def _beside_orthonormal(x: EmbeddingInstance) -> tuple[Slack, Float[Array, " dra
 
 
 def _farthest(distances: Float[Array, " draws"], room: Float[Array, " draws"]) -> int:
-    """The draw that goes farthest beyond its room; one with infinite room, whose length may be infinite too, is last."""
+    """The draw that goes farthest beyond its room; those of infinite room, and perhaps infinite length, come last."""
     beyond = np.full(len(room), -np.inf)
     np.subtract(distances, room, out=beyond, where=np.isfinite(room))
     return int(np.argmax(beyond))
